@@ -25,14 +25,14 @@ ACTIVATIONS = {  # by their names in transformers
 @dataclass(frozen=True)
 class GPTConfig:
     block_size: int = 1024  # context in tokens, as trained
-    vocab_size: int = 50257  # token ids are 0 to vocab_size - 1
+    vocab_size: int = 50257  # token ids are in [0, vocab_size)
     n_layer: int = 12
     n_head: int = 12  # must divide n_embd
     n_embd: int = 768
     bias: bool = True  # biases in the linear layers and norms, as in GPT-2
     activation: str = "gelu_new"  # one of ACTIVATIONS
     position: str = "learned"  # one of POSITIONS
-    dropout: float = 0.0  # probability of zeroing an element; the default of the next three
+    dropout: float = 0.0  # probability of zeroing an element; default of the next three
     embd_pdrop: float | None = None  # after the sum of token and position embeddings
     attn_pdrop: float | None = None  # on the attention weights
     resid_pdrop: float | None = None  # on the output of attention and of the MLP
@@ -43,31 +43,31 @@ class GPTConfig:
             raise ValueError(f"sizes must be integers above 0, and n_head must divide n_embd: {self}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"the activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
-        if self.position not in [*POSITIONS]:  # it may be no string
-            raise ValueError(f"the position method {self.position!r} is not one of {', '.join(POSITIONS)}")
+        if self.position not in [*POSITIONS]:  # a list: the value may be unhashable
+            raise ValueError(f"the position encoding {self.position!r} is not one of {', '.join(POSITIONS)}")
         if self.n_embd // self.n_head % POSITIONS[self.position].head_multiple:
             raise ValueError(f"{self.position} positions need an even head size, n_embd / n_head: {self}")
 
     def pdrop(self, place: str) -> float:
         """Dropout probability at "embd", "attn" or "resid"."""
-        own = getattr(self, f"{place}_pdrop")
-        return self.dropout if own is None else own
+        pdrop = getattr(self, f"{place}_pdrop")
+        return self.dropout if pdrop is None else pdrop
 
     @property
     def can_slide(self) -> bool:
-        """Whether a full context can slide over cached keys."""
+        """Whether a full context can slide, dropping its oldest token and keeping the cached keys."""
         return POSITIONS[self.position].can_slide
 
     @property
     def biases_scores(self) -> bool:
-        """Whether the position method adds a number to each score of attention."""
+        """Whether the position encoding adds a bias to the attention scores."""
         return POSITIONS[self.position].biases_scores
 
     def flops_per_token(self) -> dict[str, int]:
-        """Training FLOPs per token (forward and backward) at full context, by part, as PaLM counts them (appendix B).
+        """Training FLOPs per token (forward and backward) at full context, by part, counted as in PaLM (appendix B).
 
-        6 per matrix weight, also of the output matrix, and 12 C T per layer for attention's two products, without
-        subtracting the causal half. Biases, norms and embedding lookups are not counted.
+        6 per matrix weight, including the output matrix, plus 12 C T per layer for attention's two matmuls, without
+        discounting the causal half. Biases, norms and embedding lookups are not counted.
         """
         matrices = 6 * self.n_layer * self.n_embd**2
         parts = {"attention": 4 * matrices, "MLP": 8 * matrices}
@@ -79,7 +79,7 @@ class GPTConfig:
 class CausalSelfAttention(nn.Module):
     """Masked multi-head attention ("Attention Is All You Need", Vaswani et al. 2017, section 3.2).
 
-    `attend` is softmax(q k^T / sqrt(D) + mask) v with the causal mask: see AttentionKernel.
+    `attention_fn` computes softmax(q k^T / sqrt(D) + mask) v with the causal mask; see AttentionKernel.
     """
 
     def __init__(self, config: GPTConfig, index: int):
@@ -90,40 +90,40 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.pdrop("resid"))
 
-    def forward(self, x: Tensor, attend: "Attend") -> Tensor:
+    def forward(self, x: Tensor, attention_fn: "AttentionFunction") -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
-        y = attend(self, q, k, v)  # (B, H, T, D)
+        y = attention_fn(self, q, k, v)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.c_proj(y))
 
 
 class AttentionKernel:
-    """How attention is computed: here, over the sequence itself by torch's scaled_dot_product_attention.
+    """An implementation of attention; this one calls torch's scaled_dot_product_attention.
 
-    A subclass may compute the same in another way (folio/machine/kernels.py) or keep the keys and values of earlier
-    tokens (folio/decoding/kv_cache.py).
+    Subclasses compute the same result in other ways (folio/machine/kernels.py) or cache keys and values
+    (folio/decoding/kv_cache.py).
     """
 
-    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
-        """The positions of the tokens `idx` (B, T), and those of the S keys that they may attend to.
+    def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        """Start a forward pass over the tokens idx (B, T). Returns the positions of the tokens and of the S keys.
 
-        Called once per forward pass. Returns (T,) and (S,), or (B, 1) and (B, S) if the rows differ.
+        Shapes: (T,) and (S,), or (B, 1) and (B, S) if positions differ between rows.
         """
         positions = torch.arange(idx.shape[1], device=idx.device)
         return positions, positions
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(q k^T / sqrt(D) + mask) v. q, k, v, result: (B, H, T, D). mask: of GPT.attention_mask."""
+        """Return softmax(q k^T / sqrt(D) + mask) v. q, k, v, result: (B, H, T, D). mask: see GPT.attention_mask."""
         dropout_p = layer.attn_dropout.p if layer.training else 0.0
         if mask is not None:
             mask = mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None)
 
 
-class Attend:
-    """Attention in one forward pass: a kernel, and what the position method changes."""
+class AttentionFunction:
+    """The attention of one forward pass: a kernel with this pass's rotation and mask."""
 
     def __init__(self, kernel: AttentionKernel, rotation: "Rotation | None", mask: Tensor | None):
         self.kernel, self.rotation, self.mask = kernel, rotation, mask
@@ -135,7 +135,7 @@ class Attend:
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between them; the inner one is four times as wide."""
+    """Two linear layers with an activation in between; the hidden dimension is 4C."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -159,24 +159,23 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attn(self.ln_1(x), attend)
+    def forward(self, x: Tensor, attention_fn: AttentionFunction) -> Tensor:
+        x = x + self.attn(self.ln_1(x), attention_fn)
         x = x + self.mlp(self.ln_2(x))
         return x
 
 
-class Positions:
-    """A way to tell where a token is. With this one, "none", only the causal mask distinguishes positions (Haviv et al.
-    2022).
+class PositionEncoding:
+    """A position encoding. The base class is "none": only the causal mask distinguishes positions (Haviv et al. 2022).
 
-    A method may have a trainable table, GPT.transformer[table_name], and changes one of three things: the embeddings,
-    queries and keys, or the scores of attention.
+    An encoding may have a trainable table, GPT.transformer[table_name]. It changes one of three things: the embeddings,
+    the queries and keys, or the attention scores.
     """
 
     table_name: str | None = None
     biases_scores = False
-    can_slide = False  # it uses distances instead of positions, also where the first tokens are dropped
-    head_multiple = 1  # of which the head size must be a multiple
+    can_slide = False  # whether it depends on distances only, so that the oldest tokens can be dropped
+    head_multiple = 1  # the head size must be a multiple of this
 
     def __init__(self, config: GPTConfig):
         self.config = config
@@ -184,33 +183,33 @@ class Positions:
     def table_shape(self) -> tuple[int, int]:
         raise NotImplementedError
 
-    def vectors(self, positions: Tensor, table: Tensor | None) -> Tensor | None:
-        """What is added to the token embeddings at these positions, (..., C)."""
+    def embeddings(self, positions: Tensor, table: Tensor | None) -> Tensor | None:
+        """Position embeddings (..., C), which are added to the token embeddings; None: not used."""
 
     def rotation(self, positions: Tensor) -> "Rotation | None":
-        """By what queries and keys are rotated; see `rotate`."""
+        """The rotation of queries and keys (see `rotate`); None: not used."""
 
     def bias(self, distance: Tensor, table: Tensor | None) -> Tensor:
-        """What is added to the scores at distances (B or 1, 1, T, S) from query back to key: (B or 1, H or 1, T, S)."""
+        """Bias of the attention scores, (B or 1, H or 1, T, S). distance: (B or 1, 1, T, S), from query back to key."""
         return torch.zeros_like(distance, dtype=torch.float)
 
 
-class LearnedPositions(Positions):
-    """GPT-2's trainable table, whose row p is added to the embedding of a token at position p."""
+class LearnedPositions(PositionEncoding):
+    """GPT-2's trainable table: row p is added to the embedding of the token at position p."""
 
     table_name = "wpe"
 
     def table_shape(self) -> tuple[int, int]:
         return self.config.block_size, self.config.n_embd
 
-    def vectors(self, positions: Tensor, table: Tensor) -> Tensor:
+    def embeddings(self, positions: Tensor, table: Tensor) -> Tensor:
         return F.embedding(positions, table)
 
 
 def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The sum over N tokens of -log softmax(x weight^T)[target], in nats; a target of -1 is not counted.
+    """Sum over N tokens of -log softmax(x weight^T)[target], in nats. Targets of -1 are ignored.
 
-    x: (N, C). weight: (V, C). targets: (N,). folio/machine/kernels.py has a form for large vocabularies.
+    x: (N, C). weight: (V, C). targets: (N,). folio/machine/kernels.py has a version for large vocabularies.
     """
     return F.cross_entropy(F.linear(x, weight), targets, ignore_index=-1, reduction="sum")
 
@@ -218,20 +217,21 @@ def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 class GPT(nn.Module):
     """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019).
 
-    Initial weights follow from `seed` and each parameter's name (see initial_value). Under `torch.device("meta")`
-    nothing is allocated or initialized; checkpoints are loaded and large models are counted that way.
+    Initial weights depend only on `seed` and each parameter's name (see initial_value). Under `torch.device("meta")`,
+    nothing is allocated or initialized; this is how checkpoints are loaded and parameters counted.
     """
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__()
         self.config = config
-        self.kernel, self.cross_entropy = AttentionKernel(), cross_entropy  # folio/machine/kernels.py has faster forms
-        self.positions = POSITIONS[config.position](config)
-        name = self.positions.table_name
+        self.kernel, self.cross_entropy = AttentionKernel(), cross_entropy  # folio/machine/kernels.py has faster ones
+        self.position_encoding = POSITIONS[config.position](config)
+        table_name = self.position_encoding.table_name
+        tables = {table_name: Embedding(*self.position_encoding.table_shape())} if table_name else {}
         self.transformer = nn.ModuleDict(
             dict(
                 wte=Embedding(config.vocab_size, config.n_embd),
-                **({name: Embedding(*self.positions.table_shape())} if name else {}),
+                **tables,
                 drop=nn.Dropout(config.pdrop("embd")),
                 h=nn.ModuleList(Block(config, index) for index in range(config.n_layer)),
                 ln_f=LayerNorm(config.n_embd, bias=config.bias),
@@ -243,7 +243,7 @@ class GPT(nn.Module):
             self.init_weights(seed)
 
     def tie_weights(self) -> None:
-        """Use the token-embedding table as the output matrix (Press & Wolf 2017)."""
+        """Share the weights of the token embedding and the output matrix (Press & Wolf 2017)."""
         self.lm_head.weight = self.transformer.wte.weight
 
     @torch.no_grad()
@@ -252,9 +252,9 @@ class GPT(nn.Module):
             p.copy_(self.initial_value(name, p.shape, seed))
 
     def initial_value(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """GPT-2's initial values: N(0, 0.02), projections into the residual stream / sqrt(2 L), biases 0, gains 1.
+        """GPT-2's initial values: N(0, 0.02), projections into the residual stream / sqrt(2 L), biases 0, norms 1.
 
-        Each tensor has its own generator, seeded from `seed` and the parameter's name. Its values do not depend on the
+        Each parameter has its own generator, seeded with `seed` and its name, so that its values do not depend on the
         order, the device or the other parameters.
         """
         if name.endswith("bias"):
@@ -268,40 +268,40 @@ class GPT(nn.Module):
 
     @property
     def position_table(self) -> Tensor | None:
-        """The trainable table of the position method, if it has one."""
-        name = self.positions.table_name
+        """The trainable table of the position encoding, if it has one."""
+        name = self.position_encoding.table_name
         return self.transformer[name].weight if name else None
 
     def embed(self, idx: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings of the tokens idx (B, T), plus those of their positions if the method adds any: (B, T, C)."""
+        """Token embeddings of idx (B, T), plus position embeddings if the encoding has any: (B, T, C)."""
         x = self.transformer.wte(idx)
-        vectors = self.positions.vectors(positions, self.position_table)
-        return x if vectors is None else x + vectors.type_as(x)
+        position_embeddings = self.position_encoding.embeddings(positions, self.position_table)
+        return x if position_embeddings is None else x + position_embeddings.type_as(x)
 
     def attention_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """What is added to the scores of attention: a bias or 0, and -inf for keys after the query.
+        """Additive mask of the attention scores, (B or 1, H or 1, T, S): bias or 0, and -inf for keys after the query.
 
-        query_positions, key_positions: of AttentionKernel.positions. Returns (B or 1, H or 1, T, S); None if it is the
-        plain causal mask, for queries that are the last T of the keys.
+        Returns None for the plain causal mask, where the queries are the last T of the keys. query_positions,
+        key_positions: see AttentionKernel.begin_forward.
         """
         if query_positions.dim() == 1 and not self.config.biases_scores:
             return None
         queries, keys = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         distance = queries[:, None, :, None] - keys[:, None, None, :]  # (B or 1, 1, T, S)
-        return self.positions.bias(distance, self.position_table).masked_fill(distance < 0, -math.inf)
+        return self.position_encoding.bias(distance, self.position_table).masked_fill(distance < 0, -math.inf)
 
-    def attend(self, kernel: AttentionKernel, positions: Tensor, key_positions: Tensor) -> Attend:
-        """What each block calls in a forward pass. positions, key_positions: of AttentionKernel.positions."""
-        return Attend(kernel, self.positions.rotation(positions), self.attention_mask(positions, key_positions))
+    def bind_attention(self, kernel: AttentionKernel, positions: Tensor, key_positions: Tensor) -> AttentionFunction:
+        """The attention of one forward pass. positions, key_positions: see AttentionKernel.begin_forward."""
+        rotation = self.position_encoding.rotation(positions)
+        return AttentionFunction(kernel, rotation, self.attention_mask(positions, key_positions))
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, kernel: AttentionKernel | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The logits of the last position (B, 1, V) and None; with targets, None and the mean cross-entropy in nats.
+        """Return the logits of the last position (B, 1, V) and None; with targets, None and the loss in nats per token.
 
-        idx: (B, T) token ids; T <= block_size if positions are learned. targets: (B, T) next ids; -1 is not counted,
-        and the mean over no targets is 0. kernel: how attention is computed, such as by a KVCache that holds the tokens
-        before `idx`.
+        idx: (B, T) token ids; T <= block_size if positions are learned. targets: (B, T) next ids; -1 is ignored, and
+        the loss is 0 if all are -1. kernel: the attention kernel, such as a KVCache with the tokens before `idx`.
         """
         x = self.hidden_states(idx, kernel)
         if targets is None:
@@ -310,28 +310,28 @@ class GPT(nn.Module):
         return None, total / (targets != -1).sum().clamp(min=1)
 
     def logits(self, idx: Tensor, kernel: AttentionKernel | None = None) -> Tensor:
-        """The logits of all positions, (B, T, V)."""
+        """Return the logits of all positions, (B, T, V)."""
         return self.lm_head(self.hidden_states(idx, kernel))
 
     def hidden_states(self, idx: Tensor, kernel: AttentionKernel | None = None) -> Tensor:
-        """What the output matrix multiplies to get logits: the last norm's output, (B, T, C)."""
+        """Return the output of the final norm, from which the output matrix computes logits: (B, T, C)."""
         config = self.config
         if config.position == "learned" and idx.shape[1] > config.block_size:
             raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={config.block_size}")
         kernel = kernel or self.kernel
-        positions, key_positions = kernel.positions(idx)  # (T,), (S,); or (B, 1), (B, S) if the rows differ
-        attend = self.attend(kernel, positions, key_positions)
+        positions, key_positions = kernel.begin_forward(idx)  # (T,), (S,); or (B, 1), (B, S) if the rows differ
+        attention_fn = self.bind_attention(kernel, positions, key_positions)
         x = self.transformer.drop(self.embed(idx, positions))  # (B, T, C)
         for block in self.transformer.h:
-            x = block(x, attend)
+            x = block(x, attention_fn)
         return self.transformer.ln_f(x)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-        """Append max_new_tokens sampled ids to idx (B, T), recomputing everything for each; call eval() first.
+        """Append max_new_tokens sampled ids to idx (B, T). Call eval() first.
 
-        This defines the distribution of the tokens, for readers and tests. folio/decoding caches keys and values,
-        and has random numbers of its own.
+        This is the reference implementation, for readers and tests: it recomputes the whole context for each token.
+        folio/decoding samples from the same distribution with a key-value cache and its own random numbers.
         """
         for _ in range(max_new_tokens):
             logits = self(idx[:, -self.config.block_size :])[0][:, -1] / temperature  # (B, V)
@@ -343,24 +343,21 @@ class GPT(nn.Module):
         return idx
 
     def crop_block_size(self, block_size: int) -> None:
-        """Change the context. Of a learned table, only the first `block_size` positions are kept.
-
-        Raises ValueError if it has fewer.
-        """
+        """Change block_size. Only the first `block_size` learned positions are kept; ValueError if there are fewer."""
         if self.config.position == "learned":
             if block_size > self.config.block_size:
                 raise ValueError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
             first_positions = self.transformer.wpe.weight[:block_size].clone()
             self.transformer.wpe = nn.Embedding.from_pretrained(first_positions, freeze=False)
-        self.config = self.positions.config = replace(self.config, block_size=block_size)
+        self.config = self.position_encoding.config = replace(self.config, block_size=block_size)
 
     @classmethod
     def from_tensors(cls, config: GPTConfig, tensors: dict[str, Tensor]) -> "GPT":
-        """A model whose parameters are these tensors, by name and without a copy; a tied weight is named once.
+        """Build a model whose parameters are these tensors, without copying them. Tied weights occur once.
 
-        Raises KeyError, ValueError, or RuntimeError (of load_state_dict) if names or shapes do not fit `config`.
+        Raises KeyError, ValueError, or RuntimeError (from load_state_dict) if names or shapes do not match `config`.
         """
-        if len({name.split(".")[2] for name in tensors if ".h." in name}) != config.n_layer:  # before a layer is built
+        if len({name.split(".")[2] for name in tensors if ".h." in name}) != config.n_layer:  # before building layers
             raise ValueError(f"these are not the weights of {config.n_layer} layers")
         with torch.device("meta"):
             model = cls(config)
@@ -370,9 +367,9 @@ class GPT(nn.Module):
         return model
 
     def num_params(self) -> dict[str, int]:
-        """Number of parameters by part, and their "total". The tied output matrix is counted once, as "embeddings".
+        """Number of parameters by part, and the "total". The tied output matrix is counted once, as "embeddings".
 
-        "attention" and "MLP" count their matrices; "biases" counts the biases of both.
+        "attention" and "MLP" count matrices only; their biases are counted as "biases".
         """
         parts = dict.fromkeys(("embeddings", "positions", "attention", "MLP", "biases", "norms"), 0)
         for name, p in self.named_parameters():
@@ -389,7 +386,7 @@ class GPT(nn.Module):
         return {**parts, "total": sum(parts.values())}
 
 
-# --- other position methods -------------------------------------------------------------------------------------------
+# --- other position encodings -----------------------------------------------------------------------------------------
 
 
 def angles(positions: Tensor, size: int) -> Tensor:
@@ -398,18 +395,18 @@ def angles(positions: Tensor, size: int) -> Tensor:
 
 
 def sinusoids(positions: Tensor, n_embd: int) -> Tensor:
-    """PE / sqrt(C), for PE(p, 2i) = sin(p / 10000^(2i / C)), PE(p, 2i + 1) = cos(p / 10000^(2i / C)). Returns (..., C).
+    """PE / sqrt(C), where PE(p, 2i) = sin(p / 10000^(2i / C)) and PE(p, 2i + 1) = cos(p / 10000^(2i / C)): (..., C).
 
-    Vaswani et al. 2017 multiply the token embeddings by sqrt(C) instead; the first norm gives the same for both.
+    Vaswani et al. 2017 multiply the token embeddings by sqrt(C) instead, which is equivalent because of the first norm.
     """
     a = angles(positions, n_embd)
     return torch.stack([a.sin(), a.cos()], dim=-1).flatten(-2)[..., :n_embd] / math.sqrt(n_embd)
 
 
-class SinusoidalPositions(Positions):
-    """Adds `sinusoids`."""
+class SinusoidalPositions(PositionEncoding):
+    """Adds `sinusoids` to the embeddings."""
 
-    def vectors(self, positions: Tensor, table: None) -> Tensor:
+    def embeddings(self, positions: Tensor, table: None) -> Tensor:
         return sinusoids(positions, self.config.n_embd)
 
 
@@ -417,22 +414,22 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate queries or keys x (B, H, T, D) by their angles, channels i and i + D / 2 as a plane (Su et al. 2021).
+    """Rotate queries or keys x (B, H, T, D) by their angles; channels i and i + D / 2 form a plane (Su et al. 2021).
 
-    The product of a rotated query and a rotated key depends on their positions only through the distance. The order of
-    the channels is GPT-NeoX's.
+    The dot product of a rotated query and a rotated key depends only on their distance. The channel order is
+    GPT-NeoX's.
     """
     cos, sin = rotation
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
 
 
-class RotaryPositions(Positions):
-    """Rotates queries and keys by their positions."""
+class RotaryPositions(PositionEncoding):
+    """Rotates queries and keys by angles proportional to their positions."""
 
     can_slide, head_multiple = True, 2
 
     def rotation(self, positions: Tensor) -> Rotation:
-        """The cosines and sines for `rotate`: (1, T, D) each, or (B, 1, 1, D) if the rows differ."""
+        """Cosines and sines for `rotate`: (1, T, D) each, or (B, 1, 1, D) if the rows differ."""
         a = angles(positions, self.config.n_embd // self.config.n_head).unsqueeze(-3)
         return torch.cat([a.cos(), a.cos()], dim=-1), torch.cat([-a.sin(), a.sin()], dim=-1)
 
@@ -441,19 +438,19 @@ RELATIVE_BUCKETS = 32
 
 
 def relative_bucket(distance: Tensor) -> Tensor:
-    """The bucket of a distance in tokens, of 32 that have a learned bias per head (T5, Raffel et al. 2020).
+    """T5's bucket of a distance in tokens, 0 to 31 (Raffel et al. 2020).
 
-    The first 16 buckets hold one distance each; the others get exponentially wider, up to a distance of 128; the last
-    one also holds all larger distances.
+    The first 16 buckets hold one distance each, the others exponentially growing ranges up to 128. The last one also
+    holds all larger distances.
     """
-    buckets, exact, farthest = RELATIVE_BUCKETS, RELATIVE_BUCKETS // 2, 128
-    log_distance = torch.log(distance.clamp(min=exact) / exact) / math.log(farthest / exact)  # 0 to 1
+    buckets, exact, max_distance = RELATIVE_BUCKETS, RELATIVE_BUCKETS // 2, 128
+    log_distance = torch.log(distance.clamp(min=exact) / exact) / math.log(max_distance / exact)  # 0 to 1
     log_bucket = exact + (log_distance * (buckets - exact)).long()
     return torch.where(distance < exact, distance.clamp(min=0), log_bucket.clamp(max=buckets - 1))
 
 
-class RelativePositions(Positions):
-    """Adds a learned bias per head and `relative_bucket`."""
+class RelativePositions(PositionEncoding):
+    """Adds a learned bias per head and distance bucket to the attention scores."""
 
     table_name, biases_scores, can_slide = "relative_bias", True, True
 
@@ -465,18 +462,18 @@ class RelativePositions(Positions):
 
 
 def alibi_slopes(n_head: int, device: torch.device) -> Tensor:
-    """m_h = 2^(-8h / H) for h = 1 ... H, so that a key at a distance d is penalized by m_h d (Press et al. 2022): (H,).
+    """ALiBi's slopes m_h = 2^(-8h / H) for h = 1 ... H (Press et al. 2022): (H,).
 
-    If H is not a power of two, the formula uses the next smaller one, P, for H: the first P heads have h = 1 ... P, and
-    the others h = 0.5, 1.5, ...
+    If H is not a power of two, the formula uses the next smaller one, P: the first P heads have h = 1 ... P, the others
+    h = 0.5, 1.5, ...
     """
     power = 2 ** int(math.log2(n_head))
     h = torch.cat([torch.arange(1, power + 1, device=device), torch.arange(n_head - power, device=device) + 0.5])
     return 2 ** (-8 * h / power)
 
 
-class ALiBiPositions(Positions):
-    """Subtracts the distance times a number per head, `alibi_slopes`."""
+class ALiBiPositions(PositionEncoding):
+    """Subtracts m_h times the distance from the attention scores of head h (see alibi_slopes)."""
 
     biases_scores, can_slide = True, True
 
@@ -484,20 +481,20 @@ class ALiBiPositions(Positions):
         return -alibi_slopes(self.config.n_head, distance.device)[:, None, None] * distance
 
 
-POSITIONS: dict[str, type[Positions]] = {
+POSITIONS: dict[str, type[PositionEncoding]] = {
     "learned": LearnedPositions,
     "sinusoidal": SinusoidalPositions,
     "rotary": RotaryPositions,
     "relative": RelativePositions,
     "alibi": ALiBiPositions,
-    "none": Positions,
+    "none": PositionEncoding,
 }
 
-# --- layers without initial values of their own ----------------------------------------------------------------------
+# --- layers without torch's default initialization --------------------------------------------------------------------
 
 
 class Linear(nn.Linear):
-    def reset_parameters(self) -> None: ...  # GPT.init_weights does; before, the memory is not initialized
+    def reset_parameters(self) -> None: ...  # left uninitialized, see GPT.init_weights
 
 
 class Embedding(nn.Embedding):

@@ -27,7 +27,7 @@ from folio.checkpoints.run_folder import NoCheckpointError
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel
 from folio.decoding.output_files import save_samples
 from folio.decoding.prompt_files import read_prompt, read_prompt_lines
-from folio.decoding.prompts import Prompt, describe_unseen
+from folio.decoding.prompts import Prompt, prompt_warnings
 from folio.decoding.scheduler import Step
 from folio.machine import memory
 
@@ -35,61 +35,63 @@ from folio.machine import memory
 @dataclass(frozen=True)
 class SampleConfig(GenerationConfig):
     # --- model ---
-    out_dir: str = "out"  # folder of the run; latest: the one that was written to last
+    out_dir: str = "out"  # folder of the run; latest: the newest run
     init_from: str = "resume"  # "resume": the run in out_dir; or a checkpoint, "gpt2", a Hugging Face folder, ckpt.pt
-    checkpoint: Literal["best", "last"] = "best"  # which of the run's
+    checkpoint: Literal["best", "last"] = "best"  # the checkpoint of the run: best or last
     # --- text ---
     start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, also .mid; "-" standard input
-    start_tokens: Count | None = None  # use only so many tokens of the prompt, from its beginning; None: all
-    save: str | None = None  # file for the text instead of the terminal: .mid for music, or .abc, .txt; must not exist
-    prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; prints JSON lines, too
+    start_tokens: Count | None = None  # keep only the first tokens of the prompt; None: all
+    save: str | None = None  # save the text to a new file instead of printing it: .mid for music, or .abc, .txt
+    prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; the output is JSON lines, too
     interactive: bool = False  # True: ask for prompts; Ctrl-C ends a text, Ctrl-D the program
-    stream: bool = True  # print tokens as they are generated; False: each text when it is complete
-    logprobs: Annotated[int, Ge(0)] | None = None  # print each token with its log-probability and so many alternatives
+    stream: bool = True  # print tokens as they are generated; False: print complete texts
+    logprobs: Annotated[int, Ge(0)] | None = None  # print log-probabilities of each token and of the N most likely ones
     # --- machine ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of the weights
-    compile: bool = False  # nanoGPT's setting; decoding is not compiled
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # int8 and int4: on a CPU
+    compile: bool = False  # a setting of nanoGPT; must be False
 
     def problems(self) -> list[tuple[str, str]]:
         """Rules across settings: (setting, what is wrong with it and how to fix it)."""
         problems = super().problems()
         if self.compile:
-            problems.append(("compile", "decoding is not compiled; leave it out"))
+            problems.append(("compile", "torch.compile is not used for sampling; leave it out"))
         if self.prompts and (self.interactive or self.start):
-            problems.append(("prompts", "it replaces start and interactive; give only one of them"))
+            problems.append(("prompts", "it replaces start and interactive; set only one of them"))
         if self.save and (self.prompts or self.interactive or self.logprobs is not None):
-            problems.append(("save", "it does not go with prompts, interactive, or logprobs; leave them out"))
+            problems.append(("save", "it cannot be combined with prompts, interactive, or logprobs; leave them out"))
         return problems
 
 
 class Sampler(LanguageModel):
-    """A model that measures how fast it generates and says what it does not see of a prompt."""
+    """A language model that measures its speed and prints warnings about prompts."""
 
-    tokens, seconds, first = 0, 0.0, 0.0  # in all texts so far; until the first token of the latest text
+    tokens, seconds = 0, 0.0  # of all texts so far
+    first_token_seconds = 0.0  # of the latest text
 
     def steps(self, *args: Any, **kwargs: Any) -> Iterator[Step]:
-        began, before = time.perf_counter(), self.seconds
-        self.first = 0.0
+        start_time, previous_seconds = time.perf_counter(), self.seconds
+        self.first_token_seconds = 0.0
         for step in super().steps(*args, **kwargs):
-            elapsed = time.perf_counter() - began
-            self.first = self.first or elapsed
-            self.seconds = before + elapsed  # at each step, because Ctrl-C may end the text
+            elapsed = time.perf_counter() - start_time
+            self.first_token_seconds = self.first_token_seconds or elapsed
+            self.seconds = previous_seconds + elapsed  # at each step, because Ctrl-C may end the text
             self.tokens += sum(token is not None for token in step.tokens)
             yield step
 
     def encode_start(self, start: str, cfg: SampleConfig, name: str = "the prompt") -> Prompt:
-        """The first start_tokens of a prompt. Lines on standard error say what the model does not see."""
-        prompt = self.encode_prompt(start, cfg.on_unknown).cut(cfg.start_tokens, self.tokenizer)
-        for line in describe_unseen(prompt, start, name, self.tokenizer, self.model.config.block_size):
+        """Encode the first start_tokens tokens of a prompt. Prints warnings to standard error."""
+        prompt = self.encode_prompt(start, cfg.on_unknown).truncate(cfg.start_tokens, self.tokenizer)
+        for line in prompt_warnings(prompt, start, name, self.tokenizer, self.model.config.block_size):
             note(line)
         return prompt
 
     def speed(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0
-        speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s, the first after {1000 * self.first:.0f} ms"
-        by = f", by {self.path}" if self.path else ""
-        return f"{speed}, in {self.dtype} on {self.runtime.device}{by}"
+        speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s"
+        latency = f"the first after {1000 * self.first_token_seconds:.0f} ms"
+        source = f", by {self.path}" if self.path else ""
+        return f"{speed}, {latency}, in {self.dtype} on {self.runtime.device}{source}"
 
 
 def main(cfg: SampleConfig) -> None:
@@ -98,9 +100,9 @@ def main(cfg: SampleConfig) -> None:
     sampler = load_sampler(cfg)
     try:
         if cfg.prompts:
-            answer_lines(sampler, cfg, Path(cfg.prompts))
+            print_json_lines(sampler, cfg, Path(cfg.prompts))
         elif cfg.interactive:
-            converse(sampler, cfg)
+            run_interactive(sampler, cfg)
         else:
             start = read_prompt("start", cfg.start, sampler.tokenizer)
             if cfg.logprobs is not None:
@@ -123,7 +125,7 @@ def main(cfg: SampleConfig) -> None:
 
 
 def load_sampler(cfg: SampleConfig) -> Sampler:
-    """The model that out_dir or init_from names. Raises UserError."""
+    """Load the model given by out_dir or init_from. Raises UserError."""
     setting = "out_dir" if cfg.init_from == "resume" else "init_from"
     try:
         return Sampler.load(getattr(cfg, setting), cfg.checkpoint, cfg.device, cfg.dtype)
@@ -135,7 +137,7 @@ SEPARATOR = "\n---------------\n"  # nanoGPT's
 
 
 def print_samples(sampler: Sampler, cfg: SampleConfig, start: str) -> None:
-    """Print the samples. The first of each batch is streamed, the others follow. Ctrl-C ends the text."""
+    """Print the samples. The first sample of each batch is streamed. Ctrl-C ends the text."""
     prompt = sampler.encode_start(start, cfg)
     for samples in sampler.batches(cfg):
         texts = [""] * len(samples)
@@ -153,10 +155,10 @@ def print_samples(sampler: Sampler, cfg: SampleConfig, start: str) -> None:
     print()
 
 
-def converse(sampler: Sampler, cfg: SampleConfig) -> None:
+def run_interactive(sampler: Sampler, cfg: SampleConfig) -> None:
     """Ask for prompts until Ctrl-D, with a history on the arrow keys. Ctrl-C ends only the text."""
     with suppress(ImportError):
-        import readline  # noqa: F401  input() then supports the arrow keys; Windows' consoles always do
+        import readline  # noqa: F401  gives input() a history; Windows' consoles have one
 
     while True:
         try:
@@ -177,7 +179,7 @@ def converse(sampler: Sampler, cfg: SampleConfig) -> None:
             note(f"error: {error}")
 
 
-def answer_lines(sampler: Sampler, cfg: SampleConfig, path: Path) -> None:
+def print_json_lines(sampler: Sampler, cfg: SampleConfig, path: Path) -> None:
     """Print a JSON line for each sample of each prompt in a file of JSON lines, batch by batch."""
     prompts, samples = [], cfg.num_samples
     for number, start in enumerate(read_prompt_lines(path), 1):
@@ -192,15 +194,18 @@ def answer_lines(sampler: Sampler, cfg: SampleConfig, path: Path) -> None:
 
 
 def print_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives: int) -> None:
-    """Print each token of the first sample with its log-probability in nats before any filter, and the most likely."""
+    """Print each token of the first sample and the most likely alternatives with their log-probabilities.
+
+    These are in nats, before any filter.
+    """
     for step in sampler.steps([sampler.encode_start(start, cfg).ids], [0], cfg):
         logprobs = step.logits[0].log_softmax(dim=-1)[: sampler.tokenizer.vocab_size]
         most_likely = logprobs.topk(min(alternatives, len(logprobs))).indices.tolist()
-        shown = [
+        entries = [
             f"{sampler.tokenizer.token_bytes(token).decode('utf-8', 'backslashreplace')!r} {logprobs[token]:.3f}"
             for token in (step.tokens[0], *most_likely)
         ]
-        print(f"{shown[0]:24} {'  '.join(shown[1:])}".rstrip(), flush=True)
+        print(f"{entries[0]:24} {'  '.join(entries[1:])}".rstrip(), flush=True)
 
 
 if __name__ == "__main__":

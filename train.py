@@ -1,10 +1,10 @@
 """Train a GPT on a prepared data set. Every setting below can be set in a config file or as --key=value.
 
-    python train.py config/shakespeare_char.py                            a recipe, prepared and trained
-    python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 the same, with changes
-    python train.py --init_from=resume --out_dir=out6                     continue where it stopped (or out_dir=latest)
-    python train.py config/mine.py --init_from=out-shakespeare-char       finetune from a checkpoint
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py on 8 GPUs; docs/scaling.md
+    python train.py config/shakespeare_char.py                            prepare the data and train
+    python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 override settings
+    python train.py --init_from=resume --out_dir=out6                     resume a run (or --out_dir=latest)
+    python train.py config/mine.py --init_from=out-shakespeare-char       finetune a checkpoint
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py train on 8 GPUs (docs/scaling.md)
 
 Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
@@ -68,7 +68,7 @@ from folio.training.setup import (
     time_budget,
     wrap,
 )
-from folio.training.start import MODEL_SETTINGS, reserve, starting_point, with_run_named
+from folio.training.start import MODEL_SETTINGS, load_start, reserve, resolve_latest
 from folio.training.state import TrainState
 from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
 
@@ -81,65 +81,65 @@ class TrainConfig(Settings):
     init_from: NonEmptyStr = "scratch"  # scratch, resume, or to finetune: a run, latest, gpt2, ckpt.pt, a HF folder
     print_config: bool = False  # True: print all settings and exit
     # --- data ---
-    dataset: NonEmptyStr = "shakespeare_char"  # folder under data_dir, or a path; several as "a:0.7,b:0.3", by weight
-    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+    dataset: NonEmptyStr = "shakespeare_char"  # folder in data_dir, or a path; "a:0.7,b:0.3" mixes several by weight
+    data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
     block_size: PositiveInt = 1024  # T, context length in tokens
     batch_size: PositiveInt = 12  # B, sequences per forward pass (the micro-batch)
     gradient_accumulation_steps: PositiveInt | None = None  # micro-batches per step; None: 1
-    total_batch_tokens: PositiveInt | None = None  # about how many tokens per step; sets the accumulation; None: off
-    sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch, or nanoGPT's draws with replacement
+    total_batch_tokens: PositiveInt | None = None  # approximate tokens per step; sets the accumulation; None: off
+    sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch; random: with replacement (nanoGPT)
     # --- model ---
     n_layer: PositiveInt = 12  # L, blocks
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
     position: Literal[tuple(POSITIONS)] = "learned"  # or sinusoidal, rotary, relative, alibi, none; docs/positions.md
-    activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation; gelu: exact, as in nanoGPT
+    activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation of GELU; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout
     attn_pdrop: Probability | None = None  # dropout on attention weights; None: same as dropout
     resid_pdrop: Probability | None = None  # dropout on the outputs of attention and MLP; None: same as dropout
     # --- optimizer ---
-    max_iters: PositiveInt = 600_000  # optimizer steps in all
-    minutes: PositiveFloat | None = None  # time for the whole run; sets max_iters to what this machine does in it
-    optimizer: Literal[OPTIMIZERS] = "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
+    max_iters: PositiveInt = 600_000  # total number of optimizer steps
+    minutes: PositiveFloat | None = None  # time budget of the run; sets max_iters to the steps that fit; None: off
+    optimizer: Literal[OPTIMIZERS] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
     learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak
-    muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak; it follows the same schedule
+    muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak; same schedule
     lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd, constant; from learning_rate down to min_lr
-    decay_lr: bool = True  # False: a constant rate without warmup, whatever lr_schedule says
+    decay_lr: bool = True  # False: a constant rate without warmup; ignores lr_schedule
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
-    wsd_decay_iters: PositiveInt | None = None  # steps of decay at the end of "wsd"; None: a fifth of lr_decay_iters
-    min_lr: NonNegativeFloat | None = None  # None: a tenth of learning_rate
+    wsd_decay_iters: PositiveInt | None = None  # decay steps at the end of "wsd"; None: a fifth of lr_decay_iters
+    min_lr: NonNegativeFloat | None = None  # final learning rate; None: a tenth of learning_rate
     weight_decay: NonNegativeFloat = 0.1  # of matrices and embeddings; 0: off
-    beta1: Probability = 0.9  # AdamW's decay of the mean gradient
-    beta2: Probability = 0.95  # AdamW's decay of the mean squared gradient
+    beta1: Probability = 0.9  # AdamW's decay rate of the mean gradient
+    beta2: Probability = 0.95  # AdamW's decay rate of the mean squared gradient
     grad_clip: NonNegativeFloat = 1.0  # maximum norm of the gradient; 0: off
-    max_bad_steps: PositiveInt = 10  # stop after this many skipped steps in a row (not finite, or spikes)
-    skip_spikes: PositiveFloat | None = None  # skip steps whose loss or norm is this many deviations high; None: off
+    max_bad_steps: PositiveInt = 10  # stop after this many consecutive skipped steps (not finite, or spikes)
+    skip_spikes: PositiveFloat | None = None  # skip steps with loss or norm this many std above the mean; None: off
     # --- evaluation, checkpoints, logs ---
     eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
-    eval_iters: PositiveInt | None = None  # validation batches, the same ones each time; None: the whole set
+    eval_iters: PositiveInt | None = None  # validation batches, always the same ones; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
-    save_interval_minutes: PositiveFloat | None = 30.0  # also save when this time has passed; None: off
+    save_interval_minutes: PositiveFloat | None = 30.0  # also save after this time; None: off
     async_save: bool = True  # write checkpoints in the background, from a copy in memory; False: wait for the disk
-    keep_last: PositiveInt = 2  # newest checkpoints to keep, besides the best
-    always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
-    snapshots: NonNegativeInt = 0  # copies of the weights alone to keep, most of them early in the run; 0: none
-    sample_tokens: NonNegativeInt = 200  # tokens to generate at each evaluation, into samples.jsonl; 0: no samples
+    keep_last: PositiveInt = 2  # number of newest checkpoints to keep, besides the best
+    always_save_checkpoint: bool = True  # False: an evaluation saves only if the loss is the best so far
+    snapshots: NonNegativeInt = 0  # number of weights-only snapshots, more frequent early in the run; 0: none
+    sample_tokens: NonNegativeInt = 200  # length of the sample at each evaluation, in samples.jsonl; 0: no samples
     patience: PositiveInt | None = None  # stop after this many evaluations without improvement; None: never
     log_interval: PositiveInt = 10  # steps between lines of metrics.jsonl
     wandb_log: bool = False  # also log to wandb (WANDB_MODE=offline works)
     wandb_project: str = "folio"
     wandb_run_name: str | None = None  # None: chosen by wandb
     # --- machine ---
-    seed: NonNegativeInt = 1337  # of the weights, the order of the data and dropout
+    seed: NonNegativeInt = 1337  # for initialization, data order and dropout
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what is fast on the device
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, if it pays; else: and CUDA graphs
-    deterministic: bool = False  # True: only kernels that are bitwise reproducible on a GPU (a CPU's always are)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # for matmuls; auto: a fast one on the device
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: long CUDA runs; reduce-overhead: CUDA graphs
+    deterministic: bool = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model in each process; or sharded parameters (FSDP2)
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: the whole model in each process; fsdp: sharded parameters (FSDP2)
     backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
     recompute: bool = False  # True: activation checkpointing, which trades time for memory; also in one process
 
@@ -181,7 +181,7 @@ class TrainConfig(Settings):
         return StepCounts(**{name: getattr(self, name) for name in STEP_COUNTS})
 
     def schedule(self, counts: StepCounts, decisions: list[tuple[int, int]] | None = None) -> Schedule:
-        """What happens at which step, with these counts and a time budget's decisions."""
+        """The schedule of learning rates and evaluations. decisions: those of a time budget."""
         lr_schedule = self.lr_schedule if self.decay_lr else "constant"
         return Schedule(counts, lr_schedule, self.learning_rate, self.min_lr, decisions)
 
@@ -196,15 +196,15 @@ class Result(NamedTuple):
     stopped_by: int = 0  # the signal that ended the run
 
 
-def train(given: TrainConfig) -> Result:
+def train(user_cfg: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
-    settings.check(given)
-    with reserve(Path(given.out_dir), given.eval_only):
+    settings.check(user_cfg)
+    with reserve(Path(user_cfg.out_dir), user_cfg.eval_only):
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
-        start = starting_point(given)
+        start = load_start(user_cfg)
         cfg = start.cfg
         data = open_data(cfg)
-        began = time.perf_counter()  # of the run's minutes; a data set that had to be prepared is not part of them
+        start_time = time.perf_counter()  # the time budget excludes preparing the data set
         start.require_same_data(data)
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
 
@@ -213,7 +213,7 @@ def train(given: TrainConfig) -> Result:
         group = runtime.group
         group.require_same(
             "checkpoints, data or settings",
-            [start.earlier.get("step"), data.hash[:8], crc32(repr(cfg).encode())],
+            [start.saved_state.get("step"), data.hash[:8], crc32(repr(cfg).encode())],
         )
         print(runtime.description)
         parts = start.parts(runtime)
@@ -230,19 +230,19 @@ def train(given: TrainConfig) -> Result:
         )
         if cfg.eval_only:
             losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-            part = f", {cfg.eval_iters} batches of it" if cfg.eval_iters else ""
-            print(f"validation set of {cfg.dataset}, in contexts of {model.config.block_size} tokens{part}")
+            batches = f"{cfg.eval_iters} batches" if cfg.eval_iters else "all"
+            print(f"validation set of {cfg.dataset} ({batches}), in contexts of {model.config.block_size} tokens")
             print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
-            return Result(losses["val_loss"], start.earlier.get("step", 0), cfg.max_iters)
+            return Result(losses["val_loss"], start.saved_state.get("step", 0), cfg.max_iters)
 
-        # --- optimizer, and everything else that a step changes ---
+        # --- optimizer and training state ---
         state = build_state(start, model, net, runtime)
         group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
 
-        # --- batches, and what happens at which step ---
+        # --- batches and schedule ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
-        counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, began)
-        schedule = cfg.schedule(counts, start.earlier_part.get("decisions") if cfg.minutes else None)
+        counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, start_time)
+        schedule = cfg.schedule(counts, start.last_part.get("decisions") if cfg.minutes else None)
         print("\n".join(describe_run(cfg, data, schedule, loader)))
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         if start.resuming:
@@ -250,26 +250,26 @@ def train(given: TrainConfig) -> Result:
                 add_lost_sample(Path(cfg.out_dir), state.step, lambda: "".join(sample(cfg.sample_tokens)))
             if reason := reason_to_end(cfg, state, schedule):
                 print(f"nothing to train: {reason}")
-                return result_of(cfg, state, schedule)
+                return make_result(cfg, state, schedule)
             print(describe_resumed_schedule(start, schedule))
 
         # --- loop ---
         record = run_record(start, model, data, counts, parts)
         with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
             if not start.resuming:
-                first = session.evaluates_first
-                session.log_start(evaluate(model, loss_fn, data, runtime, cfg.batch_size) if first else {})
+                losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size) if session.evaluates_first else {}
+                session.log_start(losses)
             while not session.finished:
                 train_step(state, loss_fn, loader, schedule.learning_rate_at(state.step), cfg.grad_clip, cfg.seed)
                 due, losses = session.end_step(), {}
                 if due.evaluate:
                     losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-                    due = session.note_evaluation(losses, due)  # may make a save due, too (always_save_checkpoint)
-                if due.log:  # other steps on CUDA: end_step logs them, one step later
+                    due = session.record_evaluation(losses, due)  # may also request a save (always_save_checkpoint)
+                if due.log:  # on CUDA, steps without an evaluation or a save are logged by the next end_step
                     session.log(losses)
                 if due.snapshot:
                     session.snapshot()
-                if due.save:  # last: a killed run resumes after it, and repeats nothing before it
+                if due.save:  # last, because a run that is killed and resumed repeats nothing before a save
                     session.save()
                 if due.evaluate:
                     session.sample()
@@ -286,24 +286,24 @@ def train(given: TrainConfig) -> Result:
                 print(session.watch.describe())
             session.print_sample()
         group.barrier()
-        return result_of(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
+        return make_result(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
 
 
-def result_of(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result:
+def make_result(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result:
     return Result(state.best_val_loss, state.step, schedule.max_iters, state.is_out_of(cfg.patience))
 
 
 def train_step(
     state: TrainState, loss_fn: LossFunction, loader: BatchLoader, learning_rate: float, grad_clip: float, seed: int
 ) -> None:
-    """One step: forward, backward, clip, update. A bad step only advances the counters (folio/training/guard.py)."""
+    """Forward, backward, clip and update. A bad step only advances the counters (see folio/training/guard.py)."""
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     model.train()
-    loss = torch.zeros((), device=loader.runtime.device)  # the mean over the step's targets, of all ranks
+    loss = torch.zeros((), device=loader.runtime.device)  # mean over the step's targets of all ranks
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
         torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.count + micro_step))
         distributed.sync_gradients(state.net, now=micro_step == loader.count - 1)
-        micro_loss = loss_fn(x, y) * share  # share: of the step's targets
+        micro_loss = loss_fn(x, y) * share  # share: this micro-batch's fraction of the step's targets
         scaler.scale(micro_loss * group.size).backward()  # gradients are averaged over ranks, losses summed
         loss += micro_loss.detach()
     loss = group.all_reduce(loss)
@@ -319,8 +319,9 @@ def train_step(
 
 
 def evaluate(model: GPT, loss_fn: LossFunction, data: Mixture, runtime: Runtime, batch_size: int) -> dict[str, float]:
-    """The validation loss in nats per token: "val_loss", and for several data sets also each one's "val_loss/NAME",
-    of which it is the mean by the sets' weights.
+    """Return the validation loss in nats per token as "val_loss".
+
+    For several data sets, this is the weighted mean of their losses, which are returned as "val_loss/NAME".
     """
     model.eval()
     losses = [mean_loss(loss_fn, windows, runtime, batch_size) for windows in data.validation.values()]
@@ -333,7 +334,7 @@ def evaluate(model: GPT, loss_fn: LossFunction, data: Mixture, runtime: Runtime,
 
 @torch.no_grad()
 def mean_loss(loss_fn: LossFunction, validation: ValidationWindows, runtime: Runtime, batch_size: int) -> float:
-    """The mean loss in nats over all counted targets of the validation windows, whatever the number of ranks."""
+    """The mean loss in nats over all counted targets of the validation windows, for any number of ranks."""
     group = runtime.group
     losses: list[Tensor] = []
     counts: list[int] = []
@@ -341,23 +342,23 @@ def mean_loss(loss_fn: LossFunction, validation: ValidationWindows, runtime: Run
         counts.append(int((y != -1).sum()))
         x, y = runtime.to_device(x, y)  # (B, T) each
         losses.append(loss_fn(x, y).clone())  # a captured graph writes the next loss into the same memory
-    of_ranks = group.all_gather_object(list(zip(torch.stack(losses).tolist(), counts, strict=True)))
-    in_order = [batch for batches in zip(*of_ranks, strict=True) for batch in batches]  # as one process computes them
-    batch_losses, weights = torch.tensor([batch for batch in in_order if batch[1]], dtype=torch.float64).unbind(dim=1)
+    results_by_rank = group.all_gather_object(list(zip(torch.stack(losses).tolist(), counts, strict=True)))
+    results = [result for row in zip(*results_by_rank, strict=True) for result in row]  # in one process's order
+    batch_losses, weights = torch.tensor([r for r in results if r[1]], dtype=torch.float64).unbind(dim=1)
     return float(batch_losses @ weights / weights.sum())
 
 
 def main(cfg: TrainConfig) -> None:
-    cfg = with_run_named(cfg)
+    cfg = resolve_latest(cfg)
     if cfg.print_config:
         if cfg.init_from == "resume":
-            cfg = starting_point(cfg).cfg
+            cfg = load_start(cfg).cfg
         for name, value in asdict(cfg).items():
             resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
             print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))
         return
     if cfg == TrainConfig():
-        print("without a config file, this is GPT-2; to begin with: python train.py config/shakespeare_char.py")
+        print("the default settings are GPT-2's; for a small model: python train.py config/shakespeare_char.py")
     try:
         result = train(cfg)
     except UserError as error:
@@ -367,8 +368,8 @@ def main(cfg: TrainConfig) -> None:
     if not cfg.eval_only:
         sample_script = str(Path(sys.argv[0]).with_name("sample.py"))
         print(f"sample:   {shlex.join(['python', sample_script, f'--out_dir={cfg.out_dir}'])}")
-        print(f"continue: {continue_command(cfg, *result[1:4])}")
-    if result.stopped_by and not under_torchrun():  # torchrun would take it for a failure
+        print(f"continue: {continue_command(cfg, result.step, result.max_iters, result.out_of_patience)}")
+    if result.stopped_by and not under_torchrun():  # torchrun would treat it as a failure
         raise SystemExit(128 + result.stopped_by)
 
 

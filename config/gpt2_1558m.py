@@ -5,7 +5,7 @@
 # or on 10 billion tokens of FineWeb-Edu (prepare/fineweb.py) with --dataset=fineweb. Not run yet: no GPU was available.
 #
 # The batch size (1,024 sequences x 1,024 tokens = 1.05 million tokens per step) and the learning rate are those of the
-# GPT-3 of this size (Brown et al. 2020, table 2.1). 29,700 steps are 31.1 billion tokens, 20 per parameter.
+# GPT-3 model of this size (Brown et al. 2020, table 2.1). 29,700 steps are 31.1 billion tokens, 20 per parameter.
 # At 10.27 GFLOPs per token (python model.py) this is 3.2e+20 FLOPs: 9 days on one H100 at 40% of its 989 TFLOP/s.
 # According to nanoGPT's README, OpenAI's gpt2-xl has a loss of 2.54 on nanoGPT's split of this text.
 out_dir = "out-gpt2-1558m"

@@ -5,7 +5,7 @@
 # or on 10 billion tokens of FineWeb-Edu (prepare/fineweb.py) with --dataset=fineweb. Not run yet: no GPU was available.
 #
 # The batch size (512 sequences x 1,024 tokens = 0.52 million tokens per step) and the learning rate are those of the
-# GPT-3 of this size (Brown et al. 2020, table 2.1). 19,072 steps are 10.0 billion tokens, 28 per parameter.
+# GPT-3 model of this size (Brown et al. 2020, table 2.1). 19,072 steps are 10.0 billion tokens, 28 per parameter.
 # At 2.42 GFLOPs per token (python model.py) this is 2.4e+19 FLOPs: 17 hours on one H100 at 40% of its 989 TFLOP/s.
 # According to nanoGPT's README, OpenAI's gpt2-medium has a loss of 2.84 on nanoGPT's split of this text.
 out_dir = "out-gpt2-350m"

@@ -1,7 +1,7 @@
 # python train.py config/tunes.py
 #
 # A GPT with 0.8 million parameters on the characters of 11,573 folk tunes in ABC notation. Measured on two cores of an
-# AMD EPYC (Zen 5) that other programs also used: 5 min, validation loss 0.8251 nats per character.
+# AMD EPYC (Zen 5) shared with other programs: 5 min, validation loss 0.8251 nats per character.
 # Not run on a GPU yet.
 out_dir = "out-tunes"
 dataset = "tunes"

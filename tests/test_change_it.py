@@ -28,7 +28,7 @@ def apply(diff: str, folder: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def changed(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of Folio with all changes, in which every command has run: training for two steps and, resumed, four."""
+    """A copy of Folio with all changes in which all commands have run. Runs of two steps are resumed up to four."""
     folder = tmp_path_factory.mktemp("folio")
     copy_repository(folder)
     (folder / "novel.txt").write_text(text, encoding="utf-8")
@@ -59,7 +59,7 @@ def tensors(folder: Path, name: str, file: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: re.search(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE)[1])
-def test_each_diff_applies_to_folio_as_it_is(diff, tmp_path):
+def test_each_diff_applies_to_the_repository(diff, tmp_path):
     copy_repository(tmp_path)
     apply(diff, tmp_path, "--check")
 

@@ -1,4 +1,4 @@
-"""Which file may import which, that nothing runs at import, and that the tests mirror the packages."""
+"""The layout of the repository: allowed imports, no side effects at import, and tests that mirror the packages."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ from tests.support.repository import ROOT, shipped
 CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed, never imported
 FILES = sorted({*shipped(), *(ROOT / "tests").rglob("*.py")} - {*CONFIGS})
 BENCH = ROOT / "tools" / "bench"
-TOOLS = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - {BENCH / "timing.py"}  # no command
+TOOLS = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - {BENCH / "timing.py"}  # not a command
 PREPARE = [path for path in shipped() if path.parent.name == "prepare"]
 SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *sorted(TOOLS)]
 ALLOWED = {  # importer -> the project's modules and packages that it may import
@@ -33,7 +33,7 @@ ALLOWED = {  # importer -> the project's modules and packages that it may import
 
 # --- the packages of folio --------------------------------------------------------------------------------------------
 
-FLOORS = (  # a package may import those of the floors above it in this list, and its own modules
+LAYERS = (  # a package may import the layers above it in this list, and its own modules
     {"base"},
     {"machine"},
     {"data"},
@@ -43,11 +43,11 @@ FLOORS = (  # a package may import those of the floors above it in this list, an
     {"experiments"},
     {"web"},
 )
-FLOOR = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
-MODULES_PER_LEVEL = 15
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+MAX_MODULES = 15
 WITHOUT_MODEL = {"base", "data"}
-USED_BY_DATA = {"folio.machine.compiled", "folio.machine.simd"}  # of machine
-LOAD = ("folio", "folio.decoding.language_model")  # the import upward, in folio.load
+USED_BY_DATA = {"folio.machine.compiled", "folio.machine.simd"}  # modules of machine that data may import
+LOAD = ("folio", "folio.decoding.language_model")  # the upward import in folio.load
 
 
 @cache
@@ -60,8 +60,8 @@ def nodes(path: Path) -> list[ast.AST]:
     return [*ast.walk(parsed(path))]
 
 
-def modules_of(root: Path) -> dict[str, Path]:
-    """The modules of folio by full name. A package has the name of its folder."""
+def find_modules(root: Path) -> dict[str, Path]:
+    """The modules of folio by full name; a package has the name of its folder."""
     names = {}
     for path in sorted((root / "folio").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -69,8 +69,8 @@ def modules_of(root: Path) -> dict[str, Path]:
     return names
 
 
-def named_in(path: Path, modules: dict[str, Path]) -> Iterator[str]:
-    """The modules that a file names: in imports, those inside functions too, and in strings that are a module."""
+def referenced_modules(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules that a file refers to, in imports (also inside functions) and in strings."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -86,8 +86,8 @@ def package_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def circle_in(graph: dict[str, set[str]]) -> list[str]:
-    """A circle of modules that import each other, or an empty list."""
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """A cycle of imports, or an empty list."""
     finished: set[str] = set()
 
     def search(module: str, path: list[str]) -> list[str]:
@@ -95,33 +95,33 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
             return [*path[path.index(module) :], module]
         if module in finished:
             return []
-        circle = next((found for next_ in sorted(graph[module]) if (found := search(next_, [*path, module]))), [])
+        cycle = next((c for imported in sorted(graph[module]) if (c := search(imported, [*path, module]))), [])
         finished.add(module)
-        return circle
+        return cycle
 
-    return next((circle for module in graph if (circle := search(module, []))), [])
+    return next((cycle for module in graph if (cycle := search(module, []))), [])
 
 
 def layout_problems(root: Path) -> list[str]:
-    """What is wrong with the packages of a tree, one line each."""
-    modules, problems, graph = modules_of(root), [], {}
+    """The problems of the packages in a tree, one line each."""
+    modules, problems, graph = find_modules(root), [], {}
     for module, path in modules.items():
-        named = {name for name in named_in(path, modules) if name.split(".")[0] in ("folio", "model")} - {module}
-        graph[module] = {name for name in named if name in modules and name != "folio"} if module != "folio" else set()
+        names = {name for name in referenced_modules(path, modules) if name.split(".")[0] in ("folio", "model")}
+        graph[module] = {name for name in names - {module, "folio"} if name in modules and module != "folio"}
         if module == "folio":
-            problems += [f"folio imports {name}" for name in named if (module, name) != LOAD]
+            problems += [f"folio imports {name}" for name in names - {module} if (module, name) != LOAD]
             continue
         package = package_of(module)
-        if package not in FLOOR or path.parent == root / "folio":
+        if package not in LAYER or path.parent == root / "folio":
             problems.append(f"{module} is in no package")
             continue
-        for name in sorted(named - {"folio"}):
+        for name in sorted(names - {module, "folio"}):
             if name == "model":
                 if package in WITHOUT_MODEL:
                     problems.append(f"{module} imports model")
             elif name not in modules:
                 problems.append(f"{module} imports {name}, which does not exist")
-            elif package_of(name) != package and FLOOR[package_of(name)] >= FLOOR[package]:
+            elif package_of(name) != package and LAYER[package_of(name)] >= LAYER[package]:
                 problems.append(f"{module} imports {name}, upward")
             elif package == "data" and package_of(name) == "machine" and name not in USED_BY_DATA:
                 problems.append(f"{module} imports {name}")
@@ -132,12 +132,12 @@ def layout_problems(root: Path) -> list[str]:
         if path.name == "__init__.py":
             if [type(node) for node in parsed(path).body] != [ast.Expr]:
                 problems.append(f"{module} has more than a docstring")
-            if len(siblings := [*path.parent.glob("[a-z]*.py")]) > MODULES_PER_LEVEL:
+            if len(siblings := [*path.parent.glob("[a-z]*.py")]) > MAX_MODULES:
                 problems.append(f"{module} has {len(siblings)} modules")
         elif path.parent / "__init__.py" not in modules.values():
             problems.append(f"{module} is in a folder without __init__.py")
-    if circle := circle_in(graph):
-        problems.append("a circle: " + " -> ".join(circle))
+    if cycle := find_cycle(graph):
+        problems.append("import cycle: " + " -> ".join(cycle))
     stems = [path.stem for path in modules.values() if path.name != "__init__.py"]
     problems += [f"two modules are called {name}" for name in sorted({name for name in stems if stems.count(name) > 1})]
     classes = [
@@ -148,16 +148,16 @@ def layout_problems(root: Path) -> list[str]:
     ]
     problems += [f"two classes are called {name}" for name in sorted({c for c in classes if classes.count(c) > 1})]
     for path in sorted((root / "tests").rglob("test_*.py")):
-        tests = {name for name in named_in(path, modules) if name.split(".")[-1].startswith("test_")}
+        tests = {name for name in referenced_modules(path, modules) if name.split(".")[-1].startswith("test_")}
         problems += [f"{path.name} imports {name}" for name in sorted(tests)]
     return problems
 
 
-def test_each_package_imports_those_below_it():
+def test_packages_import_only_lower_layers():
     assert layout_problems(ROOT) == []
 
 
-PLANTED = {  # files of a small tree, and the problem
+VIOLATIONS = {  # files of a small tree, and the problem
     "a module outside the packages": ({"folio/x.py": ""}, "folio.x is in no package"),
     "an unknown package": ({"folio/utils/__init__.py": "'x'"}, "folio.utils is in no package"),
     "an import upward": (
@@ -180,13 +180,9 @@ PLANTED = {  # files of a small tree, and the problem
         {"folio/data/shards.py": "from folio.base import nothing\nimport folio.gone"},
         "folio.data.shards imports folio.gone, which does not exist",
     ),
-    "a circle": (
+    "a cycle": (
         {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "def f():\n    import folio.base.a"},
-        "a circle: folio.base.a -> folio.base.b -> folio.base.a",
-    ),
-    "a circle by a string": (
-        {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "NAME = 'folio.base.a'"},
-        "a circle: folio.base.a -> folio.base.b -> folio.base.a",
+        "import cycle: folio.base.a -> folio.base.b -> folio.base.a",
     ),
     "torch in base": ({"folio/base/a.py": "def f():\n    import torch.nn"}, "folio.base.a imports torch"),
     "data uses torch's part of machine": (
@@ -199,13 +195,13 @@ PLANTED = {  # files of a small tree, and the problem
         {"folio/data/__init__.py": "'data'\nfrom folio.base import files"},
         "folio.data has more than a docstring",
     ),
-    "a folder that is no package": (
+    "a folder that is not a package": (
         {"folio/data/more/x.py": ""},
         "folio.data.more.x is in a folder without __init__.py",
     ),
     "sixteen modules": ({f"folio/base/m{i}.py": "" for i in range(15)}, "folio.base has 16 modules"),
-    "two modules of one name": ({"folio/data/files.py": ""}, "two modules are called files"),
-    "two classes of one name": (
+    "two modules with one name": ({"folio/data/files.py": ""}, "two modules are called files"),
+    "two classes with one name": (
         {"folio/base/a.py": "class Step: ...", "train.py": "class Step: ..."},
         "two classes are called Step",
     ),
@@ -213,8 +209,8 @@ PLANTED = {  # files of a small tree, and the problem
 }
 
 
-@pytest.mark.parametrize("case", [None, *PLANTED])
-def test_a_planted_violation_is_found(case, tmp_path):
+@pytest.mark.parametrize("case", [None, *VIOLATIONS])
+def test_layout_violations_are_detected(case, tmp_path):
     clean = {
         "folio/__init__.py": "def load():\n    from folio.decoding.language_model import x",
         "folio/base/files.py": "from folio import UserError",
@@ -229,19 +225,19 @@ def test_a_planted_violation_is_found(case, tmp_path):
         f"folio/{package}/__init__.py": f"'{package}'"
         for package in ("base", "machine", "data", "training", "decoding")
     }
-    planted, problem = PLANTED[case] if case else ({}, None)
-    for name, content in (clean | planted).items():
+    files, problem = VIOLATIONS[case] if case else ({}, None)
+    for name, content in (clean | files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert layout_problems(tmp_path) == ([problem] if case else [])
 
 
-def test_torch_and_its_compiler_are_imported_by_those_that_need_them():
+def test_torch_and_its_compiler_are_imported_only_where_needed():
     """The prepare scripts, training and sampling would each start a second later, and so would worker processes.
 
     torch._dynamo was imported by methods of torch's optimizers, and by filling tensors on the meta device.
     """
-    names = [name for name in modules_of(ROOT) if name.startswith(("folio.base", "folio.data"))]
+    names = [name for name in find_modules(ROOT) if name.startswith(("folio.base", "folio.data"))]
     code = f"""
 import sys, {", ".join(names)}
 from folio import UserError, load
@@ -263,25 +259,25 @@ for kind in OPTIMIZERS:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-# --- the files of tests -----------------------------------------------------------------------------------------------
+# --- test files -------------------------------------------------------------------------------------------------------
 
 EXEMPT = {  # modules without a test file of their own, and the file that tests them
     "folio/decoding/cpu_records.py": "tests/decoding/test_cpu_decoder.py",  # the arguments of the compiled step
     "folio/machine/openmp.py": "tests/test_layout.py",  # one line, which runs at import
 }
-CROSS_CUTTING = {  # test files that name no module, and what they test
+CROSS_CUTTING = {  # test files without a module of the same name, and what they test
     "tests/checkpoints/test_damage.py": "damaged checkpoints in every command",
-    "tests/checkpoints/test_strangers.py": "hostile files in every place where one is opened",
+    "tests/checkpoints/test_strangers.py": "hostile files in every command that opens files",
     "tests/prepare/test_prepare_scripts.py": "all scripts",
     "tests/tools/test_bench.py": "tools/bench/",
-    "tests/training/test_soak.py": "runs that are killed again and again",
+    "tests/training/test_soak.py": "a long run",
     "tests/web/test_api_clients.py": "the API with OpenAI's and others' clients",
     "tests/web/test_html_file_firefox.py": "html_file.py in Firefox",
 }
 
 
-def problems_of_tests(root: Path, exempt: dict[str, str], cross_cutting: Collection[str]) -> list[str]:
-    """Which files of tests/ do not mirror the tree, one line each. Pages and JavaScript are not Python modules."""
+def problems_of_test_files(root: Path, exempt: dict[str, str], cross_cutting: Collection[str]) -> list[str]:
+    """The files of tests/ that do not mirror the tree, one line each. Tests of JavaScript may have any name."""
     problems, files = [], {path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py")}
     modules = {path.relative_to(root).as_posix() for path in (root / "folio").rglob("*.py") if path.stem != "__init__"}
     for module in sorted(modules):
@@ -304,9 +300,8 @@ def problems_of_tests(root: Path, exempt: dict[str, str], cross_cutting: Collect
     return problems + [f"two files are called {name}" for name in sorted({n for n in names if names.count(n) > 1})]
 
 
-def test_each_module_has_the_test_file_with_its_name():
-    """Whoever edits a module finds its tests by its name, and a test file says by its name what it tests."""
-    assert problems_of_tests(ROOT, EXEMPT, CROSS_CUTTING) == []
+def test_each_module_has_a_test_file_with_its_name():
+    assert problems_of_test_files(ROOT, EXEMPT, CROSS_CUTTING) == []
 
 
 MISPLACED = {  # files of a small tree, and the problem
@@ -319,7 +314,7 @@ MISPLACED = {  # files of a small tree, and the problem
         {"tests/data/test_few.py": ""},
         "folio/data/few.py is exempt and has tests/data/test_few.py",
     ),
-    "an exempt module that is tested nowhere": (
+    "an exempt module without tests": (
         {"tests/data/test_shards.py": None, "folio/data/shards.py": None},
         "folio/data/few.py is exempt, and tests/data/test_shards.py does not exist",
     ),
@@ -329,8 +324,8 @@ MISPLACED = {  # files of a small tree, and the problem
     ),
     "tests of a module that does not exist": ({"tests/data/test_x.py": ""}, "tests/data/test_x.py names no module"),
     "tests of a script that does not exist": ({"tests/tools/test_x.py": ""}, "tests/tools/test_x.py names no module"),
-    "a folder of no package": ({"tests/more/test_x.py": ""}, "tests/more/test_x.py names no module"),
-    "two test files of one name": ({"tests/test_shards.py": ""}, "two files are called test_shards.py"),
+    "a folder without a package": ({"tests/more/test_x.py": ""}, "tests/more/test_x.py names no module"),
+    "two test files with one name": ({"tests/test_shards.py": ""}, "two files are called test_shards.py"),
     "a listed file that does not exist": (
         {"tests/data/test_everything.py": None},
         "tests/data/test_everything.py is listed, and does not exist",
@@ -339,7 +334,7 @@ MISPLACED = {  # files of a small tree, and the problem
 
 
 @pytest.mark.parametrize("case", [None, *MISPLACED])
-def test_a_misplaced_test_file_is_found(case, tmp_path):
+def test_misplaced_test_files_are_detected(case, tmp_path):
     clean = dict.fromkeys(
         ["folio/__init__.py", "folio/data/__init__.py", "folio/data/shards.py", "folio/data/few.py"], ""
     )
@@ -352,7 +347,7 @@ def test_a_misplaced_test_file_is_found(case, tmp_path):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
     exempt, cross_cutting = {"folio/data/few.py": "tests/data/test_shards.py"}, ["tests/data/test_everything.py"]
-    assert problems_of_tests(tmp_path, exempt, cross_cutting) == ([problem] if case else [])
+    assert problems_of_test_files(tmp_path, exempt, cross_cutting) == ([problem] if case else [])
 
 
 # --- all files --------------------------------------------------------------------------------------------------------
@@ -371,15 +366,15 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_import_only_what_they_may(path):
+def test_files_have_only_allowed_imports(path):
     package = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    ours, others = imports(path) & ALLOWED.keys(), imports(path) - ALLOWED.keys() - sys.stdlib_module_names
-    assert ours <= ALLOWED[package]
-    of_developers = package == "tests" or path == BENCH / "viewer.py"  # which drives a browser
-    files = [file for file in ROOT.glob("requirements*.txt") if of_developers or file.name != "requirements-dev.txt"]
-    assert others <= {"tiktoken_ext"}.union(*map(packages_in, files))  # tiktoken_ext is part of the package tiktoken
+    internal, external = imports(path) & ALLOWED.keys(), imports(path) - ALLOWED.keys() - sys.stdlib_module_names
+    assert internal <= ALLOWED[package]
+    is_dev_file = package == "tests" or path == BENCH / "viewer.py"  # which drives a browser
+    files = [file for file in ROOT.glob("requirements*.txt") if is_dev_file or file.name != "requirements-dev.txt"]
+    assert external <= {"tiktoken_ext"}.union(*map(packages_in, files))  # tiktoken_ext is part of the package tiktoken
     if package == "model":
-        assert others == {"torch"}
+        assert external == {"torch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -389,9 +384,7 @@ def test_nothing_runs_at_import(path):
     for node in tree.body:
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             allowed = "sys.path.insert(0, str(ROOT))"
-            if (
-                path == ROOT / "folio" / "machine" / "openmp.py"
-            ):  # the only exception, because torch reads it when imported
+            if path == ROOT / "folio" / "machine" / "openmp.py":  # the only exception: torch reads it when imported
                 allowed = "os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')"
             assert ast.unparse(node) == allowed, ast.unparse(node)
         elif isinstance(node, ast.If):
@@ -439,7 +432,7 @@ for script in sys.argv[1:]:
 
 
 def test_a_users_own_files_are_not_tested(tmp_path):
-    """config/*.py, prepare/*.py and tools/*.py were all tested, so a user's own file there failed the tests."""
+    """All files in config/, prepare/ and tools/ were tested, including those of users, which failed."""
     listing = """## Files
 
 ```
@@ -465,14 +458,15 @@ tests/         the tests of folio/x/y.py are in tests/x/test_y.py
     } <= {*shipped()}
 
 
-def test_a_failed_test_of_the_architecture_says_where_to_teach_it_a_change(request):
-    """Dozens of tests failed for someone who changed model.py, and none said what else to edit."""
+def test_a_failed_test_of_the_architecture_says_what_to_edit(request):
+    """After a change of model.py, dozens of tests failed without saying what else to edit."""
     request.node.add_marker(pytest.mark.architecture("folio/x.py: f"))
     for check, hints in ((lambda: None, []), (pytest.fail, ["folio/x.py: f"])):
         call = pytest.CallInfo.from_call(check, "call")
         report = request.node.ihook.pytest_runtest_makereport(item=request.node, call=call)
-        given = [text for title, text in report.sections if title == "if you changed the model on purpose"]
-        assert len(given) == len(hints) and all(text.endswith(hint) for text, hint in zip(given, hints, strict=True))
+        sections = [text for title, text in report.sections if title == "if you changed the model on purpose"]
+        assert len(sections) == len(hints)
+        assert all(text.endswith(hint) for text, hint in zip(sections, hints, strict=True))
 
 
 def test_no_file_has_a_vague_name():

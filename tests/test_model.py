@@ -30,7 +30,7 @@ def test_logits_depend_on_no_later_position(seed):
 
 
 @pytest.mark.architecture("model.py: GPT.initial_value")
-def test_the_loss_of_a_new_model_is_that_of_uniform_guesses(seed):
+def test_the_loss_of_a_new_model_is_that_of_a_uniform_distribution(seed):
     torch.manual_seed(seed)
     _, loss = GPT(GPTConfig(**SMALL))(tokens(8, 16), tokens(8, 16))
     assert abs(loss.item() - math.log(50)) < 0.05
@@ -44,7 +44,7 @@ def test_logits_and_loss_match_transformers(seed):
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
     ).eval()
-    for parameter in theirs.parameters():  # also biases and gains, which are 0 and 1 initially
+    for parameter in theirs.parameters():  # also biases and norm weights, which are initially 0 and 1
         torch.nn.init.normal_(parameter, std=0.3)
     matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # their shape is (in, out)
     tensors = {name: p.detach().T if name.endswith(matrices) else p.detach() for name, p in theirs.named_parameters()}
@@ -126,11 +126,8 @@ def test_targets_of_minus_one_are_ignored(seed):
     torch.testing.assert_close(model(idx, masked)[1], model(idx[:, :8], targets[:, :8])[1])
 
 
-# --- the loss in chunks -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("setting", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])
-def test_each_dropout_is_the_common_one_unless_set(setting):
+def test_each_dropout_defaults_to_the_common_one(setting):
     idx = tokens(1, 16)
     off = dict(embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
     for p, differs in ((None, True), (0.0, False)):

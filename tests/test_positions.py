@@ -1,4 +1,4 @@
-"""The position methods of model.py, against transformers' models and against what they promise."""
+"""The position encodings of model.py, against transformers' models, and their properties."""
 
 import math
 
@@ -15,7 +15,7 @@ from folio.machine.kernels import attention_weights
 from model import (
     GPT,
     POSITIONS,
-    Attend,
+    AttentionFunction,
     AttentionKernel,
     CausalSelfAttention,
     GPTConfig,
@@ -41,10 +41,10 @@ def causal(T: int) -> Tensor:
     return torch.full((T, T), -math.inf).triu(diagonal=1)
 
 
-# --- each method is what its paper and transformers say ---------------------------------------------------------------
+# --- against transformers and the papers ------------------------------------------------------------------------------
 
 
-def test_rotary_is_that_of_gpt_neox(seed):
+def test_rotary_matches_gpt_neox(seed):
     gpt_neox = pytest.importorskip("transformers.models.gpt_neox.modeling_gpt_neox")
     torch.manual_seed(seed)
     q, k, _ = attention_inputs()
@@ -57,7 +57,7 @@ def test_rotary_is_that_of_gpt_neox(seed):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_relative_biases_are_those_of_t5(seed):
+def test_relative_biases_match_t5(seed):
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     torch.manual_seed(seed)
     q, k, v = attention_inputs()
@@ -76,7 +76,7 @@ def test_relative_biases_are_those_of_t5(seed):
 
 
 @pytest.mark.parametrize("H", [1, 2, 3, 4, 6, 8, 12, 20])
-def test_alibi_is_that_of_bloom(H, seed):
+def test_alibi_matches_bloom(H, seed):
     """BLOOM's bias grows with the key's position; each row of the scores differs from ours by a constant."""
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     torch.manual_seed(seed)
@@ -94,14 +94,14 @@ def test_alibi_is_that_of_bloom(H, seed):
 
 
 @pytest.mark.parametrize("C", [2, 7, 64])
-def test_sinusoids_are_those_of_the_paper(C):
+def test_sinusoids_match_the_paper(C):
     for p, row in enumerate(sinusoids(torch.arange(300), C) * math.sqrt(C)):
         expected = [(math.cos if i % 2 else math.sin)(p / 10000 ** ((i - i % 2) / C)) for i in range(C)]
         assert row.tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_without_positions_one_layer_cannot_tell_the_order_of_earlier_tokens(seed):
-    """Every other method can."""
+def test_without_positions_one_layer_ignores_the_order_of_earlier_tokens(seed):
+    """All other encodings distinguish it."""
     torch.manual_seed(seed)
     idx, reordered = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[4, 2, 5, 1, 3, 6]])
     for position in POSITIONS:
@@ -110,19 +110,19 @@ def test_without_positions_one_layer_cannot_tell_the_order_of_earlier_tokens(see
         assert same == (position == "none"), position
 
 
-# --- what all methods have in common ----------------------------------------------------------------------------------
+# --- properties of all encodings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_no_logits_depend_on_later_tokens(position, seed):
+def test_logits_do_not_depend_on_later_tokens(position, seed):
     model = random_model(seed, position=position)
     idx, embeddings = torch.arange(8)[None], []
 
-    def keep(module: torch.nn.Module, args: tuple, output: Tensor) -> Tensor:
+    def record(module: torch.nn.Module, args: tuple, output: Tensor) -> Tensor:
         embeddings.append(output.detach().requires_grad_())
         return embeddings[-1]
 
-    model.transformer.wte.register_forward_hook(keep)
+    model.transformer.wte.register_forward_hook(record)
     for t in (0, 3, 7):
         logits = model.logits(idx)
         (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), embeddings[-1])
@@ -132,7 +132,7 @@ def test_no_logits_depend_on_later_tokens(position, seed):
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.inference_mode()
 def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
-    """As in sampling. Sinusoids in float32 made the residual stream float32, which the norms then refused."""
+    """float32 sinusoids made the residual stream float32, which bfloat16 norms do not accept."""
     model, idx = random_model(seed, position=position), torch.arange(8)[None]
     expected = model.logits(idx)
     logits = model.bfloat16().logits(idx)
@@ -143,13 +143,13 @@ def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
 class Shifted(AttentionKernel):
     """Attention over a sequence that begins at a later position."""
 
-    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+    def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         positions = torch.arange(idx.shape[1]) + 5
         return positions, positions
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_only_what_is_added_to_embeddings_depends_on_a_shift_of_all_positions(position, seed):
+def test_only_position_embeddings_depend_on_a_shift_of_all_positions(position, seed):
     model = random_model(seed, position=position, block_size=16)
     idx = torch.arange(10)[None]
     same = torch.allclose(model.logits(idx, Shifted()), model.logits(idx), atol=1e-4)
@@ -173,7 +173,7 @@ class Windowed(AttentionKernel):
 @pytest.mark.parametrize("position", RELATIVE)
 @torch.inference_mode()
 def test_a_full_context_slides_without_being_prefilled_again(position, dtype, seed, monkeypatch):
-    """The logits of every step, in batches of equal and unequal prompts, are those of one pass over the whole text in
+    """For each step of batches with equal and unequal prompts, the logits match a forward pass over the whole text in
     which each token attends to block_size tokens.
     """
     assert GPTConfig(position=position).can_slide
@@ -200,12 +200,12 @@ def test_a_full_context_slides_without_being_prefilled_again(position, dtype, se
 
 
 def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list:
-    """A list that grows by one entry for each prefill."""
+    """A list to which each prefill appends an entry."""
     prefills: list = []
-    for kind in (CPUBatch, TorchBatch):
-        prefill = kind.prefill
+    for batch_class in (CPUBatch, TorchBatch):
+        prefill = batch_class.prefill
         recorded = lambda *args, prefill=prefill: prefills.append(args) or prefill(*args)  # noqa: E731
-        monkeypatch.setattr(kind, "prefill", recorded)
+        monkeypatch.setattr(batch_class, "prefill", recorded)
     return prefills
 
 
@@ -213,29 +213,30 @@ def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list:
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.inference_mode()
 def test_cached_equals_recomputed_with_a_stride(position, dtype, seed):
-    """Contexts that are prefilled again: the logits are those of a pass over what the model sees.
+    """If contexts are prefilled again, the logits match a forward pass over the remaining context.
 
-    Models without positions must be: their loss on Tiny Shakespeare is 1.56, and 3.7 when the context slides.
+    Models without positions need this: their loss on Tiny Shakespeare is 1.56, but 3.7 when the context slides.
     """
     model = random_model(seed, position=position)
     prompts = [[1], [2, 3, 4], list(range(10))]
-    seen = [prompt[-8:] for prompt in prompts]
+    contexts = [prompt[-8:] for prompt in prompts]
     stride = 3 if position in RELATIVE else None  # None: 4 of 8
-    left = 8 - (stride or 4)
+    remaining = 8 - (stride or 4)
     for step in generate(decoder_in(dtype, model), prompts, max_new_tokens=20, stride=stride):
         for row, token in enumerate(step.tokens):
             torch.testing.assert_close(
-                step.logits[row], model(torch.tensor([seen[row]]))[0][0, -1], atol=1e-4, rtol=1e-4
+                step.logits[row], model(torch.tensor([contexts[row]]))[0][0, -1], atol=1e-4, rtol=1e-4
             )
-            seen[row] = [*(seen[row] if len(seen[row]) < 8 else seen[row][-left:]), token]
+            context = contexts[row] if len(contexts[row]) < 8 else contexts[row][-remaining:]
+            contexts[row] = [*context, token]
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_sequences_longer_than_the_trained_ones(position, seed):
-    """Only a learned table ends. The first tokens have the logits that they have without the others."""
+    """Only a learned table has an end. The logits of the first tokens do not change."""
     model, idx = random_model(seed, position=position), torch.arange(20)[None]
     if position == "learned":
-        with pytest.raises(ValueError, match="a sequence of 20 tokens is longer than block_size=8"):
+        with pytest.raises(ValueError, match="20 tokens is longer than block_size=8"):
             model(idx)
         with pytest.raises(ValueError, match="block_size=20 is more than the model's 8 positions"):
             model.crop_block_size(20)
@@ -247,7 +248,7 @@ def test_sequences_longer_than_the_trained_ones(position, seed):
     assert model.config.block_size == 4 and model(idx[:, :4])[0].isfinite().all()
 
 
-def test_what_a_method_cannot_do_is_refused():
+def test_invalid_position_settings_are_refused():
     with pytest.raises(ValueError, match="'rope' is not one of learned, sinusoidal, rotary, relative, alibi, none"):
         GPTConfig(position="rope")
     with pytest.raises(ValueError, match="rotary positions need an even head size"):
@@ -258,10 +259,10 @@ def test_what_a_method_cannot_do_is_refused():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_split_projection_computes_what_separate_heads_compute(bias, seed):
-    """Section 3.2.2 of Vaswani et al. 2017: each head has its own W_Q, W_K and W_V, and W_O joins the heads.
+def test_one_projection_is_equivalent_to_separate_heads(bias, seed):
+    """Section 3.2.2 of Vaswani et al. 2017: each head has its own W_Q, W_K and W_V, and W_O combines the heads.
 
-    c_attn holds them all: rows h D to (h + 1) D of its first, second and last third are head h's.
+    c_attn contains all of them: rows h D to (h + 1) D of its first, second and last third belong to head h.
     """
     torch.manual_seed(seed)
     B, T, C, H = 2, 10, 24, 3
@@ -278,4 +279,4 @@ def test_one_split_projection_computes_what_separate_heads_compute(bias, seed):
         scores = q(x) @ k(x).transpose(1, 2) / math.sqrt(D) + causal(T)  # (B, T, T)
         heads.append(F.softmax(scores, dim=-1) @ v(x))  # (B, T, D)
     expected = layer.c_proj(torch.cat(heads, dim=-1))
-    torch.testing.assert_close(layer(x, Attend(AttentionKernel(), None, None)), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer(x, AttentionFunction(AttentionKernel(), None, None)), expected, atol=1e-6, rtol=0)

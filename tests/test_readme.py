@@ -34,7 +34,7 @@ def repo_copy(tmp_path: Path, text: str) -> Path:
 
 
 def with_tiny_model(command: str) -> str:
-    """A command of the README, changed so that it takes little time."""
+    """A command of the README with options that make it fast."""
     if command.startswith("python train.py"):
         return f"{command.partition('#')[0]} {SMALL}"
     if command.startswith("python sample.py"):
@@ -48,7 +48,7 @@ def with_tiny_model(command: str) -> str:
 def test_commands(repo_copy):
     commands = [with_tiny_model(command) for command in COMMANDS if command.startswith("python ")]
     write_pieces(repo_copy / "pieces", 4)
-    data = [  # because the tests run offline, and for a short time
+    data = [  # small data sets that need no network
         "python prepare/text.py novel.txt --name=shakespeare_char",
         "python prepare/translation.py --pairs=100 --held_out=20",
         "python prepare/midi.py pieces --name=chorales",
@@ -56,17 +56,17 @@ def test_commands(repo_copy):
     outputs = run_commands([*data, *commands], repo_copy)
     first_run = next(command for command in commands if command.startswith("python train.py config"))
     lines = outputs[first_run].splitlines()
-    proposed = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]
-    assert len(commands) >= 8 and len(proposed) == 2 and "--init_from=resume" in proposed[1]
+    suggested = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]
+    assert len(commands) >= 8 and len(suggested) == 2 and "--init_from=resume" in suggested[1]
     assert [path.name for path in repo_copy.glob("*.html")] == ["model.html"]
     assert (repo_copy / "out-shakespeare-char" / "report.html").exists()
-    run_commands(proposed, repo_copy)  # the commands that the run prints at its end
+    run_commands(suggested, repo_copy)  # the commands that the run prints at its end
 
 
 @pytest.mark.slow
 def test_torchrun(repo_copy):
     """With two processes instead of eight, and a data set that exists."""
-    command = the_torchrun_command()
+    command = torchrun_command()
     run_commands(["python prepare/text.py novel.txt"], repo_copy)
     args = shlex.split(command.replace("nproc_per_node=8", "nproc_per_node=2"))[1:]
     args += ["--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
@@ -77,12 +77,12 @@ def test_torchrun(repo_copy):
 
 
 def test_torchrun_and_train_accept_the_options_of_the_command():
-    options = torchrun_options().parse_args(shlex.split(the_torchrun_command())[1:])
+    options = torchrun_options().parse_args(shlex.split(torchrun_command())[1:])
     assert options.training_script == "train.py"
     assert load(TrainConfig, options.training_script_args).origins
 
 
-def the_torchrun_command() -> str:
+def torchrun_command() -> str:
     (command,) = [command for command in COMMANDS if command.startswith("torchrun ")]
     return command.partition("#")[0]
 
@@ -96,7 +96,7 @@ def test_linked_files_exist(file):
 
 
 def test_readme_lists_every_module_and_page():
-    """Files of other folders may be a user's own; those of Folio are only tested if they are listed."""
+    """Files are tested only if they are listed, because others may belong to a user."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     unlisted = {*(ROOT / "folio").glob("[a-z]*.py")} - {*shipped()}
     assert not unlisted, "list them under Files in README.md"

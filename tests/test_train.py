@@ -1,6 +1,4 @@
-"""End-to-end tests of train(). The modules that it uses have their own tests; session.py, start.py and
-budget.py are tested through train() in test_session.py, test_start.py and test_budget.py.
-"""
+"""End-to-end tests of train(). Other tests through train() are in test_session.py, test_start.py and test_budget.py."""
 
 import hashlib
 import json
@@ -64,8 +62,8 @@ def test_eval_only_prints_the_loss_and_changes_no_file(tiny, capsys):
 
 
 def test_a_huge_setting_is_refused(tiny):
-    """It was a traceback: the division of integers overflowed."""
-    with pytest.raises(UserError, match=r"total_batch_tokens=10+: it must be less than 2\*\*63"):
+    """The division of integers overflowed, which ended in a traceback."""
+    with pytest.raises(UserError, match=r"total_batch_tokens=10+: .* less than 2\*\*63"):
         train(tiny(total_batch_tokens=10**30, gradient_accumulation_steps=None))
 
 
@@ -78,7 +76,7 @@ def test_wandb_offline_resumes_its_run(tiny):
 
 
 def test_wandb_that_cannot_finish_does_not_fail_the_run(tiny, monkeypatch, capsys):
-    """A run that was complete ended with a traceback, without its summary."""
+    """A complete run ended with a traceback, without its summary."""
     import wandb
 
     class Service:
@@ -149,7 +147,7 @@ def test_gradient_accumulation_equals_one_large_batch(tiny, tmp_path):
 
 
 def test_gradient_accumulation_equals_one_large_batch_with_masked_targets(tiny, masked_dir, tmp_path, capsys):
-    """Each target of a step has the same weight, whatever its micro-batch. A micro-batch without targets adds 0."""
+    """Each target of a step has the same weight in any micro-batch. A micro-batch without targets adds 0."""
     losses = {}
     for B, accumulation in ((8, 1), (1, 8), (2, 4)):
         out_dir = str(tmp_path / f"{B}x{accumulation}")
@@ -170,7 +168,7 @@ def test_gradient_accumulation_equals_one_large_batch_with_masked_targets(tiny, 
 
 
 def test_the_validation_loss_is_the_mean_over_all_tokens(seed):
-    """For any batch size it is the mean over tokens, not over batches."""
+    """Not over batches: it does not depend on the batch size."""
     data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
     runtime = resolve_runtime("cpu", "float32", False)
@@ -185,7 +183,7 @@ def test_the_validation_loss_is_the_mean_over_all_tokens(seed):
 
 
 def test_a_loss_in_reused_memory_is_copied(seed):
-    """A captured CUDA graph writes every loss into the same memory. An evaluation read all of them at its end."""
+    """A CUDA graph writes every loss into the same memory, but evaluations read the losses at their end."""
     data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
     runtime, static_loss = resolve_runtime("cpu", "float32", False), torch.zeros(())
@@ -223,7 +221,7 @@ def test_a_mixture_trains_resumes_and_reports_its_epochs(tiny, mixed_dir, tmp_pa
 
 
 def write_nanogpt_data(folder: Path) -> Path:
-    """A data set of characters as nanoGPT's prepare.py writes it."""
+    """A character data set in the format of nanoGPT's prepare.py."""
     folder.mkdir()
     np.tile(np.array([0, 1, 2, 1], dtype=np.uint16), 100).tofile(folder / "train.bin")
     np.tile(np.array([0, 1, 2, 1], dtype=np.uint16), 20).tofile(folder / "val.bin")
@@ -234,7 +232,7 @@ def write_nanogpt_data(folder: Path) -> Path:
 
 
 @pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
-def test_a_data_set_of_nanogpt_trains_and_samples(tiny, tmp_path, capsys):
+def test_a_nanogpt_data_set_trains_and_samples(tiny, tmp_path, capsys):
     dataset = str(write_nanogpt_data(tmp_path / "nanogpt"))
     cfg = tiny(dataset=dataset, max_iters=150, learning_rate=1e-2, dropout=0.0)
     assert train(cfg).best_val_loss < 0.5
@@ -251,7 +249,7 @@ def test_finetuning_with_another_tokenizer_is_refused(tiny, tmp_path):
 
 
 def mask_all(folder: Path, split: str) -> None:
-    """Mask all targets of a split, so that none of them counts."""
+    """Mask all targets of a split."""
     meta = json.loads((folder / "meta.json").read_text())
     (entry,) = meta["splits"][split]
     mask = bytes(entry["tokens"])
@@ -260,13 +258,13 @@ def mask_all(folder: Path, split: str) -> None:
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
-def test_steps_without_a_target_that_counts_have_a_loss_of_zero(tiny, masked_dir):
+def test_steps_without_counted_targets_have_a_loss_of_zero(tiny, masked_dir):
     mask_all(Path(masked_dir, "verse"), "train")
     train(tiny(data_dir=masked_dir, max_iters=3))
     assert [line["loss"] for line in read_metrics(tiny().out_dir)] == [0.0, 0.0, 0.0]
 
 
-def test_validation_data_without_a_target_that_counts_is_refused(tiny, masked_dir):
+def test_validation_data_without_counted_targets_is_refused(tiny, masked_dir):
     """It raised IndexError at the first evaluation."""
     mask_all(Path(masked_dir, "verse"), "val")
     with pytest.raises(DatasetError, match="no token of the validation data counts as a target"):
@@ -274,7 +272,7 @@ def test_validation_data_without_a_target_that_counts_is_refused(tiny, masked_di
 
 
 def test_an_id_outside_the_vocabulary_stops_the_run(tiny, data_dir, tmp_path):
-    """The shard has the checksum in meta.json, but ids that the tokenizer does not have."""
+    """The shard has a valid checksum, but ids that the tokenizer lacks."""
     folder = shutil.copytree(data_dir / "verse", tmp_path / "verse")
     ids = np.fromfile(folder / "train.bin", dtype="<u2")
     ids[:] = np.where(np.arange(len(ids)) % 1000 == 0, 60_000, ids)
@@ -291,14 +289,14 @@ def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(tiny, other_
     assert (other_project / "data" / "mine" / "meta.json").exists()
 
 
-def test_only_the_projects_own_scripts_are_run(tiny, tmp_path):
+def test_only_scripts_of_the_project_are_run(tiny, tmp_path):
     """A data set given by its path once ran the Python file next to it."""
     (tmp_path / "other.py").write_text("raise SystemExit('this must not run')")
     with pytest.raises(UserError, match="there is no"):
         train(tiny(dataset=str(tmp_path / "other")))
 
 
-def test_a_missing_data_set_is_an_error_that_says_what_to_do(tiny, other_project):
+def test_a_missing_data_set_is_an_error_with_a_remedy(tiny, other_project):
     with pytest.raises(UserError, match=r"prepared data sets: verse\); to prepare a text: python prepare"):
         train(tiny(dataset="prose"))
     with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
@@ -310,7 +308,7 @@ def test_a_missing_data_set_is_an_error_that_says_what_to_do(tiny, other_project
 
 @pytest.fixture
 def inject_bad_gradients(monkeypatch):
-    """A function that sets one gradient of the given steps to a value, as a faulty GPU or an overflow does."""
+    """A function that sets one gradient of the given steps to a value, like a faulty GPU or an overflow."""
 
     def inject(steps: range, value: float = float("nan")) -> None:
         clip, step_numbers = nn.utils.clip_grad_norm_, iter(range(1, 1000))
@@ -345,7 +343,7 @@ def test_a_bad_gradient_changes_no_weights_or_optimizer_state(tiny, inject_bad_g
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_host_skips_a_bad_step_if_the_device_cannot(tiny, inject_bad_gradients, monkeypatch, optimizer):
-    """As on Apple's GPUs, whose optimizers do not support found_inf."""
+    """For Apple's GPUs, whose optimizers do not support found_inf."""
     inject_bad_gradients(range(5, 6))
     monkeypatch.setattr(Runtime, "skips_on_device", False)
     cfg = tiny(max_iters=5, save_interval_minutes=None, eval_interval=4, keep_last=5, optimizer=optimizer)
@@ -389,7 +387,7 @@ def test_a_diverged_run_stops_without_saving_a_checkpoint(tiny):
     assert "start again with a smaller --learning_rate" in str(stop.value) and "intact" not in str(stop.value)
     assert not run_folder.exists(Path(cfg.out_dir))
     train(tiny(max_iters=2))
-    with pytest.raises(TrainingError) as stop:  # the checkpoint is that of the run before, which this one replaces
+    with pytest.raises(TrainingError) as stop:  # the checkpoint is that of the previous run, which this one replaces
         train(replace(cfg, overwrite=True))
     assert "intact" not in str(stop.value)
 
@@ -407,7 +405,7 @@ def test_skip_spikes_skips_spikes(tiny, inject_bad_gradients):
 
 
 def test_a_float16_gradient_that_overflows_at_every_loss_scale_stops_the_run(tiny, monkeypatch):
-    """Each overflow was taken as a sign that the loss scale was still too large, so the run never stopped."""
+    """Each overflow was attributed to the loss scale, so the run never stopped."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
     monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
@@ -434,7 +432,7 @@ def test_bfloat16_on_a_cpu(tiny):
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("mode", [True, pytest.param("reduce-overhead", marks=pytest.mark.slow)])
 def test_compiled_training_on_a_cpu(tiny, tmp_path, mode):
-    """On a CPU, both modes compile the same code; their difference is CUDA graphs."""
+    """On a CPU, both modes compile the same code; they differ in CUDA graphs."""
     settings = dict(dropout=0.0, n_layer=1, batch_size=8, eval_iters=2)
     eager = train(tiny(**settings)).best_val_loss
     compiled = train(tiny(**settings, compile=mode, out_dir=str(tmp_path / "compiled")))
@@ -477,21 +475,21 @@ def test_print_config_prints_all_settings_and_does_nothing_else(tiny, capsys):
     assert not Path(tiny().out_dir).exists()
 
 
-def test_eval_only_names_what_it_evaluated(tiny, capsys):
+def test_eval_only_describes_the_evaluated_data(tiny, capsys):
     train(tiny(max_iters=1))
     capsys.readouterr()
     train(tiny(init_from="resume", eval_only=True))
-    assert "validation set of verse, in contexts of 32 tokens, 4 batches of it\n" in capsys.readouterr().out
+    assert "validation set of verse (4 batches), in contexts of 32 tokens\n" in capsys.readouterr().out
 
 
-def test_without_a_sample_none_is_printed_at_the_end(tiny, capsys):
+def test_with_sample_tokens_0_no_sample_is_printed(tiny, capsys):
     train(tiny(max_iters=1, sample_tokens=0))
     assert "a sample of" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, capsys, number, status):
-    """It was 0, so a script could not tell a run that was stopped from one that had finished."""
+    """It was 0, so a script could not distinguish a stopped run from a finished one."""
     train_step = train_script.train_step
 
     def step_and_signal(state, *args):
@@ -510,13 +508,13 @@ def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, ca
 @pytest.mark.parametrize("setting", ["out_dir", "init_from", "dataset"])
 def test_an_empty_name_is_refused(tiny, setting):
     """--out_dir=$UNSET wrote the checkpoints into the current folder."""
-    with pytest.raises(UserError, match=rf"{setting}=: it must not be empty"):
+    with pytest.raises(UserError, match=rf"{setting}=: .*not be empty"):
         train(tiny(**{setting: ""}))
 
 
 @pytest.mark.parametrize("setting", ["n_embd", "batch_size", "gradient_accumulation_steps", "max_iters"])
-def test_numbers_that_are_far_too_large_are_refused_at_once(tiny, setting):
-    """They ended in a traceback, or never, because every smaller batch size was tried."""
+def test_huge_numbers_are_refused_at_once(tiny, setting):
+    """They ended in a traceback, or in an endless search for a smaller batch size."""
     with pytest.raises(UserError):
         train(tiny(**{setting: 10**23}))
     with pytest.raises(UserError):

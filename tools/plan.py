@@ -36,7 +36,7 @@ from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
 from folio.machine.kernels import adapt, compile_loss  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.training.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
-from folio.training.forecast import Memory, memory_of, suggest_memory_fix  # noqa: E402
+from folio.training.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
@@ -179,7 +179,7 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
     machine = Machine(f"steps measured on {runtime.description}", device_type, dtype, available, None, None)
-    required = memory_of(cfg, model, dtype, device_type, 1)
+    required = memory_per_process(cfg, model, dtype, device_type, 1)
     if available is not None and not required.fits(available):
         unknown = "not measured, because the run does not fit into the memory"
         return machine._replace(description=runtime.description, unknown=unknown)
@@ -212,7 +212,7 @@ def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | No
     return {
         "by": machine.description,
         "parameters": model.num_params()["total"],
-        "memory": memory_of(cfg, model, machine.dtype, machine.device_type, cfg.gpus).total,
+        "memory": memory_per_process(cfg, model, machine.dtype, machine.device_type, cfg.gpus).total,
         "steps": counts.max_iters,
         "tokens": counts.max_iters * cfg.step_tokens,
         "flops": counts.max_iters * cfg.step_tokens * model.config.flops_per_token()["total"],
@@ -277,7 +277,7 @@ def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
     """What a process needs, whether that fits, and if not, what would."""
 
     def memory_with(changed: TrainConfig) -> Memory:
-        return memory_of(changed, model, machine.dtype, machine.device_type, cfg.gpus)
+        return memory_per_process(changed, model, machine.dtype, machine.device_type, cfg.gpus)
 
     required, available = memory_with(cfg), machine.memory
     if available is None:

@@ -137,7 +137,7 @@ def replay(given: ReplayConfig) -> None:
             if training:
                 source = training.pause(history.newest.tokenizer)
             is_resumed = training is not None or saved is not None
-            training = Training.of(Start(cfg, source, before=cfg if is_resumed else None), part, runtime, data)
+            training = Training.of(Start(cfg, source, saved_cfg=cfg if is_resumed else None), part, runtime, data)
             while training.state.step < min(part.end, step - 1):
                 training.train_step()
                 bar.update()

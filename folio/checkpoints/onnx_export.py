@@ -50,7 +50,7 @@ class GivenCache(AttentionKernel):
         self.past, self.mask, self.position_ids = past, mask, position_ids
         self.present: list[Tensor] = []
 
-    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+    def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         key_positions = self.mask.cumsum(dim=1) - 1  # (B, S)
         return self.position_ids, key_positions.masked_fill(self.mask == 0, PADDED)
 

@@ -29,15 +29,15 @@ DECODE_STEP = CompiledModule("folio.decoding.decode_step", imports=("folio.decod
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
 LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, in the order of the step
 ALIGNMENT = 64  # bytes of a cache line
-PREFILL = 64  # tokens of prompts that are computed together
+PREFILL = 64  # prompt tokens to compute at once
 
 
 class CPUDecoder:
-    """A GPT's weights in a format for the compiled step. Those that are in it already are the model's own, not copies.
+    """A GPT's weights in a format for the compiled step. Weights that already have this format are not copied.
 
     dtype: one of FORMATS. With int8 and int4, weights are rounded (quantize.py) and activations are float32. The
-    key-value cache is bfloat16, with float32 weights float32. weights: the model's parameters by name, each read once;
-    needed if the model has none.
+    key-value cache is float32 for float32 weights, otherwise bfloat16. weights: the model's parameters by name, each
+    read once; required if the model is on the meta device.
     """
 
     def __init__(self, model: GPT, dtype: str, weights: Mapping[str, Tensor] | None = None):
@@ -56,21 +56,21 @@ class CPUDecoder:
             "run_part": compiled.address(DECODE_STEP, "run_part"),
         }
         self.x_bytes = 2 if in_pairs else 4  # per input of a linear layer
-        self.multiple = 2 * LANES if in_pairs or dtype == "int4" else LANES  # of inputs
-        self.memory: list[Tensor] = []  # what addresses refer to
+        self.multiple = 2 * LANES if in_pairs or dtype == "int4" else LANES  # to which inputs are padded
+        self.memory: list[Tensor] = []  # keeps the tensors behind addresses alive
         blocks = [f"transformer.h.{i}" for i in range(self.config.n_layer)]
         linears = [f"{block}.{name}" for block in blocks for name in LINEARS]
         norms = [f"{block}.{name}" for block in blocks for name in ("ln_1", "ln_2")] + ["transformer.ln_f"]
-        head = self.matrix(weights, "transformer.wte")  # the largest, while memory holds no other one
+        head = self.matrix(weights, "transformer.wte")  # the largest one first, to limit peak memory
         self.matrices = np.array([self.matrix(weights, linear) for linear in linears] + [head], RECORDS["matrix"])
-        of_norms = [[self.floats(weights.get(f"{norm}.{kind}")) for kind in ("weight", "bias")] for norm in norms]
-        self.norms = np.array([tuple(addresses) for addresses in of_norms], RECORDS["norm"])
-        self.positions = self.floats(position_vectors(self.config, weights))
+        norm_records = [(self.floats(weights[f"{n}.weight"]), self.floats(weights.get(f"{n}.bias"))) for n in norms]
+        self.norms = np.array(norm_records, RECORDS["norm"])
+        self.positions = self.floats(position_embeddings(self.config, weights))
         self.bias = self.floats(bias_by_distance(self.config, weights))
         self.weight_bytes = int((self.matrices["stride"] * self.matrices["outputs"]).sum())
 
     def keep(self, tensor: Tensor) -> int:
-        """The address of the tensor's values, which stay in memory as long as the decoder does."""
+        """Keep the tensor's values in memory as long as the decoder, and return their address."""
         tensor = tensor.detach().contiguous()
         if tensor.data_ptr() % ALIGNMENT:
             tensor = tensor.clone()
@@ -82,7 +82,7 @@ class CPUDecoder:
         return 0 if tensor is None else self.keep(tensor.float())
 
     def matrix(self, weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-        """The record of a linear layer. Its inputs are padded with zeros to a multiple of what is computed together."""
+        """The record of a linear layer. Its inputs are padded with zeros to a multiple of self.multiple."""
         weight, scales = weights[f"{name}.weight"].detach(), None
         outputs, inputs = weight.shape
         if self.dtype == "int8":
@@ -99,16 +99,16 @@ class CPUDecoder:
 
     @property
     def row_bytes(self) -> int:
-        """Keys and values, and logits with the numbers that they are filtered with."""
-        keys = self.cache_dtype.itemsize * self.config.block_size * self.config.n_embd  # bytes of those of a layer
-        return 2 * self.config.n_layer * keys + 20 * self.config.vocab_size
+        """Bytes of keys, values, logits, and the scratch memory of the filters."""
+        layer_keys = self.cache_dtype.itemsize * self.config.block_size * self.config.n_embd  # bytes per layer
+        return 2 * self.config.n_layer * layer_keys + 20 * self.config.vocab_size
 
     def batch(self, rows: int, vocab_size: int | None = None) -> "CPUBatch":
         return CPUBatch(self, rows, vocab_size)
 
 
-def why_torch_decodes(model: GPT) -> str | None:
-    """Why the compiled step cannot decode this model; None if it can."""
+def unsupported_reason(model: GPT) -> str | None:
+    """The reason why the compiled step cannot decode this model; None if it can."""
     try:
         if not computes_filters():
             return "folio/decoding/sampling.py was changed"
@@ -119,49 +119,49 @@ def why_torch_decodes(model: GPT) -> str | None:
 
 @torch.no_grad()
 def computes_model(model: GPT) -> bool:
-    """Whether the compiled step computes what the model does, whose model.py or parts may have been changed.
+    """Whether the compiled step computes the same as the model: model.py or the model's modules may have been changed.
 
-    The parts are compared by their classes. A small model with large random weights is computed with both.
+    Compares the classes of the modules, and the logits of a small model with large random weights.
     """
     try:
         small = type(model)(replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TOKENS))
         small.kernel = model.kernel
-        return part_classes(small) == part_classes(model) and not has_hooks(model) and differs_by(small) < 1e-5
+        return module_classes(small) == module_classes(model) and not has_hooks(model) and max_error(small) < 1e-5
     except CompileError:
         raise
-    except Exception:  # whatever a changed model raises: it has other parts, or other arguments
+    except Exception:  # a changed model may have other modules or arguments, and raise anything
         return False
 
 
-TOKENS = 160  # more than relative positions distinguish, and than are prefilled together
+TOKENS = 160  # more than PREFILL, and than the distances that relative positions distinguish
 
 
-def part_classes(model: GPT) -> set[type]:
+def module_classes(model: GPT) -> set[type]:
     return {type(module) for module in model.modules() if not isinstance(module, nn.Dropout)}
 
 
 def has_hooks(model: GPT) -> bool:
-    """Whether something was registered that may change what a module computes. In eval mode, dropout does nothing."""
+    """Whether hooks may change the output of a module, except dropout, which does nothing in eval mode."""
     modules = [module for module in model.modules() if not isinstance(module, nn.Dropout)]
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
-def differs_by(model: GPT) -> float:
-    """The largest difference of the compiled step's logits from the model's, relative to the largest logit.
+def max_error(model: GPT) -> float:
+    """The maximum difference between the logits of the compiled step and the model, relative to the largest logit.
 
-    Embeddings are so small that the epsilon of the norms matters.
+    Gives the model random weights. Embeddings are so small that the epsilon of the norms matters.
     """
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.eval().named_parameters():
         parameter.normal_(std=0.02 if "wte" in name or "wpe" in name else 0.3, generator=generator)
     ids = torch.randint(64, (TOKENS,), generator=generator)
     batch = CPUBatch(CPUDecoder(model, "float32"), 3)
-    largest = 0.0
+    error = 0.0
     for count in (1, 40, TOKENS):
         batch.prefill({0: ids[:count].tolist()}, {})
         expected = model(ids[None, :count])[0][0, -1]
-        largest = max(largest, ((batch.logits[0] - expected).abs().max() / expected.abs().max()).item())
-    return largest
+        error = max(error, ((batch.logits[0] - expected).abs().max() / expected.abs().max()).item())
+    return error
 
 
 SAMPLING_FIELDS = [
@@ -172,21 +172,21 @@ SAMPLING_FIELDS = [
 
 @cache
 def computes_filters() -> bool:
-    """Whether the compiled step samples the tokens that sampling.py does, whose filters may have been changed.
+    """Whether the compiled step samples the same tokens as sampling.py, whose filters may have been changed.
 
-    Both sample from random logits of a small vocabulary, with each filter and with all.
+    Both sample from random logits of a small vocabulary, with each filter and with all filters.
     """
     if [field.name for field in fields(Sampling)] != SAMPLING_FIELDS:
         return False
     try:
         decoder = CPUDecoder(GPT(GPTConfig(vocab_size=64, n_layer=1, n_head=1, n_embd=16, block_size=1)), "float32")
         logits = 3 * torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
-        each = [(), (1.5,), (1, 0), (1, 0.5), (1, 1, 5), (1, 1, None, 0.5), (1, 1, None, None, 0.2)]
+        filters = [(), (1.5,), (1, 0), (1, 0.5), (1, 1, 5), (1, 1, None, 0.5), (1, 1, None, None, 0.2)]
         penalties = [(1, 1, None, None, None, 0.5), (1, 1, None, None, None, 0, 0.5), (1, 0, None, None, None, 1, -1)]
-        last = (1.3, 0.7, 30, 0.9, 0.02, 0.3, 0.2, ((3, 1.5), (59, -2.0)))
+        combined = (1.3, 0.7, 30, 0.9, 0.02, 0.3, 0.2, ((3, 1.5), (59, -2.0)))
         batch, sampler = decoder.batch(8, vocab_size=60), TokenSampler(8, 64, 60, torch.device("cpu"))
         batch.logits.copy_(logits)
-        for values in (*each, *penalties, last):
+        for values in (*filters, *penalties, combined):
             for row in range(8):
                 sample = Sample([row], row, Sampling(*values), seed=1)
                 batch.start(row, sample)
@@ -197,30 +197,31 @@ def computes_filters() -> bool:
         return True
     except CompileError:
         raise
-    except Exception:  # as in computes_model
+    except Exception:  # see computes_model
         return False
 
 
 @torch.no_grad()
-def position_vectors(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
-    """What is added to the token embedding at each position, (S, C), if the method adds anything."""
-    method = POSITIONS[config.position](config)
-    return method.vectors(torch.arange(config.block_size), weights.get(f"transformer.{method.table_name}.weight"))
+def position_embeddings(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
+    """The embedding of each position, (S, C), or None if the position encoding has none."""
+    encoding = POSITIONS[config.position](config)
+    table = weights.get(f"transformer.{encoding.table_name}.weight")
+    return encoding.embeddings(torch.arange(config.block_size), table)
 
 
 @torch.no_grad()
 def bias_by_distance(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
-    """What is added to the scores of keys at each distance, (H, S), if the method adds anything."""
+    """The bias of the attention scores at each distance, (H, S), or None if the position encoding has none."""
     if not config.biases_scores:
         return None
-    method = POSITIONS[config.position](config)
-    table = weights.get(f"transformer.{method.table_name}.weight")
+    encoding = POSITIONS[config.position](config)
+    table = weights.get(f"transformer.{encoding.table_name}.weight")
     distances = torch.arange(config.block_size)[None, None, None]  # (1, 1, 1, S)
-    return method.bias(distances, None if table is None else table.float())[0, :, 0]
+    return encoding.bias(distances, None if table is None else table.float())[0, :, 0]
 
 
 class CPUBatch:
-    """Rows of tokens that are continued together: their key-value cache, sampling settings, and buffers."""
+    """The rows of a batch: their key-value cache, sampling settings, and buffers."""
 
     steps_ahead, chunk, keeps_rows = 0, PREFILL, True
 
@@ -228,23 +229,23 @@ class CPUBatch:
         config, self.decoder = decoder.config, decoder
         L, C, H, S, V = config.n_layer, config.n_embd, config.n_head, config.block_size, config.vocab_size
         N, D = max(rows, PREFILL), C // H
-        width = D + -D % LANES  # the lanes of keys and values from D on are 0, which adds nothing to a score
+        width = D + -D % LANES  # keys and values are padded with zeros, which add nothing to a score
         inputs, expanded_inputs = C + -C % decoder.multiple, 4 * C + -4 * C % decoder.multiple
         self.vocab_size = vocab_size or V  # without padding
-        self.memory: list[Tensor] = []  # what addresses refer to
+        self.memory: list[Tensor] = []  # keeps the tensors behind addresses alive
         self.tables: dict[int, dict[str, Tensor]] = {}  # by row and field: a number for each token of the vocabulary
         self.cache = torch.empty(L, 2, rows, H, S, width, dtype=decoder.cache_dtype)
-        self.cache[..., D:] = 0  # the rest is written before it is read
+        self.cache[..., D:] = 0  # the other values are written before they are read
         self.logits = torch.zeros(rows, V)
         self.output = torch.zeros(max(4 * N * C, N * V, inputs))  # of linear layers, also the logits of N tokens
-        self.rotation = torch.zeros(0, D)  # cosines and sines of positions, from rotation_first on
+        self.rotation = torch.zeros(0, D)  # cosines and sines of positions rotation_first, rotation_first + 1, ...
         self.rows = np.zeros(rows, RECORDS["row"])
         self.rows["vocab_size"] = self.vocab_size
         self.tokens = np.zeros(N, RECORDS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
-        self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; the last counts helping threads
+        self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; see decode_step.py
         self.state = np.zeros(1, RECORDS["state"])
-        self.address, self.helping = self.state.ctypes.data, self.sync.numpy()[3]
+        self.address, self.active_helpers = self.state.ctypes.data, self.sync.numpy()[3]
         self.set(
             **decoder.functions,
             n_layer=L,
@@ -282,7 +283,7 @@ class CPUBatch:
         )
 
     def zeros(self, count: int) -> int:
-        """The address of so many float32 zeros."""
+        """Allocate `count` float32 zeros, and return their address."""
         self.memory.append(torch.zeros(count))
         return self.memory[-1].data_ptr()
 
@@ -344,17 +345,17 @@ class CPUBatch:
         return torch.cat(logits)
 
     def new_tokens(self, row: int, context: list[int], count: int) -> list[tuple[int, int, int]]:
-        """The records of a context's tokens but for the first `count`, which the row has already."""
+        """The records of a context's tokens, without the first `count`, which are cached."""
         V, S = self.decoder.config.vocab_size, self.decoder.config.block_size
         assert count < len(context) <= S
-        if not 0 <= min(context) <= max(context) < V:  # the compiled step reads whatever is there
+        if not 0 <= min(context) <= max(context) < V:  # the compiled step does not check bounds
             raise IndexError(f"a context has ids from {min(context)} to {max(context)}, the vocabulary {V} ids")
         self.rows["length"][row] = len(context)
         self.rotate_positions(0, len(context))
         return [(context[position], row, position) for position in range(count, len(context))]
 
     def run_tokens(self, tokens: list[tuple[int, int, int]], predicted: list[int]) -> None:
-        """Compute the keys and values of at most PREFILL tokens, and the logits after some of them, by their places."""
+        """Compute the keys and values of at most PREFILL tokens, and logits after those with indices `predicted`."""
         self.tokens[: len(tokens)], self.predicted[: len(predicted)] = tokens, predicted
         self.run(len(tokens), appends=0, count=len(tokens), predicted_count=len(predicted), sampled_count=0)
 
@@ -368,16 +369,16 @@ class CPUBatch:
         return self.run_rows(rows, appends=1)
 
     def run_rows(self, rows: list[int], appends: int) -> Callable[[], list[int]]:
-        """Append the tokens that were sampled last to these rows, if wanted, and sample the next ones."""
+        """Sample the next tokens of these rows. appends: whether to append the last sampled tokens first, 0 or 1."""
         self.sampled[: len(rows)] = rows
         self.run(len(rows), appends=appends, count=0, sampled_count=len(rows))
         tokens = self.rows["token"].tolist()
         return lambda: tokens
 
     def rotate_positions(self, first: int, end: int) -> None:
-        """Have the cosines and sines of positions first ... end - 1, if the model rotates queries and keys.
+        """Make sure that `rotation` covers positions first ... end - 1, if the model rotates queries and keys.
 
-        While the context slides, positions grow, and those of the cached keys are not needed any more.
+        Positions grow while the context slides. Those of cached keys are no longer needed.
         """
         start = self.state["rotation_first"][0]
         if self.decoder.config.position == "rotary" and not start <= first <= end <= start + len(self.rotation):
@@ -386,67 +387,67 @@ class CPUBatch:
             self.set(rotation=self.rotation.data_ptr(), rotation_first=first)
 
     def run(self, tokens: int, **fields: int) -> None:
-        """Run the compiled step for so many tokens with these fields of the state."""
+        """Run the compiled step for this number of tokens with these fields of the state."""
         threads = choose_threads(self.decoder, tokens)
         self.set(threads=threads, now=time.perf_counter(), **fields)
-        if threads > 1 and self.helping[0] < threads - 1:
-            for helper in helpers(threads - 1):
+        if threads > 1 and self.active_helpers[0] < threads - 1:
+            for helper in get_helpers(threads - 1):
                 helper.wake(self)
         self.decoder.run_step(self.address)  # decode_step.step
 
 
-SMALL = 1.5e6  # bytes of weights times tokens, below which threads would mostly wait for each other
+SINGLE_THREAD_BYTES = 1.5e6  # of weights times tokens; in smaller steps, threads would mostly wait for each other
 
 
 def choose_threads(decoder: CPUDecoder, tokens: int) -> int:
-    """As many threads as torch uses, or one for little work."""
-    return 1 if decoder.weight_bytes * tokens < SMALL else torch.get_num_threads()
+    """The number of torch's threads, or 1 for a small step."""
+    return 1 if decoder.weight_bytes * tokens < SINGLE_THREAD_BYTES else torch.get_num_threads()
 
 
 class Helper(threading.Thread):
-    """A thread that takes part in steps. It sleeps when there has been nothing to do for a moment."""
+    """A thread that runs parts of steps. It sleeps after a moment without work."""
 
     def __init__(self):
         super().__init__(daemon=True)
         self.batch: CPUBatch | None = None
-        self.awake = threading.Event()
-        self.ends = False
+        self.wake_event = threading.Event()
+        self.stopping = False
         self.start()
 
     def wake(self, batch: CPUBatch) -> None:
-        """Take part in the steps of the batch, after those of another one."""
+        """Run parts of the batch's steps, after those of the previous batch."""
         self.batch = batch
-        self.awake.set()
+        self.wake_event.set()
 
-    def end(self) -> None:
-        self.ends = True
-        self.awake.set()
+    def stop(self) -> None:
+        self.stopping = True
+        self.wake_event.set()
         self.join(timeout=1.0)
 
     def run(self) -> None:
-        while not self.ends:
-            self.awake.wait()
-            self.awake.clear()
+        while not self.stopping:
+            self.wake_event.wait()
+            self.wake_event.clear()
             batch, self.batch = self.batch, None
             if batch is not None:
                 batch.decoder.run_help(batch.address)
             del batch
 
 
-_helpers: dict[int, list[Helper]] = {}  # by process: the threads of a parent do not exist in its child
+_helpers: dict[int, list[Helper]] = {}  # by process, because a forked child does not have its parent's threads
 
 
-def helpers(count: int) -> list[Helper]:
-    """So many threads, which all decoders share."""
-    ours = _helpers.setdefault(os.getpid(), [])
-    if not ours:
-        atexit.register(end_helpers)
-    while len(ours) < count:
-        ours.append(Helper())
-    return ours[:count]
+def get_helpers(count: int) -> list[Helper]:
+    """Return `count` threads, which all decoders share. Starts missing ones."""
+    helpers = _helpers.setdefault(os.getpid(), [])
+    if not helpers:
+        atexit.register(stop_helpers)
+    while len(helpers) < count:
+        helpers.append(Helper())
+    return helpers[:count]
 
 
-def end_helpers() -> None:
-    """End the threads before the interpreter does, which could not: they may be outside of Python."""
+def stop_helpers() -> None:
+    """Stop the threads at exit, while the interpreter still runs: they may be in compiled code."""
     for helper in _helpers.pop(os.getpid(), []):
-        helper.end()
+        helper.stop()

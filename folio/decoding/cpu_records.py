@@ -28,6 +28,6 @@ RECORDS = {
         *("qkv", "scores", "output", "filtered"),
         *("sync", "threads", "phase", "x_bytes", "cache_bytes"),
         *("linear", "widen", "score", "mix", "run_part"),  # compiled functions
-        **dict.fromkeys(("now", "alone_until", "next_break"), "f8"),  # seconds
+        **dict.fromkeys(("now", "single_until", "next_backoff"), "f8"),  # seconds
     ),
 }

@@ -1,8 +1,8 @@
-"""A step of decoding on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache,
-the sampling filters of sampling.py, and the draw.
+"""A decoding step on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache, and
+sampling with the filters of sampling.py.
 
-All arguments are in the records of cpu_records.py. A step consists of phases, and a phase of parts, which the
-threads claim one by one.
+All arguments are in the records of cpu_records.py. A step consists of phases, and a phase of parts, which threads claim
+one by one.
 
 Dimensions: N new tokens, C channels, D head size, S slots of the cache (block_size), V vocabulary.
 """
@@ -36,18 +36,18 @@ from folio.machine.simd import (
     square_root,
 )
 
-inlined = njit(**OPTIONS, inline="always")  # for functions with one caller: they compile faster as part of it
-# A sum may be reordered, so that it is computed in vectors.
+inlined = njit(**OPTIONS, inline="always")  # for functions with one caller, which then compile faster
+# Sums may be reordered, so that they are vectorized.
 compiled_sums = njit(**OPTIONS, fastmath={"reassoc", "contract"})
-compiled_largest = njit(**OPTIONS, fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
+compiled_max = njit(**OPTIONS, fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
 CACHE_LINE = 64  # bytes
-MOST_QUERIES = 4  # of a row, whose attention is computed together
+MAX_QUERIES = 4  # queries of a row whose attention is computed at once
 LAYER_NORM_EPSILON = np.float32(1e-5)
 
 states, matrices, norms = (make_array_at(RECORDS[name]) for name in ("state", "matrix", "norm"))
 new_tokens, rows_at = (make_array_at(RECORDS[name]) for name in ("token", "row"))
-# Phases; the first four are a layer's matrices in turn. numba would compile a function again for each constant that is
-# an int of Python.
+# Phases; the first four are the matrices of a layer, in order. They are not Python's ints, because numba would compile
+# a function again for each of them.
 ATTEND, PROJECT, EXPAND, CONTRACT, PREDICT, SAMPLE, EMBED, NORMALIZE = np.arange(8)
 NO_LAYER = np.int64(0)
 
@@ -66,10 +66,10 @@ def widen(format: str):
     return simd.make_widen(simd.FORMATS[format])
 
 
-# --- functions of a number --------------------------------------------------------------------------------------------
+# --- scalar functions -------------------------------------------------------------------------------------------------
 
-LOG2_E, LN_2, LN_2_REST = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-SMALLEST_EXPONENT, LARGEST_EXPONENT = np.float32(-87.3), np.float32(88.0)
+LOG2_E, LN_2_HIGH, LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+MIN_EXPONENT, MAX_EXPONENT = np.float32(-87.3), np.float32(88.0)
 TAYLOR = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
 
 # Coefficients of t, t^2, ... for t = 1 / (1 + 0.3 |x|), fitted to exp(x^2 / 2) times the probability that a standard
@@ -84,7 +84,7 @@ NORMAL_TAIL = tuple(
 
 
 def make_polynomial(coefficients: tuple[np.float32, ...]):
-    """polynomial(x): the sum of coefficients[n] x^n, by Horner's rule, as one expression that is fast in vectors."""
+    """polynomial(x): the sum of coefficients[n] x^n by Horner's rule, as one expression, which is vectorized."""
     body = f"c{len(coefficients) - 1}"
     for n in range(len(coefficients) - 2, -1, -1):
         body = f"fused({body}, x, c{n})"
@@ -98,9 +98,9 @@ taylor, normal_tail = make_polynomial(TAYLOR), make_polynomial(NORMAL_TAIL)
 @compiled
 def exp(x):
     """e^x in float32, for x up to 88: 2^n e^r with |r| <= ln(2) / 2. 0 below -87.3."""
-    n = round_to_integer(max(x, SMALLEST_EXPONENT) * LOG2_E)
-    r = fused(n, -LN_2_REST, fused(n, -LN_2, max(x, SMALLEST_EXPONENT)))
-    return taylor(r) * power_of_two(n) if x >= SMALLEST_EXPONENT else np.float32(0)
+    n = round_to_integer(max(x, MIN_EXPONENT) * LOG2_E)
+    r = fused(n, -LN_2_LOW, fused(n, -LN_2_HIGH, max(x, MIN_EXPONENT)))
+    return taylor(r) * power_of_two(n) if x >= MIN_EXPONENT else np.float32(0)
 
 
 @compiled
@@ -115,12 +115,12 @@ def gelu(x):
 def gelu_new(x):
     """x / 2 (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), because (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))."""
     minus_2u = np.float32(-2 * math.sqrt(2 / math.pi)) * x * fused(np.float32(0.044715) * x, x, np.float32(1))
-    return x / (np.float32(1) + exp(min(minus_2u, LARGEST_EXPONENT)))
+    return x / (np.float32(1) + exp(min(minus_2u, MAX_EXPONENT)))
 
 
 @compiled_sums
 def exp_all(x, count, shift, scale):
-    """In place: e^((x - shift) scale). Returns their sum."""
+    """Compute e^((x - shift) scale) in place, and return the sum."""
     total = np.float32(0)
     for i in range(count):
         e = exp((x[i] - shift) * scale)
@@ -129,8 +129,8 @@ def exp_all(x, count, shift, scale):
     return total
 
 
-@compiled_largest
-def largest_of(x, count):
+@compiled_max
+def maximum(x, count):
     largest = x[0]
     for i in range(count):
         largest = max(largest, x[i])
@@ -139,8 +139,8 @@ def largest_of(x, count):
 
 @compiled_sums
 def softmax(x, count, scale):
-    """In place: the softmax of x scale."""
-    total = exp_all(x, count, largest_of(x, count), scale)
+    """Compute the softmax of x * scale in place."""
+    total = exp_all(x, count, maximum(x, count), scale)
     for i in range(count):
         x[i] /= total
 
@@ -150,7 +150,7 @@ def softmax(x, count, scale):
 
 @inlined
 def rotate(x, D, rotation):
-    """Rotate channels i and i + D / 2 as a plane, as model.rotate does. rotation: the address of cosines and sines."""
+    """Rotate channels i and i + D / 2 as a plane, like model.rotate. rotation: the address of cosines and sines."""
     cos, sin = floats(rotation, D // 2), floats(rotation + 2 * D, D // 2)
     for i in range(D // 2):
         a, b = x[i], x[i + D // 2]
@@ -160,7 +160,7 @@ def rotate(x, D, rotation):
 
 @inlined
 def add_bias_by_distance(scores, count, scale, by_distance, newest, S):
-    """scores[s] = scores[s] scale + by_distance[distance of slot s from the newest token's]."""
+    """scores[s] = scores[s] * scale + by_distance[distance from the newest token back to slot s]."""
     for s in range(newest + 1):
         scores[s] = scores[s] * scale + by_distance[newest - s]
     for s in range(newest + 1, count):
@@ -169,7 +169,7 @@ def add_bias_by_distance(scores, count, scale, by_distance, newest, S):
 
 @compiled
 def copy_floats(values, count, address, item_bytes):
-    """Copy float32 values to an address, as bfloat16 if an item has two bytes."""
+    """Copy float32 values to an address, as bfloat16 if item_bytes is 2."""
     if item_bytes == 2:
         bits = shorts(address, count)
         for i in range(count):
@@ -181,9 +181,9 @@ def copy_floats(values, count, address, item_bytes):
 
 
 @compiled
-def apply(state, m, x, x_stride, N, y, y_stride, first, last):
-    """Outputs first ... last - 1 of a linear layer for N inputs x; y[0] is output `first`. Strides are in bytes."""
-    count = last - first
+def apply_linear(state, m, x, x_stride, N, y, y_stride, first, end):
+    """Compute outputs first ... end - 1 of a linear layer for N inputs x; y[0] is output `first`. Strides in bytes."""
+    count = end - first
     call_linear(state.linear, m.weight + first * m.stride, m.stride, x, x_stride, N, m.inputs, y, y_stride, count)
     for n in range(N):
         values = floats(y + n * y_stride, count)
@@ -199,7 +199,7 @@ def apply(state, m, x, x_stride, N, y, y_stride, first, last):
 
 @inlined
 def embed(state):
-    """The sum of token and position embeddings, as the residual stream."""
+    """Initialize the residual stream with the sum of token and position embeddings."""
     C, tokens = state.n_embd, new_tokens(state.tokens, state.count)
     m = matrices(state.matrices, 4 * state.n_layer + 1)[4 * state.n_layer]
     widened = floats(state.output, m.inputs)
@@ -236,7 +236,7 @@ def layer_norm(state, x, norm, scratch, output):
 
 @inlined
 def normalize(state, index, part):
-    """The norm of that index for a part of the new tokens."""
+    """Apply norm number `index` to a part of the new tokens."""
     C, norm = state.n_embd, norms(state.norms, 2 * state.n_layer + 1)[index]
     for n in range(PART_TOKENS * part, min(PART_TOKENS * (part + 1), state.count)):
         x, scratch = floats(state.stream + 4 * n * C, C), floats(state.output + 4 * n * C, C)
@@ -245,16 +245,16 @@ def normalize(state, index, part):
 
 @compiled
 def fetch_all(address, count):
-    """Have so many bytes read into the second-level cache while something else is computed."""
+    """Prefetch `count` bytes into the second-level cache."""
     for line in range(0, count, CACHE_LINE):
         fetch_line(address + line)
 
 
 @inlined
 def attend(state, layer, head):
-    """One head: queries, keys, and values of the new tokens, and the weighted sums of values.
+    """Compute one head: queries, keys, and values of the new tokens, and the weighted sums of values.
 
-    In the last layer, only the tokens whose logits are needed attend to others.
+    In the last layer, sums are computed only for tokens whose logits are needed.
     """
     m = matrices(state.matrices, 4 * state.n_layer)[4 * layer + ATTEND]
     tokens, N = new_tokens(state.tokens, state.count), state.count
@@ -268,7 +268,7 @@ def attend(state, layer, head):
     cached_values = cached_keys + state.rows * row_bytes
     for part, address in enumerate((queries, keys, values)):
         first = part * C + head * D
-        apply(state, m, state.normed, state.x_stride, N, address, stride, first, first + D)
+        apply_linear(state, m, state.normed, state.x_stride, N, address, stride, first, first + D)
     if state.rotation:
         for n in range(N):
             rotation = state.rotation + 4 * D * (tokens[n].position - state.rotation_first)
@@ -278,37 +278,37 @@ def attend(state, layer, head):
         slot = tokens[n].row * row_bytes + tokens[n].position % S * vector_bytes
         copy_floats(floats(keys + n * stride, D), D, cached_keys + slot, state.cache_bytes)
         copy_floats(floats(values + n * stride, D), D, cached_values + slot, state.cache_bytes)
-    scale, scores, n = np.float32(1) / square_root(np.float32(D)), state.scores + 4 * MOST_QUERIES * S * head, 0
+    scale, scores, n = np.float32(1) / square_root(np.float32(D)), state.scores + 4 * MAX_QUERIES * S * head, 0
     is_last, predicted = layer == state.n_layer - 1, integers(state.predicted, state.predicted_count)
     count = state.predicted_count if is_last else N
     while n < count:
         first = predicted[n] if is_last else n
-        row, group = tokens[first].row, 1  # up to four tokens of a row at a time
-        while group < MOST_QUERIES and n + group < count and tokens[first + group].row == row:
+        row, group = tokens[first].row, 1  # up to MAX_QUERIES tokens of a row
+        while group < MAX_QUERIES and n + group < count and tokens[first + group].row == row:
             group += 1
-        most = min(tokens[first + group - 1].position + 1, S)  # keys that one of them attends to
+        max_keys = min(tokens[first + group - 1].position + 1, S)  # of any token of the group
         query = queries + first * stride
         row_keys, row_values = cached_keys + row * row_bytes, cached_values + row * row_bytes
-        later, later_bytes = tokens[min(first + group, N - 1)], 0
-        if later.row != row:
-            later_bytes = vector_bytes * min(later.position + 1, S)
-        fetch_all(cached_keys + later.row * row_bytes, later_bytes)
-        call_linear(state.score, row_keys, vector_bytes, query, stride, group, width, scores, 4 * S, most)
+        next_token, next_bytes = tokens[min(first + group, N - 1)], 0
+        if next_token.row != row:
+            next_bytes = vector_bytes * min(next_token.position + 1, S)
+        fetch_all(cached_keys + next_token.row * row_bytes, next_bytes)
+        call_linear(state.score, row_keys, vector_bytes, query, stride, group, width, scores, 4 * S, max_keys)
         for g in range(group):
             position = tokens[first + g].position
-            keys_of_token = min(position + 1, S)
-            weights = floats(scores + 4 * g * S, most)
+            token_keys = min(position + 1, S)
+            weights = floats(scores + 4 * g * S, max_keys)
             if state.bias:
                 by_distance = floats(state.bias + 4 * head * S, S)
-                add_bias_by_distance(weights, keys_of_token, scale, by_distance, position % S, S)
-                softmax(weights, keys_of_token, np.float32(1))
+                add_bias_by_distance(weights, token_keys, scale, by_distance, position % S, S)
+                softmax(weights, token_keys, np.float32(1))
             else:
-                softmax(weights, keys_of_token, scale)
-            for s in range(keys_of_token, most):
+                softmax(weights, token_keys, scale)
+            for s in range(token_keys, max_keys):
                 weights[s] = np.float32(0)
-        fetch_all(cached_values + later.row * row_bytes, later_bytes)
-        call_linear(state.mix, scores, 4 * S, group, most, row_values, vector_bytes, query, stride, width)
-        for g in range(group):  # the results take the place of the queries
+        fetch_all(cached_values + next_token.row * row_bytes, next_bytes)
+        call_linear(state.mix, scores, 4 * S, group, max_keys, row_values, vector_bytes, query, stride, width)
+        for g in range(group):  # the results have replaced the queries
             output = state.attended + (n + g) * state.x_stride + state.x_bytes * head * D
             copy_floats(floats(query + g * stride, D), D, output, state.x_bytes)
         n += group
@@ -316,7 +316,7 @@ def attend(state, layer, head):
 
 @inlined
 def keep_predicted(state):
-    """Forget the new tokens whose logits are not needed."""
+    """Remove the new tokens whose logits are not needed."""
     C, predicted = state.n_embd, integers(state.predicted, state.predicted_count)
     tokens, stream = new_tokens(state.tokens, state.count), floats(state.stream, state.count * C)
     for n in range(state.predicted_count):
@@ -327,46 +327,46 @@ def keep_predicted(state):
 
 
 @inlined
-def add_to_stream(state, m, x, x_stride, first, last):
-    """Add outputs first ... last - 1 of a linear layer to the residual stream."""
+def add_to_stream(state, m, x, x_stride, first, end):
+    """Add outputs first ... end - 1 of a linear layer to the residual stream."""
     C = state.n_embd
     y = state.output + 4 * first
-    apply(state, m, x, x_stride, state.count, y, 4 * C, first, last)
+    apply_linear(state, m, x, x_stride, state.count, y, 4 * C, first, end)
     for n in range(state.count):
-        values, stream = floats(y + 4 * n * C, last - first), floats(state.stream + 4 * (n * C + first), last - first)
-        for i in range(last - first):
+        values, stream = floats(y + 4 * n * C, end - first), floats(state.stream + 4 * (n * C + first), end - first)
+        for i in range(end - first):
             stream[i] += values[i]
 
 
 @inlined
-def expand(state, m, first, last):
-    """Outputs first ... last - 1 of the MLP's first layer, and the activation function."""
+def expand(state, m, first, end):
+    """Compute outputs first ... end - 1 of the MLP's first layer, with the activation function."""
     y, stride = state.output + 4 * first, 4 * m.outputs
-    apply(state, m, state.normed, state.x_stride, state.count, y, stride, first, last)
+    apply_linear(state, m, state.normed, state.x_stride, state.count, y, stride, first, end)
     for n in range(state.count):
-        values = floats(y + n * stride, last - first)
+        values = floats(y + n * stride, end - first)
         if state.gelu_new:
-            for i in range(last - first):
+            for i in range(end - first):
                 values[i] = gelu_new(values[i])
         else:
-            for i in range(last - first):
+            for i in range(end - first):
                 values[i] = gelu(values[i])
         copy_floats(
-            values, last - first, state.expanded + n * state.expanded_stride + state.x_bytes * first, state.x_bytes
+            values, end - first, state.expanded + n * state.expanded_stride + state.x_bytes * first, state.x_bytes
         )
 
 
 @inlined
-def predict(state, m, first, last):
-    """Logits first ... last - 1."""
+def predict(state, m, first, end):
+    """Compute logits first ... end - 1."""
     y, stride = state.output + 4 * first, 4 * m.outputs
-    apply(state, m, state.normed, state.x_stride, state.count, y, stride, first, last)
+    apply_linear(state, m, state.normed, state.x_stride, state.count, y, stride, first, end)
     tokens = new_tokens(state.tokens, state.count)
     for n in range(state.count):
         row = tokens[n].row
-        values = floats(y + n * stride, last - first)
-        logits = floats(state.logits + row * stride + 4 * first, last - first)
-        for i in range(last - first):
+        values = floats(y + n * stride, end - first)
+        logits = floats(state.logits + row * stride + 4 * first, end - first)
+        for i in range(end - first):
             logits[i] = values[i]
 
 
@@ -375,7 +375,7 @@ def predict(state, m, first, last):
 
 @compiled
 def sift_down(heap, start, count):
-    """Restore the order of a heap, the largest number first, after its item `start` became smaller."""
+    """Restore the order of a max-heap after item `start` became smaller."""
     value, parent = heap[start], start
     while 2 * parent + 1 < count:
         child = 2 * parent + 1
@@ -388,12 +388,12 @@ def sift_down(heap, start, count):
     heap[parent] = value
 
 
-BLOCK = 64  # logits of which most can be skipped together
+BLOCK = 64  # logits that can be skipped at once
 
 
 @compiled
 def kth_largest(x, count, k, heap):
-    """heap: scratch of k numbers, the negatives of the k largest so far."""
+    """The k-th largest of `count` numbers. heap: scratch of k numbers, the negatives of the k largest so far."""
     for i in range(k):
         heap[i] = -x[i]
     for start in range(k // 2 - 1, -1, -1):
@@ -406,49 +406,49 @@ def kth_largest(x, count, k, heap):
 
 
 @compiled
-def keep_from(x, ids, count, least):
-    """Move the numbers from `least` on to the front, and their ids. Returns how many there are."""
-    kept = 0
+def keep_at_least(x, ids, count, threshold):
+    """Move numbers >= threshold and their ids to the front. Returns their number."""
+    size = 0
     for start in range(0, count, BLOCK):
         block = x[start : min(start + BLOCK, count)]
-        if largest_of(block, len(block)) >= least:
+        if maximum(block, len(block)) >= threshold:
             for i in range(len(block)):
-                if block[i] >= least:
-                    x[kept], ids[kept] = block[i], ids[start + i]
-                    kept += 1
-    return kept
+                if block[i] >= threshold:
+                    x[size], ids[size] = block[i], ids[start + i]
+                    size += 1
+    return size
 
 
 @compiled
 def keep_nucleus(x, ids, count, p, heap):
-    """Keep the smallest set of the largest numbers that sum to a share of p or more of all. heap: scratch of `count`.
+    """Keep the smallest set of the largest numbers whose sum is at least p times the total. heap: scratch of `count`.
 
-    Of equal numbers at the end of the set, those with the lowest ids are kept.
+    Ties at the end of the set are broken by the lowest id.
     """
-    total = sum_of(x, count)
+    total = sum_all(x, count)
     for i in range(count):
         heap[i] = x[i]
     for start in range(count // 2 - 1, -1, -1):
         sift_down(heap, start, count)
-    least, ties, covered, size = heap[0], 0, np.float64(0), count
-    while size and (ties == 0 or covered < p * total):
-        ties = ties + 1 if heap[0] == least else 1
-        least = heap[0]
-        covered += least
-        size -= 1
-        heap[0] = heap[size]
-        sift_down(heap, 0, size)
-    kept = 0
+    smallest, ties, cumulative, heap_size = heap[0], 0, np.float64(0), count
+    while heap_size and (ties == 0 or cumulative < p * total):
+        ties = ties + 1 if heap[0] == smallest else 1
+        smallest = heap[0]
+        cumulative += smallest
+        heap_size -= 1
+        heap[0] = heap[heap_size]
+        sift_down(heap, 0, heap_size)
+    size = 0
     for i in range(count):
-        if x[i] > least or (x[i] == least and ties > 0):
-            ties -= x[i] == least
-            x[kept], ids[kept] = x[i], ids[i]
-            kept += 1
-    return kept
+        if x[i] > smallest or (x[i] == smallest and ties > 0):
+            ties -= x[i] == smallest
+            x[size], ids[size] = x[i], ids[i]
+            size += 1
+    return size
 
 
 @compiled_sums
-def sum_of(x, count):
+def sum_all(x, count):
     total = np.float64(0)
     for i in range(count):
         total += x[i]
@@ -457,7 +457,7 @@ def sum_of(x, count):
 
 @compiled
 def uniform(seed, sample, position):
-    """A number in [0, 1) that is a function of its arguments, as folio.decoding.sampling.uniforms."""
+    """A random number in [0, 1), a function of its arguments; see folio.decoding.sampling.uniforms."""
     h = np.uint64(0)
     for part in (np.uint64(seed), np.uint64(sample), np.uint64(position)):
         h = (h ^ part) + np.uint64(0x9E3779B97F4A7C15)
@@ -477,10 +477,10 @@ def penalize(x, V, occurred, penalty):
 
 @inlined
 def filter_tokens(row, x, ids, V, heap):
-    """Apply the filters of folio.decoding.sampling.next_token_probabilities, but for the penalties, to logits x (V,).
+    """Apply the filters of folio.decoding.sampling.next_token_probabilities to logits x (V,), without penalties.
 
-    x becomes the probabilities of the tokens that are left, not normalized, and ids these tokens, in ascending order.
-    Returns how many there are.
+    On return, x has the unnormalized probabilities of the remaining tokens, and ids these tokens, in ascending order.
+    Returns their number.
     """
     temperature = np.float32(row.temperature)
     for i in range(V):
@@ -488,26 +488,26 @@ def filter_tokens(row, x, ids, V, heap):
     count = V
     for i in range(V):
         ids[i] = i
-    if row.top_k * BLOCK < V:  # then the k-th largest of the blocks' maxima is not above the k-th largest number
+    if row.top_k * BLOCK < V:  # the k-th largest maximum of a block is at most the k-th largest number
         blocks = V // BLOCK
         maxima = heap[row.top_k :]
         for block in range(blocks):
-            maxima[block] = largest_of(x[block * BLOCK :], BLOCK)
-        count = keep_from(x, ids, count, kth_largest(maxima, blocks, row.top_k, heap))
+            maxima[block] = maximum(x[block * BLOCK :], BLOCK)
+        count = keep_at_least(x, ids, count, kth_largest(maxima, blocks, row.top_k, heap))
     if row.top_k < count:
-        count = keep_from(x, ids, count, kth_largest(x, count, row.top_k, heap))
-    exp_all(x, count, largest_of(x, count), np.float32(1))
+        count = keep_at_least(x, ids, count, kth_largest(x, count, row.top_k, heap))
+    exp_all(x, count, maximum(x, count), np.float32(1))
     if row.top_p < 1:
         count = keep_nucleus(x, ids, count, np.float32(row.top_p), heap)
     if row.min_p > 0:
-        count = keep_from(x, ids, count, np.float32(row.min_p))  # the most likely token has e^0 = 1
+        count = keep_at_least(x, ids, count, np.float32(row.min_p))  # the most likely token has e^0 = 1
     return count
 
 
 @inlined
-def draw(x, count, number):
-    """The first index at which the cumulative sum exceeds a share of `number`: inverse transform sampling."""
-    target, cumulative, last = number * sum_of(x, count), np.float64(0), 0
+def draw_index(x, count, number):
+    """Sample by inverse transform: the first index at which the cumulative sum exceeds `number` times the total."""
+    target, cumulative, last = number * sum_all(x, count), np.float64(0), 0
     for i in range(count):
         if x[i] > 0:
             cumulative += x[i]
@@ -519,7 +519,7 @@ def draw(x, count, number):
 
 @inlined
 def sample(state, index):
-    """Sample the next token of a row, the one in that place of the list of rows that are sampled."""
+    """Sample the next token of the row state.sampled[index]."""
     number = integers(state.sampled, state.sampled_count)[index]
     row = rows_at(state.row_table, state.rows)[number]
     V = row.vocab_size  # without padding
@@ -542,10 +542,10 @@ def sample(state, index):
             if counts[i] > 0:
                 x[i] -= frequency * counts[i] + presence
     if row.temperature == 0:
-        token = index_of(x, V, largest_of(x, V))
+        token = first_index(x, V, maximum(x, V))
     else:
         count = filter_tokens(row, x, ids, V, heap)
-        token = ids[draw(x, count, uniform(row.seed, row.sample, row.drawn))]
+        token = ids[draw_index(x, count, uniform(row.seed, row.sample, row.drawn))]
     row.drawn += 1
     row.token = token
     if row.occurred:
@@ -555,8 +555,8 @@ def sample(state, index):
 
 
 @compiled
-def index_of(x, count, value):
-    """The first place of a value; 0 if there is none."""
+def first_index(x, count, value):
+    """The first index of a value; 0 if it does not occur."""
     for i in range(count):
         if x[i] == value:
             return i
@@ -565,7 +565,7 @@ def index_of(x, count, value):
 
 @inlined
 def append_sampled(state):
-    """Make the tokens that were drawn last the new tokens of their rows."""
+    """Make the last sampled tokens the new tokens of their rows."""
     rows, sampled = rows_at(state.row_table, state.rows), integers(state.sampled, state.sampled_count)
     tokens, predicted = new_tokens(state.tokens, state.sampled_count), integers(state.predicted, state.sampled_count)
     for n in range(state.sampled_count):
@@ -578,30 +578,34 @@ def append_sampled(state):
 
 # --- phases and threads -----------------------------------------------------------------------------------------------
 #
-# `sync` is four cache lines: the number of the phase and how many of its parts nobody has claimed, in one integer; what
-# the phase is; how many parts are done; how many threads are helping, and whether a step is running. A thread claims a
-# part by decreasing the first integer, so that one that is late, asleep, or without a core delays nobody before it has
-# claimed. What the phase is changes only while no part is left, and a claim fails if the phase has changed since its
-# number was read.
+# `sync` consists of four cache lines:
+#   0    the number of the phase and the number of unclaimed parts, in one integer
+#   64   the kind of the phase and its layer
+#   128  the number of completed parts
+#   192  the number of helping threads, and whether a step is running
+# A thread claims a part by decrementing the first integer, so a thread that is late, asleep, or preempted does not
+# delay the others before it has claimed a part. The kind of the phase changes only while no part is left, and a claim
+# fails if the phase has changed since its number was read.
 
 PARTS_BITS = 20
-PART_BYTES = 1 << 20  # of weights, at most, so that threads that share a matrix end nearly together
-PART_TOKENS = 16  # whose norms are a part
-EVEN = 20  # outputs of a part are a multiple of it, which tiles of 4 and 5 outputs divide
-PATIENCE = 200_000  # times to look per token, some 0.2 ms: a thread that takes longer for its part has lost its core
-SHORTEST_BREAK, LONGEST_BREAK = 0.5e-3, 20e-3  # seconds without the other threads then; twice as many each time
-IDLE = 50_000  # times to look for work, some 0.2 ms, before a thread sleeps
+PART_BYTES = 1 << 20  # maximum bytes of weights per part, so that threads finish a matrix at about the same time
+
+PART_TOKENS = 16  # tokens per part of a norm
+OUTPUT_MULTIPLE = 20  # parts have a multiple of 20 outputs, which tiles of 4 and 5 outputs divide
+MAX_SPINS = 200_000  # per token, about 0.2 ms: a thread that takes longer for its part was preempted
+MIN_BACKOFF, MAX_BACKOFF = 0.5e-3, 20e-3  # seconds to work without the other threads then; doubled each time
+MAX_IDLE_SPINS = 50_000  # about 0.2 ms without work, after which a thread sleeps
 
 
 @inlined
-def matrix_of(state, phase, layer):
+def phase_matrix(state, phase, layer):
     """The linear layer of a phase."""
     return matrices(state.matrices, 4 * state.n_layer + 1)[4 * state.n_layer if phase == PREDICT else 4 * layer + phase]
 
 
 @inlined
 def count_parts(state, m):
-    """How many parts the outputs of a linear layer are divided into."""
+    """The number of parts into which the outputs of a linear layer are divided."""
     return 1 if state.threads == 1 else max(state.threads, m.outputs * m.stride // PART_BYTES)
 
 
@@ -617,44 +621,44 @@ def run_part(address, phase, layer, part):
     elif phase == SAMPLE:
         sample(state, part)
     else:
-        m = matrix_of(state, phase, layer)
+        m = phase_matrix(state, phase, layer)
         parts = count_parts(state, m)
-        first = m.outputs * part // parts // EVEN * EVEN
-        last = m.outputs if part + 1 == parts else m.outputs * (part + 1) // parts // EVEN * EVEN
+        first = m.outputs * part // parts // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
+        end = m.outputs if part + 1 == parts else m.outputs * (part + 1) // parts // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
         if phase == PROJECT:
-            add_to_stream(state, m, state.attended, state.x_stride, first, last)
+            add_to_stream(state, m, state.attended, state.x_stride, first, end)
         elif phase == EXPAND:
-            expand(state, m, first, last)
+            expand(state, m, first, end)
         elif phase == CONTRACT:
-            add_to_stream(state, m, state.expanded, state.expanded_stride, first, last)
+            add_to_stream(state, m, state.expanded, state.expanded_stride, first, end)
         else:
-            predict(state, m, first, last)
+            predict(state, m, first, end)
     return 0
 
 
 @compiled
 def claim_parts(address):
-    """Run parts of the published phase until none is left. Returns how many."""
-    state, ran = states(address, 1)[0], 0
+    """Run parts of the published phase until none is left. Returns their number."""
+    state, completed = states(address, 1)[0], 0
     sync = state.sync
     while True:
         claim = atomic_load(sync)
         phase, layer = atomic_load(sync + 64), atomic_load(sync + 72)
-        left = claim & ((1 << PARTS_BITS) - 1)
-        if left == 0:
-            return ran
+        remaining = claim & ((1 << PARTS_BITS) - 1)
+        if remaining == 0:
+            return completed
         if compare_exchange(sync, claim, claim - 1):
-            call_part(state.run_part, address, phase, layer, left - 1)
+            call_part(state.run_part, address, phase, layer, remaining - 1)
             atomic_add(sync + 128, 1)
-            ran += 1
+            completed += 1
 
 
 @compiled
 def run_phase(address, phase, layer, count):
-    """Run all parts of a phase, with the threads that are awake."""
+    """Run all parts of a phase, together with the threads that are awake."""
     state = states(address, 1)[0]
     sync = state.sync
-    if state.threads == 1 or count == 1 or state.now < state.alone_until:
+    if state.threads == 1 or count == 1 or state.now < state.single_until:
         for part in range(count):
             call_part(state.run_part, address, phase, layer, part)  # run_part, above
         return
@@ -664,18 +668,18 @@ def run_phase(address, phase, layer, count):
     atomic_store(sync + 72, layer)
     atomic_store(sync, (state.phase << PARTS_BITS) + count)
     claim_parts(address)
-    looks = 0
+    spins = 0
     while atomic_load(sync + 128) < count:
-        looks += 1
-    if looks > PATIENCE * state.count and state.appends:  # parts of a prefill take longer
-        state.alone_until = state.now + state.next_break
-        state.next_break = min(2 * state.next_break, LONGEST_BREAK)
+        spins += 1
+    if spins > MAX_SPINS * state.count and state.appends:  # parts of a prefill take longer
+        state.single_until = state.now + state.next_backoff
+        state.next_backoff = min(2 * state.next_backoff, MAX_BACKOFF)
 
 
 @compiled
 def run_linear(address, phase, layer):
     state = states(address, 1)[0]
-    run_phase(address, phase, layer, count_parts(state, matrix_of(state, phase, layer)))
+    run_phase(address, phase, layer, count_parts(state, phase_matrix(state, phase, layer)))
 
 
 @compiled
@@ -686,7 +690,7 @@ def run_norm(address, index):
 
 @compiled
 def step(address):
-    """The forward pass for the new tokens, if there are any, and a draw for each of the rows to sample."""
+    """Run the forward pass for the new tokens, if there are any, and sample a token for each row in state.sampled."""
     state = states(address, 1)[0]
     atomic_store(state.sync + 200, 1)
     if state.appends:
@@ -705,18 +709,18 @@ def step(address):
         run_norm(address, 2 * state.n_layer)
         run_linear(address, PREDICT, NO_LAYER)
     run_phase(address, SAMPLE, NO_LAYER, state.sampled_count)
-    if state.now >= state.alone_until:
-        state.next_break = max(0.9 * state.next_break, SHORTEST_BREAK)
+    if state.now >= state.single_until:
+        state.next_backoff = max(0.9 * state.next_backoff, MIN_BACKOFF)
     atomic_store(state.sync + 200, 0)
     return 0
 
 
 @compiled
 def help(address):
-    """Take part in the leader's steps until there has been none for a moment."""
-    sync, looks = states(address, 1)[0].sync, 0
+    """Run parts of the leader's steps until there has been no work for a moment."""
+    sync, spins = states(address, 1)[0].sync, 0
     atomic_add(sync + 192, 1)
-    while looks < IDLE:
-        looks = 0 if claim_parts(address) or atomic_load(sync + 200) else looks + 1
+    while spins < MAX_IDLE_SPINS:
+        spins = 0 if claim_parts(address) or atomic_load(sync + 200) else spins + 1
     atomic_add(sync + 192, -1)
     return 0

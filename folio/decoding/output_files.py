@@ -1,4 +1,4 @@
-"""Files of generated text: MIDI if the model writes music, else the text, which may be a tune in ABC notation."""
+"""Files of generated text: MIDI for models of music, otherwise text, which may be a tune in ABC notation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,50 +12,50 @@ from folio.decoding.prompts import Prompt
 
 
 def save_samples(model: LanguageModel, prompt: Prompt, config: GenerationConfig, path: Path) -> Iterator[str]:
-    """Save each sample, prompt included: several as NAME-1, NAME-2, ... Yields a line that says what is in each file.
+    """Save each sample with its prompt; several as NAME-1, NAME-2, ... Yields a line about each file.
 
-    Ctrl-C saves the texts that are being generated. Raises UserError.
+    Ctrl-C saves the text generated so far. Raises UserError.
     """
     paths = output_paths(path, config.num_samples, model.tokenizer)
     for samples in model.batches(config):
         texts = [prompt.text] * len(samples)
-        stopped = None
+        interrupt = None
         try:
             for pieces in model.texts([prompt.ids] * len(samples), samples, config):
                 texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-        except KeyboardInterrupt as interrupt:
-            stopped = interrupt
+        except KeyboardInterrupt as error:
+            interrupt = error
         for sample, text in zip(samples, texts, strict=True):
             yield save_text(paths[sample], text, model.tokenizer)
-        if stopped:
-            raise stopped
-    if not any(saved.exists() for saved in paths):
+        if interrupt:
+            raise interrupt
+    if not any(path.exists() for path in paths):
         raise UserError(f"save={path}: no piece has a note; set a larger --max_new_tokens")
 
 
 def output_paths(path: Path, count: int, tokenizer: Tokenizer) -> list[Path]:
     """The files of `count` texts: path, or NAME-1, NAME-2, ... if there are several.
 
-    Raises UserError if the tokenizer's texts are not saved in such files, or the files cannot be written.
+    Raises UserError if the suffix does not suit the tokenizer, or the files cannot be written.
     """
-    is_midi_file, writes_music = path.suffix.lower() in music.SUFFIXES, isinstance(tokenizer, MidiTokenizer)
-    if is_midi_file and not writes_music:
-        raise UserError(f"save={path}: this model writes text, not MIDI files; use .txt, or .abc for tunes")
-    if writes_music and not is_midi_file:
-        raise UserError(f"save={path}: this model writes music, which is saved as MIDI; use .mid")
-    if writes_music:
+    is_midi_file, is_music_model = path.suffix.lower() in music.SUFFIXES, isinstance(tokenizer, MidiTokenizer)
+    if is_midi_file and not is_music_model:
+        raise UserError(f"save={path}: this model generates text, not MIDI files; use .txt, or .abc for tunes")
+    if is_music_model and not is_midi_file:
+        raise UserError(f"save={path}: this model generates music, which is saved as MIDI; use .mid")
+    if is_music_model:
         require(f"save={path}", "miditok", "symusic")
     if not path.parent.is_dir():
-        raise UserError(f"save={path}: the folder {path.parent} does not exist; make it, or use another")
+        raise UserError(f"save={path}: the folder {path.parent} does not exist; create it, or use another one")
     paths = [path] if count == 1 else [path.with_stem(f"{path.stem}-{k}") for k in range(1, count + 1)]
     for output in paths:
         if output.exists():
-            raise UserError(f"save={path}: {output} exists already; remove it, or use another name")
+            raise UserError(f"save={path}: {output} already exists; remove it, or use another name")
     return paths
 
 
 def save_text(path: Path, text: str, tokenizer: Tokenizer) -> str:
-    """Save one text. Returns a line that says what is in the file. Raises UserError."""
+    """Save one text. Returns a line about the file. Raises UserError."""
     try:
         if not isinstance(tokenizer, MidiTokenizer):
             path.write_text(text, encoding="utf-8")
@@ -72,7 +72,7 @@ def save_text(path: Path, text: str, tokenizer: Tokenizer) -> str:
 
 
 def tune_problem(text: str) -> str:
-    """What is wrong with a tune in ABC notation, if anything is."""
+    """The error in a tune in ABC notation; empty if there is none."""
     try:
         tunes.reduce_tune(text)
         return ""

@@ -1,4 +1,4 @@
-"""Prompts from files: text, MIDI, and JSON lines."""
+"""Prompt files: text, MIDI, and JSON lines."""
 
 import sys
 from pathlib import Path
@@ -13,25 +13,25 @@ from folio.data.tokenizer import MidiTokenizer, Tokenizer
 
 
 def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
-    """What a setting names: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError.
+    """Read the prompt that a setting gives: text, the content of "FILE:path", or standard input for "-".
 
-    A MIDI file becomes the events of the tokenizer. setting: its name, for messages.
+    A MIDI file is converted to the tokenizer's events. setting: its name, for messages. Raises UserError.
     """
     if value != "-" and not value.startswith("FILE:"):
         return line_breaks(value)
     path = Path(value.removeprefix("FILE:"))
     if value != "-" and path.exists() and not path.is_file():
-        raise UserError(f"{setting}={value}: {path} is not a file; give a file, or pipe the text to --{setting}=-")
+        raise UserError(f"{setting}={value}: {path} is not a file; name a file, or pipe the text to --{setting}=-")
     if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
         if not isinstance(tokenizer, MidiTokenizer):
-            raise UserError(f"{setting}={value}: it is a MIDI file, and this model writes text; give it text")
+            raise UserError(f"{setting}={value}: it is a MIDI file, but this model generates text; use a text file")
         try:
             return music.events_of_file(path, music.EventFormat.of(tokenizer))
         except music.PieceError as error:
             raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
     try:
         content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # BOM and line breaks of Windows' editors
     except FileNotFoundError:
         raise UserError(f"{setting}={value}: the file {path} does not exist") from None
     except OSError as error:
@@ -41,17 +41,17 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
 
 
 def read_prompt_lines(path: Path) -> list[str]:
-    """The prompts of a file of JSON lines, {"prompt": "TEXT"} each. Raises UserError."""
+    """Read the prompts of a file of JSON lines {"prompt": "TEXT"}. Raises UserError."""
     if str(path) == "-" or (path.exists() and not path.is_file()):
         raise UserError(f"prompts={path}: it is not a file; name a .jsonl file")
-    corpus = Corpus(find_sources([str(path)], "jsonl"), document=prompt_of)
+    corpus = Corpus(find_sources([str(path)], "jsonl"), document=parse_prompt)
     prompts = [prompt for block in corpus.blocks() for prompt in block.documents()]
     if not prompts:
         raise UserError(f'prompts={path}: the file is empty; write {{"prompt": "TEXT"}} on each line')
     return prompts
 
 
-def prompt_of(line: dict[str, Any]) -> str:
+def parse_prompt(line: dict[str, Any]) -> str:
     """The prompt of one line. Raises CorpusError, to which the caller adds the line number."""
     if not isinstance(line.get("prompt"), str):
         raise CorpusError('it has no text "prompt"; write {"prompt": "TEXT"} on each line')

@@ -1,4 +1,4 @@
-"""How a token is sampled from logits: penalties, filters, and the draw.
+"""Sampling of tokens from logits: penalties, filters, and random numbers.
 
 Dimensions: B batch (rows), V vocabulary.
 """
@@ -16,29 +16,29 @@ from folio.base.randomness import hash64
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is sampled from logits. The filters apply in this order, as in transformers; before them logit_bias,
-    the repetition penalty, and the other two penalties, as in vLLM.
+    """Sampling settings. As in vLLM, logit_bias and the penalties apply first, the repetition penalty before the other
+    two; then the filters apply in the order of the fields, as in transformers.
     """
 
     repetition_penalty: float = 1.0  # divides the logits of tokens that occurred before; 1: off (Keskar et al. 2019)
-    temperature: float = 1.0  # divides all logits; 0: always the most likely token
+    temperature: float = 1.0  # divides all logits; 0: greedy
     top_k: int | None = None  # keep the k most likely tokens
     top_p: float | None = None  # keep the smallest set of most likely tokens whose probabilities sum to p or more
     min_p: float | None = None  # keep tokens whose probability is at least min_p times the largest
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that were sampled before; 0: off (OpenAI)
-    frequency_penalty: float = 0.0  # subtracted as many times as the token was sampled before; 0: off (OpenAI)
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit)
+    frequency_penalty: float = 0.0  # times a token's count, subtracted from its logit; 0: off (OpenAI)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, value to add to its logit)
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether it depends on how often each token was sampled."""
+        """Whether sampling depends on the number of times each token was sampled."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class Sample(NamedTuple):
-    """What a row of a batch samples. Its random numbers are a function of (seed, number, position)."""
+    """The sampling settings of a batch's row. Its random numbers are a function of (seed, number, position)."""
 
-    prompt: Sequence[int]  # ids, which have occurred
+    prompt: Sequence[int]  # ids, for the repetition penalty
     number: int
     sampling: Sampling
     seed: int
@@ -53,10 +53,10 @@ def penalize(logits: Tensor, occurred: Tensor, penalty: float) -> Tensor:
 
 
 def add_bias(logits: Tensor, bias: tuple[tuple[int, float], ...]) -> Tensor:
-    """Add to the logits (..., V) of some ids."""
+    """Add a value to the logits (..., V) of each id in `bias`."""
     ids, values = zip(*bias, strict=True)
-    added = logits.new_tensor(values).expand(*logits.shape[:-1], -1)
-    return logits.index_add(-1, torch.tensor(ids, device=logits.device), added)
+    source = logits.new_tensor(values).expand(*logits.shape[:-1], -1)
+    return logits.index_add(-1, torch.tensor(ids, device=logits.device), source)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -71,13 +71,13 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose probabilities sum to p or more; set other logits to -inf.
 
     Nucleus sampling: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration". The most likely token is
-    always kept; of equal ones at the end of the set, those with the lowest ids. logits: (..., V).
+    always kept. Ties at the end of the set are broken by the lowest id. logits: (..., V).
     """
-    ordered, order = logits.sort(descending=True, dim=-1, stable=True)
-    probabilities = ordered.softmax(dim=-1)
-    dropped = probabilities.cumsum(dim=-1) - probabilities >= p  # the sum over more likely tokens
-    dropped[..., 0] = False  # even if p is so small that it is 0 in float32
-    return logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+    sorted_logits, order = logits.sort(descending=True, dim=-1, stable=True)
+    probabilities = sorted_logits.softmax(dim=-1)
+    removed = probabilities.cumsum(dim=-1) - probabilities >= p  # the sum over more likely tokens
+    removed[..., 0] = False  # p may underflow to 0 in float32
+    return logits.masked_fill(removed.scatter(-1, order, removed), -torch.inf)
 
 
 def keep_min_p(logits: Tensor, p: float) -> Tensor:
@@ -89,11 +89,11 @@ def keep_min_p(logits: Tensor, p: float) -> Tensor:
 def next_token_probabilities(
     logits: Tensor, sampling: Sampling, occurred: Tensor | None = None, counts: Tensor | None = None
 ) -> Tensor:
-    """The distribution that the next token is sampled from: logits (..., V) to probabilities (..., V).
+    """Convert logits (..., V) to the probabilities (..., V) from which the next token is sampled.
 
-    occurred: which tokens occur in the text so far, (..., V) of bool, for the repetition penalty. counts: how often
-    each was sampled, (..., V) of float32, for the other penalties. temperature=0 gives the most likely token
-    probability 1.
+    occurred: whether each token occurs in the text so far, bool (..., V), for the repetition penalty. counts: the
+    number of times each token was sampled, float32 (..., V), for the other penalties. With temperature=0, the most
+    likely token has probability 1.
     """
     if sampling.logit_bias:
         logits = add_bias(logits, sampling.logit_bias)
@@ -114,9 +114,9 @@ def next_token_probabilities(
 
 
 def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tensor:
-    """Uniform numbers in [0, 1), float64, (samples, count): one per sample and position first .. first + count - 1.
+    """Uniform random numbers in [0, 1), float64 (samples, count), for positions first ... first + count - 1.
 
-    Each is a function of (seed, sample, position), so that sample k is the same in any batch.
+    Each number is a function of (seed, sample, position), so that samples do not depend on the batch.
     """
     rows = np.array(samples, dtype=np.uint64)[:, None]
     bits = hash64(seed, rows, np.arange(first, first + count, dtype=np.uint64)) >> np.uint64(11)
@@ -124,10 +124,10 @@ def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tenso
 
 
 def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Sample by inverse transform: the first token at which the cumulative probability exceeds `uniform`.
+    """Sample by inverse transform: return the first token at which the cumulative probability exceeds `uniform`.
 
-    probabilities: (B, V). uniform: (B, 1) in [0, 1), on the sampling_device of the probabilities' device.
-    Returns ids (B, 1) on the probabilities' device.
+    probabilities: (B, V). uniform: (B, 1) in [0, 1), on sampling_device(probabilities.device). Returns ids (B, 1) on
+    the device of the probabilities.
     """
     sums = probabilities.to(uniform.device).cumsum(dim=-1, dtype=torch.float64)
     return torch.searchsorted(sums, uniform * sums[:, -1:], right=True).to(probabilities.device)

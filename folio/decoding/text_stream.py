@@ -1,4 +1,4 @@
-"""The text of generated tokens: complete characters, up to a stop string."""
+"""Conversion of generated tokens to text: complete characters, up to a stop string."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from model import GPT
 
 
 class TextStream:
-    """The text of one row as its tokens arrive: complete characters, up to the first of the `stop` strings to appear.
+    """Converts the tokens of one row to text as they arrive: complete characters, up to the first stop string.
 
-    Text that may turn out to be the beginning of one is held back until it is clear that it is not.
+    Text that may be the beginning of a stop string is held back until this is decided.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str | Sequence[str] | None = None):
@@ -25,30 +25,31 @@ class TextStream:
         self.ended = False
 
     def push(self, token: int | None) -> str:
-        """The text that can be shown after this token; None marks the end of the row."""
+        """Add a token, and return the new text. None marks the end of the row."""
         if self.ended:
             return ""
         self.ended = token is None
         token_bytes = b"" if token is None else self.tokenizer.token_bytes(token)
         self.held_back += self.decoder.decode(token_bytes, final=token is None)
-        if found := [(self.held_back.index(stop), stop) for stop in self.stop if stop in self.held_back]:
+        if matches := [(self.held_back.index(stop), stop) for stop in self.stop if stop in self.held_back]:
             self.ended = True
-            begin, _ = min(found, key=lambda at: (at[0] + len(at[1]), at[0]))  # complete first, however tokens are cut
+            # The match that is complete first, so that the result does not depend on how text is split into tokens.
+            begin, _ = min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
             return self.held_back[:begin]
         keep = 0 if self.ended else max((overlap(self.held_back, stop) for stop in self.stop), default=0)
         end = len(self.held_back) - keep
-        shown, self.held_back = self.held_back[:end], self.held_back[end:]
-        return shown
+        new_text, self.held_back = self.held_back[:end], self.held_back[end:]
+        return new_text
 
 
 def overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the beginning of `stop`, but not all of it."""
-    longest = min(len(stop) - 1, len(text))
-    return next(n for n in range(longest, -1, -1) if text.endswith(stop[:n]))
+    """The length of the longest proper prefix of `stop` that the text ends with."""
+    max_length = min(len(stop) - 1, len(text))
+    return next(n for n in range(max_length, -1, -1) if text.endswith(stop[:n]))
 
 
 def stream_text(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:
-    """The text of the first row, piece by piece."""
+    """Yield the text of the first row in pieces."""
     text = TextStream(tokenizer)
     for step in steps:
         yield text.push(step.tokens[0])
@@ -56,7 +57,7 @@ def stream_text(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
-    """A sample without a prompt, piece by piece."""
+    """Yield a sample without a prompt in pieces."""
     steps = generate(
         make_decoder(model, runtime),
         [default_prompt(tokenizer)],

@@ -330,7 +330,7 @@ class StepRecorder:
     def sequences(self) -> list[SequenceLosses]:
         """The sequences of the step, of all ranks."""
         data, count, T = self.loader.data, self.loader.sequences, self.loader.data.block_size
-        mine = [np.concatenate(parts)[: self.loader.mine] for parts in zip(*self.passes, strict=True)]
+        mine = [np.concatenate(parts)[: self.loader.local_sequences] for parts in zip(*self.passes, strict=True)]
         of_ranks = self.loader.runtime.group.all_gather_object(mine)
         losses, guesses, guess_p = (np.concatenate(parts) for parts in zip(*of_ranks, strict=True))
         places, windows = data.places(self.first, count), dict(zip(data.names, data.training, strict=True))

@@ -17,13 +17,13 @@ from folio.base.number_format import format_value
 from folio.base.settings import COMMAND_LINE, CommaSeparated, NonEmptyStr, PositiveInt, Settings
 from folio.experiments.runs import Run
 from folio.training.schedule import STEP_COUNTS
-from folio.training.start import OF_THE_COMMAND, UNCOMPARED
+from folio.training.start import COMMAND_SETTINGS, UNCOMPARED
 
 OF_RECORDS = {  # settings of when a run evaluates, and of what it writes down
     *("always_save_checkpoint", "async_save", "eval_interval", "keep_last", "log_interval", "sample_tokens"),
     *("save_interval_minutes", "snapshots", "wandb_log", "wandb_project"),
 }
-UNLISTED = {*UNCOMPARED, *OF_THE_COMMAND, *OF_RECORDS} - {"seed", "init_from"}
+UNLISTED = {*UNCOMPARED, *COMMAND_SETTINGS, *OF_RECORDS} - {"seed", "init_from"}
 MOST_VALUES = 8  # to list in a message
 COLUMNS = {  # what runs are filtered and sorted by, besides their settings
     "name": lambda run: run.name,

@@ -1,1 +1,1 @@
-"""What the loop of train.py calls: how a run starts, its state, optimizers, schedule, guard, log, and forecasts."""
+"""The modules behind train.py's loop: start, state, session, optimizers, schedule, guard, logs, and forecasts."""

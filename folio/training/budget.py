@@ -1,4 +1,4 @@
-"""Time budgets: how many steps fit into `minutes`, planned at the start and again when the machine's speed changes."""
+"""Time budgets: the number of steps that fit into `minutes`, planned at the start and whenever the speed changes."""
 
 import math
 import time
@@ -13,12 +13,12 @@ from folio.training.run_log import Metrics
 from folio.training.schedule import Schedule, StepCounts
 
 FINAL_SAMPLE_TOKENS = 300  # printed at the end of a run
-EVALUATION_SHARE = 0.1  # of the time, for evaluations with their checkpoints and samples, except the last evaluation
-ENDING_SECONDS = 1.0  # expected for the end of a run, without the sample
+EVALUATION_SHARE = 0.1  # of the time, for all evaluations but the last, with their checkpoints and samples
+ENDING_SECONDS = 1.0  # estimate for the end of a run, without the sample
 
 
 def evaluation_seconds(val_tokens: int, step_tokens: int, step_seconds: float) -> float:
-    """A forecast for one evaluation: without a backward pass, a token takes a third of its time in training."""
+    """Estimate the duration of one evaluation: without a backward pass, a token takes a third of its training time."""
     return val_tokens / step_tokens * step_seconds / 3
 
 
@@ -31,13 +31,14 @@ def with_time_budget(
     origins: Mapping,
     batches: float,
 ) -> tuple[StepCounts, bool]:
-    """The same recipe with as many steps as fit into `remaining` seconds of a run of `minutes`.
+    """Scale a recipe to the number of steps that fit into the `remaining` seconds of a run of `minutes`.
 
-    Also returns whether it evaluates less often, because of EVALUATION_SHARE.
+    Returns the step counts, and whether the run evaluates less often because of EVALUATION_SHARE.
 
-    Time goes into steps, evaluations (of `evaluation` seconds and `batches` batches each), and 1 second at the end. As
-    many evaluations as before, and one at the start, if they take at most EVALUATION_SHARE of the time; otherwise
-    fewer, at least the last one. origins: where each setting was set. Raises UserError if there is too little time.
+    Time is planned for steps, for evaluations (each of `evaluation` seconds and `batches` batches), and for the end of
+    the run. The number of evaluations stays the same, plus one at the start, if they take at most EVALUATION_SHARE of
+    the time; otherwise there are fewer, at least the last one. origins: where each setting was set. Raises UserError if
+    there is too little time.
     """
     names = counts.scaling_with_max_iters(origins)
     if counts.eval_interval is None:
@@ -62,30 +63,30 @@ def with_time_budget(
 
 
 def affordable_evaluations(minutes: float, evaluation: float) -> float:
-    """How many evaluations take EVALUATION_SHARE of a run's time; infinity if they take none."""
+    """The number of evaluations that fit into EVALUATION_SHARE of the run; infinity if they take no time."""
     return EVALUATION_SHARE * 60 * minutes // evaluation if evaluation > 0 else math.inf
 
 
 def too_short(minutes: float, spent: float, step_seconds: float, evaluation: float, batches: float) -> str:
-    """The error for a budget in which no step fits, with the shortest time that works.
+    """The error message for a budget in which no step fits. It suggests a time that works.
 
-    If shorter evaluations are enough, it also names their --eval_iters.
+    If shorter evaluations are enough, it also suggests --eval_iters.
     """
-    least = (spent + ENDING_SECONDS + step_seconds + evaluation) / 60
-    digits = 10 ** (math.floor(math.log10(least)) - 1)
-    remedy = f"use --minutes={math.ceil(1.1 * least / digits) * digits:.6g}"
+    min_minutes = (spent + ENDING_SECONDS + step_seconds + evaluation) / 60
+    digits = 10 ** (math.floor(math.log10(min_minutes)) - 1)
+    remedy = f"use --minutes={math.ceil(1.1 * min_minutes / digits) * digits:.6g}"
     free, share = 60 * minutes - spent - ENDING_SECONDS - step_seconds, EVALUATION_SHARE * 60 * minutes
-    fitting = int(share * batches / evaluation) if evaluation and free >= share else 0
-    if fitting:
-        remedy = f"{remedy}, or --eval_iters={fitting}"
+    eval_iters = int(share * batches / evaluation) if evaluation and free >= share else 0
+    if eval_iters:
+        remedy = f"{remedy}, or --eval_iters={eval_iters}"
     return (
         f"minutes={minutes:g}: it is too short: a step takes {step_seconds:.2g} s and an evaluation {evaluation:.2g} s "
         f"here, after {spent:.2g} s for the start; {remedy}, or a smaller model"
     )
 
 
-def until(deadline: float, pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces of a text up to a time of time.perf_counter(), at least one."""
+def take_until(deadline: float, pieces: Iterable[str]) -> Iterator[str]:
+    """Yield pieces of text until the deadline (in time.perf_counter()'s seconds), at least one."""
     for piece in pieces:
         yield piece
         if time.perf_counter() >= deadline:
@@ -93,15 +94,15 @@ def until(deadline: float, pieces: Iterable[str]) -> Iterator[str]:
 
 
 class Budget:
-    """Keeps a run within its time, by measuring steps and evaluations while it runs.
+    """Keeps a run within its time by measuring steps and evaluations.
 
-    minutes: of the whole run. step_seconds, evaluation_seconds, saving_seconds, ending_seconds: what one step, one
-    evaluation, its checkpoint and sample, and the end of the run are expected to take. spent, evaluating: seconds that
-    the run and its evaluations have taken already.
+    minutes: length of the run. step_seconds, evaluation_seconds, saving_seconds, ending_seconds: estimates for one
+    step, one evaluation, its checkpoint and sample, and the end of the run. spent, evaluating: seconds that the run and
+    its evaluations have taken so far.
     """
 
-    LATE = 0.02  # share of the budget; a run that is further behind is planned again
-    UNCHANGED = 0.01  # share of the remaining steps; a smaller change is not worth a decision
+    MAX_DELAY = 0.02  # share of the budget; a run that is further behind is replanned
+    MIN_CHANGE = 0.01  # share of the remaining steps; smaller changes are ignored
 
     def __init__(
         self,
@@ -117,45 +118,45 @@ class Budget:
         self.minutes, self.seconds = minutes, 60 * minutes
         self.step_seconds, self.evaluation_seconds = step_seconds, evaluation_seconds
         self.saving_seconds, self.ending_seconds = saving_seconds, ending_seconds
-        self.began, self.evaluating = time.perf_counter() - spent, evaluating
-        self.start_stretch(step)
+        self.start_time, self.evaluating = time.perf_counter() - spent, evaluating
+        self.start_interval(step)
 
-    def start_stretch(self, step: int) -> None:
-        """Start measuring a stretch of steps, after a decision or an evaluation."""
+    def start_interval(self, step: int) -> None:
+        """Start measuring an interval of steps, after a decision or an evaluation."""
         self.first_step = self.last_step = step
-        self.started = self.latest = time.perf_counter()
-        self.slowest = 0.0, 0  # seconds and steps between two marks
+        self.interval_start = self.last_mark = time.perf_counter()
+        self.slowest_gap = 0.0, 0  # seconds and steps between two marks
         self.is_late = False
 
     def mark(self, step: int) -> None:
-        """Record that the device has just finished `step`; `is_late` says whether it is far behind its plan."""
+        """Record that the device has just finished `step`, and set `is_late` if this is far behind the plan."""
         now = time.perf_counter()
         if step > self.last_step:
-            gap = now - self.latest, step - self.last_step
-            self.slowest = max(self.slowest, gap, key=lambda gap: gap[0] / max(1, gap[1]))
-            self.latest, self.last_step = now, step
-        behind = now - self.started - (step - self.first_step) * self.step_seconds
-        self.is_late = behind > max(self.LATE * self.seconds, 2 * self.step_seconds)
+            gap = now - self.last_mark, step - self.last_step
+            self.slowest_gap = max(self.slowest_gap, gap, key=lambda gap: gap[0] / max(1, gap[1]))
+            self.last_mark, self.last_step = now, step
+        delay = now - self.interval_start - (step - self.first_step) * self.step_seconds
+        self.is_late = delay > max(self.MAX_DELAY * self.seconds, 2 * self.step_seconds)
 
-    def note_evaluation(self, seconds: float) -> None:
-        """Record an evaluation's duration, averaged with the forecast, so that a single slow one ends no run."""
+    def record_evaluation(self, seconds: float) -> None:
+        """Average an evaluation's duration with the estimate, so that one slow evaluation does not end the run."""
         self.evaluation_seconds = (self.evaluation_seconds + seconds) / 2
         self.evaluating += seconds
 
-    def note_saving(self, seconds: float) -> None:
-        """Record how long its checkpoint and sample took."""
+    def record_saving(self, seconds: float) -> None:
+        """Record the duration of a checkpoint and its sample."""
         self.saving_seconds = (self.saving_seconds + seconds) / 2
         self.evaluating += seconds
 
-    def note_sample(self, tokens: int, seconds: float) -> None:
-        """Record a sample's duration; the run ends with another one."""
+    def record_sample(self, tokens: int, seconds: float) -> None:
+        """Record a sample's duration, from which that of the final sample is estimated."""
         self.ending_seconds = ENDING_SECONDS + seconds / tokens * FINAL_SAMPLE_TOKENS
 
-    def pace(self) -> float:
-        """Seconds per step in this stretch, without its slowest part, so that one stall does not skew the estimate."""
-        seconds, steps = self.latest - self.started, self.last_step - self.first_step
-        if steps > self.slowest[1]:
-            seconds, steps = seconds - self.slowest[0], steps - self.slowest[1]
+    def seconds_per_step(self) -> float:
+        """Seconds per step in this interval, without its slowest gap, so that one stall does not skew the estimate."""
+        seconds, steps = self.last_mark - self.interval_start, self.last_step - self.first_step
+        if steps > self.slowest_gap[1]:
+            seconds, steps = seconds - self.slowest_gap[0], steps - self.slowest_gap[1]
         return seconds / steps if steps else self.step_seconds
 
     @property
@@ -164,51 +165,53 @@ class Budget:
         return affordable_evaluations(self.minutes, self.evaluation_seconds) >= 2
 
     def evaluations_after(self, step: int, schedule: Schedule) -> int:
-        """How many of the schedule's evaluations there is time for, at least the last one."""
-        planned, each = schedule.evaluations_after(step), self.evaluation_seconds + self.saving_seconds
-        if planned * each <= EVALUATION_SHARE * self.seconds - self.evaluating:
+        """The number of the schedule's remaining evaluations that fit the time, at least the last one."""
+        planned, seconds_each = schedule.evaluations_after(step), self.evaluation_seconds + self.saving_seconds
+        if planned * seconds_each <= EVALUATION_SHARE * self.seconds - self.evaluating:
             return planned
-        return min(planned, max(1, int((EVALUATION_SHARE * self.seconds - self.evaluating) / each)))
+        return min(planned, max(1, int((EVALUATION_SHARE * self.seconds - self.evaluating) / seconds_each)))
 
     def plan(self, step: int, schedule: Schedule) -> tuple[int, int]:
-        """The number of steps that fits the time, decided after `step` (the schedule's own if it is about the same),
-        and the first step that may be followed by an evaluation.
+        """Plan the rest of the run after `step`. Returns the total number of steps (the schedule's if it is about the
+        same), and the first step that may be followed by an evaluation.
         """
-        self.step_seconds = self.pace()
+        self.step_seconds = self.seconds_per_step()
         evaluations = self.evaluations_after(step, schedule)
-        remaining = self.began + self.seconds - time.perf_counter() - self.ending_seconds
+        remaining = self.start_time + self.seconds - time.perf_counter() - self.ending_seconds
         remaining -= evaluations * (self.evaluation_seconds + self.saving_seconds)
-        fitting = max(0, int(remaining / max(self.step_seconds, 1e-9)))
-        planned = schedule.max_iters - step
-        max_iters = schedule.max_iters if abs(fitting - planned) <= self.UNCHANGED * planned else step + fitting
+        possible_steps = max(0, int(remaining / max(self.step_seconds, 1e-9)))
+        planned_steps = schedule.max_iters - step
+        is_unchanged = abs(possible_steps - planned_steps) <= self.MIN_CHANGE * planned_steps
+        max_iters = schedule.max_iters if is_unchanged else step + possible_steps
         if evaluations == schedule.evaluations_after(step):
             return max_iters, 0
         return max_iters, step + (max_iters - step) // evaluations
 
     def sample_deadline(self, is_last: bool) -> float:
-        """When a sample ends at the latest: with the run's time, or within half of what is left for evaluations."""
+        """Deadline of a sample: the end of the run for the last one, else half of the time left for evaluations."""
         now = time.perf_counter()
         if is_last:
-            return max(now + ENDING_SECONDS, self.began + self.seconds)
+            return max(now + ENDING_SECONDS, self.start_time + self.seconds)
         return now + (EVALUATION_SHARE * self.seconds - self.evaluating) / 2
 
     def state(self) -> dict[str, Any]:
-        """State that checkpoints hold."""
+        """The state to save in checkpoints."""
         names = ("step_seconds", "evaluation_seconds", "saving_seconds", "ending_seconds", "evaluating")
-        return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.began}
+        return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.start_time}
 
 
 class Pacer:
-    """Plans how many steps a run has and which are followed by an evaluation, on every rank. Without a budget, as in
-    the schedule.
+    """Decides on every rank how many steps a run has and which are followed by an evaluation.
+
+    Without a budget, these are the schedule's.
     """
 
     def __init__(self, budget: Budget | None, schedule: Schedule, group: Group, metrics: Metrics):
         self.budget, self.schedule, self.group, self.metrics = budget, schedule, group, metrics
         self.evaluate_from = 0  # the first step that may be followed by an evaluation
-        self.said_replan = False  # whether a change of the length was printed since the last evaluation
-        self.began = self.ended = time.perf_counter()  # of the last evaluation
-        self.sample_began = self.began  # the last sample
+        self.reported_change = False  # whether a change of max_iters was printed since the last evaluation
+        self.evaluation_start = self.evaluation_end = time.perf_counter()  # of the last evaluation
+        self.sample_start = self.evaluation_start  # of the last sample
 
     @property
     def evaluates_first(self) -> bool:
@@ -229,63 +232,60 @@ class Pacer:
             self.budget.mark(step)
 
     def begin_evaluation(self) -> None:
-        self.began = time.perf_counter()
+        self.evaluation_start = time.perf_counter()
 
     def measure_evaluation(self) -> None:
-        """Record how long the evaluation took that ends now."""
-        self.ended = time.perf_counter()
+        """Record the duration of the evaluation that ends now."""
+        self.evaluation_end = time.perf_counter()
         if self.budget:
-            self.budget.note_evaluation(self.ended - self.began)
+            self.budget.record_evaluation(self.evaluation_end - self.evaluation_start)
 
     def end_evaluation(self, step: int) -> None:
-        """Record how long the evaluation after `step` took, and plan the steps after it."""
+        """Record the duration of the evaluation after `step`, and plan the remaining steps."""
         self.measure_evaluation()
         self.replan(step)
-        self.said_replan = False
+        self.reported_change = False
 
     def sample_deadline(self, is_last: bool) -> float:
-        """When a sample ends at the latest, in time.perf_counter()'s seconds."""
+        """Deadline of a sample, in time.perf_counter()'s seconds."""
         return self.budget.sample_deadline(is_last) if self.budget else math.inf
 
     def begin_sample(self) -> None:
-        """Time the sample from here. Call it again after the first token: the first sample may compile its decoder."""
-        self.sample_began = time.perf_counter()
+        """Start timing a sample. Call it again after the first token, because the decoder may be compiled first."""
+        self.sample_start = time.perf_counter()
 
     def end_sample(self, step: int, tokens: int) -> None:
-        """Record how long the checkpoint and the sample after an evaluation took, and plan the steps after them.
+        """Record the duration of the checkpoint and the sample after an evaluation, and plan the remaining steps.
 
-        tokens: of a complete sample, or 0.
+        tokens: length of a complete sample, or 0.
         """
         if self.budget is None:
             return
         now = time.perf_counter()
-        self.budget.note_saving(now - self.ended)
+        self.budget.record_saving(now - self.evaluation_end)
         if tokens:
-            self.budget.note_sample(tokens, now - self.sample_began)
-        self.replan(step, at_least=1)  # no checkpoint of this step says that it is the last one
+            self.budget.record_sample(tokens, now - self.sample_start)
+        self.replan(step, min_steps=1)  # this step was not saved as the last one
 
-    def replan(self, step: int, at_least: int = 0) -> None:
-        """Recompute max_iters from current timings, the same on every rank.
-
-        at_least: how many steps to run in any case.
-        """
-        budget, before = self.budget, self.schedule.max_iters
-        if budget is None or step >= before:
+    def replan(self, step: int, min_steps: int = 0) -> None:
+        """Recompute max_iters from current timings, the same on every rank, but run at least min_steps more steps."""
+        budget, old_max_iters = self.budget, self.schedule.max_iters
+        if budget is None or step >= old_max_iters:
             return
-        fitting, self.evaluate_from = self.group.broadcast(budget.plan(step, self.schedule))
-        max_iters = max(step + at_least, fitting)
-        if max_iters != before and not self.said_replan:
+        max_iters, self.evaluate_from = self.group.broadcast(budget.plan(step, self.schedule))
+        max_iters = max(step + min_steps, max_iters)
+        if max_iters != old_max_iters and not self.reported_change:
             self.metrics.say(
-                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {before:,}, "
+                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {old_max_iters:,}, "
                 f"to fit into {counted(budget.minutes, 'minute')} "
                 f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
             )
-            self.said_replan = True
-        if max_iters != before:
+            self.reported_change = True
+        if max_iters != old_max_iters:
             self.schedule.decide(step, max_iters)
-            self.metrics.lengthen(max_iters)
-        budget.start_stretch(step)
+            self.metrics.set_max_iters(max_iters)
+        budget.start_interval(step)
 
     def state(self) -> dict[str, Any] | None:
-        """State that checkpoints hold."""
+        """The state to save in checkpoints."""
         return self.budget and self.budget.state()

@@ -1,4 +1,4 @@
-"""What a training run says about its data, its length and its end."""
+"""The lines that a training run prints about its data, its length, its losses and its end."""
 
 import shlex
 import sys
@@ -14,18 +14,18 @@ from folio.training.schedule import Schedule
 from folio.training.start import Start
 from folio.training.state import TrainState
 
-MANY_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more repetition adds nothing
+MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more epochs do not help
 
 
 def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoader) -> list[str]:
-    """The data and the length of a run with train.py's settings, and what in it will probably disappoint."""
+    """Describe the data and the length of a run with train.py's settings, and warn about questionable settings."""
     max_iters, warmup = schedule.max_iters, schedule.counts.warmup_steps
     lines = [data.describe(max_iters * loader.sequences)]
     for name, epochs in data.epochs(max_iters * loader.sequences).items():
-        if epochs > MANY_EPOCHS:
+        if epochs > MAX_EPOCHS:
             lines.append(
-                f"{name} will be read {epochs:,.0f} times: after about {MANY_EPOCHS} times a text has nothing more to "
-                f"teach (Muennighoff et al. 2023), and a model begins to memorize it; use more text or fewer steps"
+                f"{name} will be repeated for {epochs:,.0f} epochs: after about {MAX_EPOCHS}, repetition no longer "
+                f"lowers the loss (Muennighoff et al. 2023), and the model memorizes; use more text or fewer steps"
             )
     tokens, is_bpe = data.training_tokens, data.tokenizer.kind in ("gpt2", "bpe")
     if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
@@ -36,7 +36,7 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
     if cfg.optimizer == "muon" and "learning_rate" in by_command and "muon_learning_rate" not in by_command:
         lines.append(
             f"learning_rate={cfg.learning_rate:g} is AdamW's, for embeddings, norms and biases; the blocks' matrices "
-            f"learn at muon_learning_rate={cfg.muon_learning_rate:g}"
+            f"use muon_learning_rate={cfg.muon_learning_rate:g}"
         )
     step = (
         f"per step: {counted(cfg.batch_size, 'sequence')} x {counted(cfg.block_size, 'token')} x "
@@ -50,20 +50,20 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
 
 
 def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
-    """The learning rate that a resumed run continues with, beside the one that it stopped with."""
-    step, before = start.earlier["step"], start.last_learning_rate
-    now, end = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
+    """Describe the learning rate before and after a run is resumed."""
+    step, last = start.saved_state["step"], start.last_learning_rate
+    next_, final = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
     line = (
-        f"learning rate: {before:.3g} at the last step, {now:.3g} at the next one, {end:.3g} at step "
+        f"learning rate: {last:.3g} at the last step, {next_:.3g} at the next one, {final:.3g} at step "
         f"{schedule.max_iters:,} ({schedule.lr_schedule})"
     )
-    if now > 1.5 * before and step > schedule.counts.warmup_steps:
-        line += "; it rises, so the loss will rise at first"
+    if next_ > 1.5 * last and step > schedule.counts.warmup_steps:
+        line += "; it increases, so the loss will increase at first"
     return line
 
 
 def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None:
-    """Why a run with train.py's settings ends after the steps that are done; None if it continues."""
+    """The reason why a run with train.py's settings ends now; None if it continues."""
     if state.step >= schedule.max_iters:
         steps = f"{state.step:,} of {schedule.max_iters:,} steps are done"
         if state.step > schedule.max_iters:
@@ -78,13 +78,13 @@ def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None
 
 
 def format_losses(losses: dict[str, float]) -> str:
-    """The losses of several data sets, for printing after their mean; empty for a single one."""
+    """Format the losses of several data sets, to print after their mean; empty for a single data set."""
     by_name = [f"{key.removeprefix('val_loss/')} {loss:.4f}" for key, loss in losses.items() if key != "val_loss"]
     return f" ({', '.join(by_name)})" if by_name else ""
 
 
 def continue_command(cfg: Any, step: int, max_iters: int, out_of_patience: bool) -> str:
-    """The command with which a run trains further. All other settings are in its checkpoint."""
+    """The command that continues a run. All other settings are in its checkpoint."""
     options = ["--init_from=resume", f"--out_dir={cfg.out_dir}"]
     if step >= max_iters:
         options.append(f"--max_iters={2 * step}")
@@ -94,27 +94,28 @@ def continue_command(cfg: Any, step: int, max_iters: int, out_of_patience: bool)
 
 
 class OverfittingWatch:
-    """Notices that the validation loss rises.
+    """Detects a rise of the validation loss.
 
-    earlier_rate: the learning rate with which a resumed run had stopped; None for a new one.
+    last_learning_rate: that of the last step before the run was resumed; None for a new one.
     """
 
-    def __init__(self, state: TrainState, schedule: Schedule, earlier_rate: float | None):
-        self.state, self.schedule, self.earlier_rate, self.resumed_at = state, schedule, earlier_rate, state.step
+    def __init__(self, state: TrainState, schedule: Schedule, last_learning_rate: float | None):
+        self.state, self.schedule, self.last_learning_rate = state, schedule, last_learning_rate
+        self.resumed_at = state.step
         self.losses: dict[str, float] = {}  # of the last evaluation
-        self.training_loss = 0.0  # then
+        self.training_loss = 0.0  # at the last evaluation
         self.warned_at = 0  # the best step for which a rise was reported
 
-    def note_evaluation(self, losses: dict[str, float], training_loss: float) -> None:
+    def record_evaluation(self, losses: dict[str, float], training_loss: float) -> None:
         self.losses, self.training_loss = losses, training_loss
 
     def remark(self, val_loss: float) -> str:
-        """How far an evaluation is above the best one, if it is."""
+        """A remark on an evaluation that is worse than the best one; otherwise empty."""
         best, best_step = self.state.best_val_loss, self.state.best_step
         return f" ({val_loss - best:.4f} above the best, of step {best_step:,})" if val_loss > best else ""
 
     def warning(self) -> str | None:
-        """A line about a rise, once for each best step."""
+        """A warning about a rise, once for each best step."""
         if not self.has_risen or self.warned_at == self.state.best_step:
             return None
         self.warned_at = self.state.best_step
@@ -130,14 +131,14 @@ class OverfittingWatch:
     @property
     def rate_was_raised(self) -> bool:
         """Whether the best evaluation was at a lower learning rate, before the run was extended."""
-        if self.earlier_rate is None or self.state.best_step > self.resumed_at:
+        if self.last_learning_rate is None or self.state.best_step > self.resumed_at:
             return False
-        return self.schedule.learning_rate_at(self.state.step) > self.earlier_rate
+        return self.schedule.learning_rate_at(self.state.step) > self.last_learning_rate
 
     def describe(self) -> str:
-        """By how much the validation loss has risen, probably why, and what helps.
+        """Describe the rise of the validation loss, its probable cause, and what helps.
 
-        A model that overfits has a training loss below the best validation loss. With a learning rate that is too high,
+        If the model overfits, the training loss is below the best validation loss. If the learning rate is too high,
         both losses rise.
         """
         best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step

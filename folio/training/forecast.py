@@ -1,4 +1,4 @@
-"""Forecasts of the memory that training takes, counted before any of it is allocated."""
+"""Forecasts of the memory that training takes, before any of it is allocated."""
 
 import os
 from collections import Counter
@@ -24,8 +24,8 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # kept for the backward pass, with weights cast for matmuls; or the update's, if that is more
-    data: int = 0  # training tokens, if they stay on the device
+    activations: int  # saved for the backward pass, including cast weights; or the update's memory, if that is more
+    data: int = 0  # training tokens, if they are kept on the device
 
     @property
     def total(self) -> int:
@@ -50,23 +50,23 @@ def training_memory(
     shards: int = 1,
     recompute: bool = False,
 ) -> Memory:
-    """What a training step of the model takes, not compiled, with micro-batches of so many sequences of block_size.
+    """The memory of an eager training step with micro-batches of `sequences` sequences of block_size tokens.
 
-    model may be on the meta device. shards: the number of processes that FSDP2 shards it over. Weights, gradients and
-    moments are float32. Activations are what autograd keeps for this model's operations, counted by hand and compared
-    with its own count in a test; memory that a kernel takes for itself is not included.
+    model: may be on the meta device. shards: the number of processes over which FSDP2 shards it. Weights, gradients and
+    moments are float32. Activations are the tensors that autograd saves for this model's operations, counted by hand;
+    a test compares them with autograd's. Workspaces of kernels are not included.
     """
     config = model.config
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     N, block = sum(sizes.values()), sum(n for name, n in sizes.items() if ".h.0." in name)
-    of_muon: Counter[tuple[int, int]] = Counter()  # parameters of the matrices that Muon updates together
+    muon_sizes: Counter[tuple[int, int]] = Counter()  # parameters in the matrices that Muon updates together
     for name, p in muon_matrices(model).items() if optimizer == "muon" else ():
-        of_muon[muon_shape(name, p)] += p.numel()
-    s = 4 if dtype == torch.float32 else 2  # bytes of an activation
+        muon_sizes[muon_shape(name, p)] += p.numel()
+    s = 4 if dtype == torch.float32 else 2  # bytes per activation
 
     tokens = sequences * config.block_size
     bias = config.n_head * config.block_size**2 if config.biases_scores else 0
-    block_bytes = tokens * bytes_kept_by_block(config, dtype, device)
+    block_bytes = tokens * saved_bytes_per_token(config, dtype, device)
     if s == 2 and not isinstance(choose_attention(device, dtype, config), ManualAttention):
         block_bytes += s * bias  # cast for the kernel
     activations = config.n_layer * block_bytes
@@ -75,25 +75,25 @@ def training_memory(
     activations += tokens * 2 * s * config.n_embd  # before and after the last norm
     activations += 4 * bias
     if trains_bias(config):
-        activations += 9 * config.block_size**2  # for the bias's gradient: the buckets, and where the mask is
-    logits = bytes_of_loss(tokens, config, s)
+        activations += 9 * config.block_size**2  # for the bias's gradient: bucket indices (int64) and the mask (bool)
+    logits = loss_bytes(tokens, config, s)
     if shards > 1:
-        cast = s * (N - config.n_layer * block + 2 * block)  # gathered: all but the blocks, one block, the next block
+        cast = s * (N - config.n_layer * block + 2 * block)  # gathered: two blocks, and all parameters outside them
     else:
         cast = s * (N - sizes.get("transformer.wpe.weight", 0)) if s == 2 else 0
-    update = (8 + 2 * s) * max(of_muon.values(), default=0)  # measured: 11 bytes in bfloat16, 16 in float32
-    sharded = [4 * n // shards for n in (N, N, 2 * N - of_muon.total())]
+    update = (8 + 2 * s) * max(muon_sizes.values(), default=0)  # measured: 11 bytes in bfloat16, 16 in float32
+    sharded = [4 * n // shards for n in (N, N, 2 * N - muon_sizes.total())]
     return Memory(*sharded, max(activations + logits + cast, update))
 
 
-def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> int:
-    """Bytes per token that a block's forward pass keeps for the backward pass."""
+def saved_bytes_per_token(config: GPTConfig, dtype: torch.dtype, device: str) -> int:
+    """Bytes per token that a block's forward pass saves for the backward pass."""
     s = 4 if dtype == torch.float32 else 2
     C, attention_row = config.n_embd, config.n_head * config.block_size  # elements per token
     is_manual = isinstance(choose_attention(device, dtype, config), ManualAttention)
-    inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # of the norms, c_attn, attention, c_proj, c_fc, the activation, c_proj; in C
+    inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # C times: norms, c_attn, attention, c_proj, c_fc, activation, c_proj
     if config.position == "rotary" and not is_manual:
-        inputs += 2  # rotated queries and keys, besides c_attn's output, which holds the values
+        inputs += 2  # rotated queries and keys, in addition to c_attn's output, which holds the values
     total = s * inputs * C + 16
     if s == 2 and device == "cuda":
         total += 2 * (4 - s) * C  # norms are computed in float32
@@ -106,30 +106,30 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
     return total
 
 
-def bytes_of_loss(tokens: int, config: GPTConfig, s: int) -> int:
-    """Bytes that logits and their gradients take at worst. s: bytes of a logit."""
+def loss_bytes(tokens: int, config: GPTConfig, s: int) -> int:
+    """Peak bytes of logits and their gradients. s: bytes per logit."""
     logits = tokens * config.vocab_size
     if logits <= LOGITS_AT_ONCE:
         return logits * (12 if s == 4 else 14)  # log-probabilities, two float32 gradients
-    of_chunk = LOGITS_AT_ONCE * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
-    return of_chunk + (4 + s) * config.vocab_size * config.n_embd  # the weights' gradient, of all chunks and of one
+    chunk = LOGITS_AT_ONCE * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
+    return chunk + (4 + s) * config.vocab_size * config.n_embd  # the weights' gradient: the sum, and that of a chunk
 
 
 def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards: int = 1) -> None:
-    """Raise UserError if weights, gradients and optimizer of the model do not fit, before any of it is built."""
+    """Raise UserError if weights, gradients and optimizer state do not fit, before the model is built."""
     blocks = 12 * config.n_layer * config.n_embd**2
     positions = config.block_size if config.position == "learned" else 0
     tables = (config.vocab_size + positions) * config.n_embd
     size = (4 * (3 if optimizer == "muon" else 4) * blocks + 16 * tables) // shards
     if size > available:
         raise UserError(
-            f"{blocks + tables:,} parameters take {format_bytes(size)} for weights, gradients and optimizer, and "
+            f"{blocks + tables:,} parameters take {format_bytes(size)} for weights, gradients and optimizer state, but "
             f"{format_bytes(available)} are free: use a smaller n_layer or n_embd"
         )
 
 
-def memory_of(cfg: Settings, model: GPT, dtype: torch.dtype, device: str, processes: int) -> Memory:
-    """What each of so many processes needs for train.py's settings; the model may be on the meta device."""
+def memory_per_process(cfg: Settings, model: GPT, dtype: torch.dtype, device: str, processes: int) -> Memory:
+    """The memory of each process for train.py's settings. The model may be on the meta device."""
     sequences = min(cfg.batch_size, -(-cfg.accumulation * cfg.batch_size // processes))
     return training_memory(
         model,
@@ -143,10 +143,9 @@ def memory_of(cfg: Settings, model: GPT, dtype: torch.dtype, device: str, proces
 
 
 def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str | None:
-    """Options with which the same steps fit, the cheapest ones first; or None. cfg: train.py's settings.
+    """The cheapest options with which the same steps fit, or None. cfg: train.py's settings.
 
-    They never change the number of sequences per step, which total_batch_tokens may round differently for another
-    batch_size.
+    The number of sequences per step stays the same; total_batch_tokens may round it differently for another batch_size.
     """
     sequences = cfg.accumulation * cfg.batch_size
     for recompute in dict.fromkeys((cfg.recompute, True)):
@@ -163,15 +162,15 @@ def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str |
 
 
 def available_to_process(runtime: Runtime) -> float | None:
-    """Free bytes for each process of this run: on a CPU, the processes of a machine share its memory."""
+    """Free bytes per process of this run. On a CPU, the processes of a machine share its memory."""
     if (total := memory.free(runtime.device)) is None:
         return None
-    shared = runtime.group.gloo and runtime.device.type == "cpu"
-    return total / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if shared else total
+    is_shared = runtime.group.gloo and runtime.device.type == "cpu"
+    return total / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if is_shared else total
 
 
 def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: int) -> str:
-    """A line: what training will take, what is free, and which options would fit if that is too little.
+    """Report the memory that training will take, the free memory, and if that is too little, options that fit.
 
     cfg: train.py's settings. resident_data: bytes of training tokens on the device. Raises UserError if far too little
     memory is free.
@@ -179,7 +178,7 @@ def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: in
     available = available_to_process(runtime)
 
     def memory_with(changed: Settings) -> Memory:
-        required = memory_of(changed, model, runtime.dtype, runtime.device.type, runtime.group.size)
+        required = memory_per_process(changed, model, runtime.dtype, runtime.device.type, runtime.group.size)
         return replace(required, data=resident_data)
 
     required = memory_with(cfg)
@@ -193,4 +192,4 @@ def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: in
     if required.total > 2 * available and not cfg.eval_only:
         raise UserError(f"{report}: far too little; use {remedy or 'a smaller model'}")
     sharding = "" if cfg.parallel == "fsdp" else "; or shard it over several GPUs with --parallel=fsdp"
-    return f"{report}: too little; what would fit: {remedy or 'no batch_size'}{sharding}"
+    return f"{report}: too little; use {remedy or 'a smaller model'}{sharding}"

@@ -1,4 +1,4 @@
-"""Bad steps, which must not change the model: detected on the device at every step, reported when a step is logged."""
+"""Detection of bad steps, which must not change the model: on the device at every step, reported at logged steps."""
 
 import json
 import math
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from folio.base.files import write_json
 from folio.data.tokenizer import Tokenizer
 
-DECAY = 0.98  # of the running mean and variance; about 50 steps
-SETTLING_STEPS = 100  # before a deviation is meaningful
+DECAY = 0.98  # of the running mean and variance, which cover about 50 steps
+MIN_STEPS = 100  # before spikes are detected
 
 
 class JudgedStep(NamedTuple):
-    """One step's numbers."""
+    """The numbers of one step."""
 
     step: int
     loss: float
     grad_norm: float
-    skipped: bool  # bad; it changed neither weights, moments nor the optimizer's step count
+    skipped: bool  # whether the step was bad, and changed no weights, moments or optimizer steps
 
 
 class StepGuard:
@@ -35,27 +35,27 @@ class StepGuard:
     def __init__(self, device: torch.device, skip_spikes: float | None, state: dict[str, Any] | None):
         self.skip_spikes = skip_spikes
         state = {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2, **(state or {})}
-        self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # of the steps read so far
-        self.streak = 0  # longest run of skipped steps in the last reading
+        self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # skipped steps: consecutive, total
+        self.streak = 0  # the most consecutive skipped steps in the last read
         self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=device)  # (2, 3)
         self.judged: list[Tensor] = []  # on the device
-        self.sent = torch.empty(0, 3)  # (steps, 3), on the host once `arrived` has occurred
-        self.arrived = torch.cuda.Event() if device.type == "cuda" else None
-        self.recent: list[JudgedStep] = []  # those of the last reading and the 50 before them
+        self.sent = torch.empty(0, 3)  # (steps, 3), on the host after `copied`
+        self.copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.recent: list[JudgedStep] = []  # the steps of the last read and the 50 before them
 
     def judge(self, loss: Tensor, grad_norm: Tensor, scale: Tensor | None = None) -> Tensor:
-        """1.0 if the optimizer must skip this step, else 0.0, on the device; torch calls this found_inf.
+        """Return 1.0 if the optimizer must skip this step, else 0.0, on the device (torch's found_inf).
 
-        scale: float16's loss scale. An infinite gradient of a finite loss only lowers the scale and is not counted,
-        unless the scale is below 1: then the gradients themselves overflow float16.
+        scale: float16's loss scale. If only the gradient is infinite, the scale is lowered and the step is not counted
+        as skipped, unless the scale is below 1: then the unscaled gradients overflow float16.
         """
         values = torch.stack([loss, grad_norm]).float()  # (2,)
         bad = ~values.isfinite().all()
         if self.skip_spikes is not None:
             steps, mean, variance = self.moments.unbind(dim=1)  # (2,) each
             deviation = values - mean
-            bad |= ((deviation > self.skip_spikes * variance.sqrt()) & (steps >= SETTLING_STEPS)).any()
-            weight = (1 / (steps + 1)).clamp(min=1 - DECAY)  # the plain mean of the first steps
+            bad |= ((deviation > self.skip_spikes * variance.sqrt()) & (steps >= MIN_STEPS)).any()
+            weight = (1 / (steps + 1)).clamp(min=1 - DECAY)  # the first steps have equal weights
             new_mean = mean + weight * deviation
             new_variance = (1 - weight) * (variance + weight * deviation**2)
             self.moments = torch.where(bad, self.moments, torch.stack([steps + 1, new_mean, new_variance], dim=1))
@@ -66,16 +66,16 @@ class StepGuard:
         return bad.float()
 
     def send(self) -> None:
-        """Start copying the judged steps to the host; on CUDA without waiting, where `arrived` marks the end."""
-        self.sent = torch.stack(self.judged).to("cpu", non_blocking=self.arrived is not None)
+        """Start copying the judged steps to the host. On CUDA, this does not wait for the device."""
+        self.sent = torch.stack(self.judged).to("cpu", non_blocking=self.copied is not None)
         self.judged.clear()
-        if self.arrived:
-            self.arrived.record()
+        if self.copied:
+            self.copied.record()
 
     def read(self, step: int) -> list[JudgedStep]:
-        """The steps that were sent, the newest of which is `step`; waits for the device to finish it."""
-        if self.arrived:
-            self.arrived.synchronize()
+        """Return the steps that were sent, up to `step`. Waits for the device to finish it."""
+        if self.copied:
+            self.copied.synchronize()
         rows, self.sent = self.sent.tolist(), self.sent[:0]
         first = step - len(rows) + 1
         steps = [JudgedStep(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]
@@ -88,9 +88,9 @@ class StepGuard:
         return steps
 
     def record(self, out_dir: Path, judged: JudgedStep, first: int, inputs: np.ndarray, tokenizer: Tokenizer) -> str:
-        """Write skipped/step-N.json about a skipped step, whose sequences (B, T) have numbers from `first` on.
+        """Write skipped/step-N.json with the inputs (B, T) of a skipped step. Returns a line about it.
 
-        Returns a line about it.
+        first: the number of its first sequence.
         """
         path = out_dir / "skipped" / f"step-{judged.step:06d}.json"
         content = {
@@ -107,17 +107,17 @@ class StepGuard:
         return f"{report}; see {path}"
 
     def can_continue(self, max_bad_steps: int, val_loss: float | None) -> bool:
-        """Whether the steps of the last reading, and the validation loss if it was measured, are good enough."""
+        """Whether the last read had fewer than max_bad_steps bad steps in a row, and the validation loss is finite."""
         return self.streak < max_bad_steps and math.isfinite(val_loss or 0.0)
 
     def diagnose(self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool) -> str:
-        """Why the run cannot continue, and what to do about it. has_checkpoint: whether it has saved one."""
+        """Describe why the run cannot continue, and the remedy. has_checkpoint: whether it has saved a checkpoint."""
         last = next((step for step in reversed(self.recent) if step.skipped), self.recent[-1])
-        again = "resume" if has_checkpoint else "start again"
+        restart = "resume" if has_checkpoint else "start again"
         if not all(p.isfinite().all() for p in model.parameters()):
             reason, remedy = "the weights are not finite", "start again, or from another checkpoint"
         elif val_loss is not None and not math.isfinite(val_loss):
-            reason, remedy = f"the validation loss is {val_loss}", f"{again} with a smaller --learning_rate"
+            reason, remedy = f"the validation loss is {val_loss}", f"{restart} with a smaller --learning_rate"
         elif not math.isfinite(last.loss):
             reason, remedy = (
                 f"the loss is {last.loss}",
@@ -125,7 +125,7 @@ class StepGuard:
             )
         elif not math.isfinite(last.grad_norm):
             reason = "the gradient is not finite"
-            remedy = f"{again} with a smaller --learning_rate or --dtype=float32"
+            remedy = f"{restart} with a smaller --learning_rate or --dtype=float32"
         else:
             reason = f"{max_bad_steps} spikes in a row, the last of loss {last.loss:.4g} and norm {last.grad_norm:.4g}"
             remedy = "look at the text in skipped/; if it is fine, raise --skip_spikes or leave it out"
@@ -133,5 +133,5 @@ class StepGuard:
         return f"{reason}; this step was not saved{intact}; {remedy}"
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, once all steps are read. float32 survives JSON exactly."""
+        """The state to save in checkpoints, after all steps are read. JSON preserves float32 exactly."""
         return {"in_a_row": self.in_a_row, "skipped": self.skipped, "moments": self.moments.tolist()}

@@ -1,4 +1,4 @@
-"""Training batches on the model's device: gathered from tokens in its memory, or copied there.
+"""Training batches on the model's device: gathered from tokens in device memory, or copied from the host.
 
 Dimensions: B batch, T time (block_size).
 """
@@ -15,20 +15,20 @@ from folio.machine.runtime import Runtime
 
 
 def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
-    """Bytes of the training tokens that stay in the device's memory, of which so much is free; 0 if they do not."""
+    """Bytes of training tokens to keep in device memory, of which `free` bytes are free; 0 if they are not kept."""
     size = 4 * data.training_tokens
     return size if device == "cuda" and not data.masked and free is not None and size <= free / 4 else 0
 
 
 class BatchLoader:
-    """This process's share of each step, in micro-batches, without waiting for the device.
+    """Loads this process's share of each step, in micro-batches, without waiting for the device.
 
-    A step has accumulation * batch_size sequences, whatever the number of processes. Each process takes consecutive
-    sequences, up to one more than the others, in micro-batches of at most batch_size. Sequences that are not counted
-    pad its share, so that all processes compute the same amount.
+    A step has accumulation * batch_size sequences for any number of processes. Each process takes consecutive
+    sequences, in micro-batches of at most batch_size. Shares differ by at most one sequence; padding, which is not
+    counted in the loss, makes them equal.
 
-    resident: whether all training tokens stay in the device's memory (4 bytes each), so that a step is one gather;
-    None: on CUDA, if they take at most a quarter of the free memory and all of them are counted.
+    resident: whether to keep all training tokens in device memory (4 bytes each), so that a step is one gather; None:
+    on CUDA, if they take at most a quarter of the free memory and no target is masked.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class BatchLoader:
         self.data, self.runtime, group = data, runtime, runtime.group
         self.sequences = batch_size * accumulation  # per step, of all processes
         begin, end = (self.sequences * rank // group.size for rank in (group.rank, group.rank + 1))
-        self.begin, self.mine = begin, end - begin
-        longest = -(-self.sequences // group.size)
-        self.count = -(-longest // batch_size)  # micro-batches
-        self.rows = -(-longest // self.count)  # B, sequences in each
+        self.begin, self.local_sequences = begin, end - begin
+        max_sequences = -(-self.sequences // group.size)  # per process
+        self.count = -(-max_sequences // batch_size)  # micro-batches
+        self.rows = -(-max_sequences // self.count)  # B, sequences per micro-batch
         if resident is None:
             resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device)) > 0
         self.tokens: Tensor | None = None
@@ -49,22 +49,22 @@ class BatchLoader:
             self.window = torch.arange(data.block_size + 1, device=runtime.device)
 
     def micro_batches(self, first: int) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """The micro-batches of the step from sequence `first` on: inputs and targets, (B, T) each, and a share.
+        """Yield the micro-batches of the step that begins with sequence `first`: inputs, targets, (B, T) each, share.
 
-        The share is the micro-batch's part of the step's counted targets over all processes, so that the sum of
-        share * mean loss is the mean over the step's targets.
+        The share is the micro-batch's fraction of the step's counted targets on all processes: the sum of share * mean
+        loss is the mean over the step's targets.
         """
         first += self.begin
-        padding = self.count * self.rows - self.mine
+        padding = self.count * self.rows - self.local_sequences
         if self.tokens is not None:
-            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.mine), (0, padding)))
+            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.local_sequences), (0, padding)))
             ids = self.tokens[starts[:, None] + self.window].long()  # (count * B, T + 1)
-            ids[self.mine :, 1:] = -1
-            counted = np.minimum(np.maximum(self.mine - self.rows * np.arange(self.count), 0), self.rows)
+            ids[self.local_sequences :, 1:] = -1
+            counted = np.minimum(np.maximum(self.local_sequences - self.rows * np.arange(self.count), 0), self.rows)
             for rows, share in zip(ids.split(self.rows), counted / self.sequences, strict=True):
                 yield rows[:, :-1].clamp(min=0) if padding else rows[:, :-1], rows[:, 1:], float(share)
             return
-        inputs, targets = self.data.batch(first, self.mine)  # (sequences, T) each
+        inputs, targets = self.data.batch(first, self.local_sequences)  # (sequences, T) each
         if padding:
             inputs = np.pad(inputs, ((0, padding), (0, 0)))
             targets = np.pad(targets, ((0, padding), (0, 0)), constant_values=-1)

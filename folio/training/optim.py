@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
+"""Optimizers: parameter groups, AdamW, Muon, and learning-rate schedules."""
 
 import inspect
 import math
@@ -21,11 +21,11 @@ def make_optimizer(
     dtype: torch.dtype = torch.float32,
     group: Group = ALONE,
 ) -> torch.optim.Optimizer:
-    """A new optimizer, made by BUILDERS[kind]; "muon" is Muon for the blocks' matrices, and AdamW for the rest.
+    """Build an optimizer with BUILDERS[kind]; "muon" is Muon for the blocks' matrices and AdamW for the rest.
 
-    Weight decay applies to parameters of two and more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. A
-    parameter group's learning rate is the step's times its "lr_scale". dtype: of Muon's matmuls. group: the processes
-    that share Muon's work.
+    Weight decay applies to parameters of two or more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. The
+    learning rate of a parameter group is the schedule's times its "lr_scale". dtype: dtype of Muon's matmuls. group:
+    the processes that share Muon's work.
     """
     matrices = muon_matrices(model) if kind == "muon" else {}
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
@@ -41,18 +41,18 @@ def make_optimizer(
         groups.append(
             {"params": params, "weight_decay": weight_decay, "lr_scale": scale, "shape": shape, "dtype": dtype}
         )
-    fused = rest[0].device.type in ("cpu", "cuda")  # whose kernels respect found_inf
+    fused = rest[0].device.type in ("cpu", "cuda")  # fused kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     if kind == "muon":
         settings["processes"] = group
     optimizer = BUILDERS[kind](groups, **settings)
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # as torch marks those that respect found_inf
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's flag: respects found_inf
         optimizer.register_step_pre_hook(drop_bad_gradients)
     return optimizer
 
 
 def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Before a step: if `found_inf` is 1, remove all gradients, so that nothing changes. Waits for the device."""
+    """A pre-step hook that removes all gradients if `found_inf` is 1, so that nothing changes. Waits for the device."""
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and found_inf.item():
         optimizer.zero_grad(set_to_none=True)
@@ -61,17 +61,17 @@ def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: di
 def update(
     optimizer: torch.optim.Optimizer, learning_rate: float, step: int, skip: Tensor, skips_on_device: bool
 ) -> None:
-    """Change the weights by their gradients, and remove the gradients.
+    """Update the weights and clear the gradients.
 
-    step: the number of steps done, on which Muon's momentum depends. skip: 1.0 if nothing may change, else 0.0, on the
-    device. skips_on_device: the device reads it; otherwise this waits for it.
+    step: the number of steps done, for Muon's momentum. skip: a tensor on the device, 1.0 if nothing may change, else
+    0.0. skips_on_device: whether the optimizer's kernels read `skip`; otherwise this waits for the device.
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_scale"]
-        if "shape" in group:  # Muon's; torch's SGD and RMSprop have a momentum, too
+        if "shape" in group:  # a group of Muon ("momentum" is also a key of torch's SGD and RMSprop)
             group["momentum"] = muon_momentum_at(step)
     if skips_on_device:
-        optimizer.found_inf = skip  # the fused step changes nothing where this is 1
+        optimizer.found_inf = skip  # the fused step changes nothing if this is 1
         optimizer.step()
     elif not skip.item():
         optimizer.step()
@@ -79,19 +79,19 @@ def update(
 
 
 def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
-    """The matrices that Muon updates, by name: those of the blocks."""
+    """The matrices of the blocks, which Muon updates, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
 
 
 def muon_shape(name: str, p: Tensor) -> tuple[int, int]:
-    """The shorter and the longer side of the matrices of a parameter; queries, keys and values are three matrices."""
+    """The shorter and the longer side of a parameter's matrices. c_attn has three: queries, keys and values."""
     rows, columns = len(p) // (3 if "c_attn" in name else 1), p.shape[1]
     return min(rows, columns), max(rows, columns)
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW without its decorators, which import torch's compiler, for almost a second, only to keep these
-    methods out of compiled graphs. Here they never are in one.
+    """torch's AdamW without its decorators, which only keep these methods out of compiled graphs, but import torch's
+    compiler, which takes almost a second.
     """
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
@@ -102,15 +102,15 @@ class AdamW(torch.optim.AdamW):
 
 
 class Muon(AdamW):
-    """Muon (Jordan et al. 2024) for parameter groups with a "shape", (short, long), AdamW for the others.
+    """Muon (Jordan et al. 2024) for parameter groups with a "shape" (short, long), AdamW for the others.
 
-    The shape is that of the group's matrices or of their transposes. A parameter with k times as many rows counts as k
+    The group's matrices or their transposes have this shape. A parameter with k times as many rows is treated as k
     matrices. Momentum is Nesterov's, group["momentum"]; weight decay is decoupled; the update of a tall matrix is
     scaled by sqrt(rows / columns).
 
-    torch.optim.Muon updates one matrix after the other. This one orthogonalizes a group in batched matmuls, queries,
-    keys and values as three matrices; skips a step where `found_inf` is 1 without waiting for the device; and divides
-    the work among processes, also with FSDP2's shards.
+    Unlike torch.optim.Muon, this optimizer orthogonalizes a group in batched matmuls, treats queries, keys and values
+    as three matrices, skips a step if `found_inf` is 1 without waiting for the device, and divides the work among
+    processes, including FSDP2's shards.
     """
 
     def __init__(self, groups: list[dict[str, Any]], processes: Group = ALONE, **settings: Any):
@@ -129,37 +129,37 @@ class Muon(AdamW):
     def step(self, closure: None = None) -> None:
         for group in self.matrices():
             params, (short, long), lr, momentum = group["params"], group["shape"], group["lr"], group["momentum"]
-            shards, gradients = [to_local(p) for p in params], [to_local(p.grad) for p in params]  # of this process
+            shards, gradients = [to_local(p) for p in params], [to_local(p.grad) for p in params]
             buffers = [to_local(self.state[p]["momentum_buffer"]) for p in params]
-            keep = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
+            apply = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
             for gradient, buffer in zip(gradients, buffers, strict=True):
-                torch.where(keep.bool(), gradient, buffer, out=gradient)  # a mean of equal numbers changes nothing
+                torch.where(apply.bool(), gradient, buffer, out=gradient)  # if skipped, lerp leaves the buffer as it is
             torch._foreach_lerp_(buffers, gradients, 1 - momentum)
             torch._foreach_lerp_(gradients, buffers, momentum)  # Nesterov's
-            whole = [gather_like(g.to(group["dtype"]), p) for g, p in zip(gradients, params, strict=True)]
-            wide = [m.view(-1, short, long) if m.shape[1] == long else m.view(-1, long, short).mT for m in whole]
-            update = self.orthogonalize_together(torch.cat(wide)).float().mul_(-lr * keep)  # (n, short, long)
+            full = [gather_like(g.to(group["dtype"]), p) for g, p in zip(gradients, params, strict=True)]
+            wide = [m.view(-1, short, long) if m.shape[1] == long else m.view(-1, long, short).mT for m in full]
+            update = self.distributed_orthogonalize(torch.cat(wide)).float().mul_(-lr * apply)  # (n, short, long)
             updates = [
                 u.reshape(p.shape) if p.shape[1] == long else u.mT.reshape(p.shape) * (long / short) ** 0.5
                 for u, p in zip(update.split([len(m) for m in wide]), params, strict=True)
             ]
-            torch._foreach_add_([self.state[p]["step"] for p in params], keep)
-            torch._foreach_mul_(shards, 1 - lr * group["weight_decay"] * keep)
+            torch._foreach_add_([self.state[p]["step"] for p in params], apply)
+            torch._foreach_mul_(shards, 1 - lr * group["weight_decay"] * apply)
             torch._foreach_add_(shards, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:
                 p.grad = None  # so that AdamW ignores them
         super().step()
 
-    def orthogonalize_together(self, matrices: Tensor) -> Tensor:
-        """`orthogonalize`, of which each process does a share. matrices: (n, short, long), the same in each."""
+    def distributed_orthogonalize(self, matrices: Tensor) -> Tensor:
+        """`orthogonalize`, divided among the processes. matrices: (n, short, long), the same on each process."""
         n, (rank, size) = len(matrices), (self.processes.rank, self.processes.size)
         share = -(-n // size)
-        mine = matrices[rank * share : (rank + 1) * share]
-        padding = mine.new_zeros(share - len(mine), *mine.shape[1:])
-        return self.processes.all_gather(orthogonalize(torch.cat([mine, padding]) if len(padding) else mine))[:n]
+        local = matrices[rank * share : (rank + 1) * share]
+        padding = local.new_zeros(share - len(local), *local.shape[1:])
+        return self.processes.all_gather(orthogonalize(torch.cat([local, padding]) if len(padding) else local))[:n]
 
 
-BUILDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {  # of parameter groups, lr, betas and fused
+BUILDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {  # functions of parameter groups, lr, betas and fused
     "adamw": AdamW,  # Loshchilov & Hutter 2019
     "muon": Muon,
 }
@@ -167,8 +167,8 @@ OPTIMIZERS = tuple(BUILDERS)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """An approximation of the nearest (semi-)orthogonal matrix to each of (n, short, long): singular values between
-    0.7 and 1.2.
+    """Approximate the nearest (semi-)orthogonal matrix to each of (n, short, long), with singular values between 0.7
+    and 1.2.
 
     Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/
@@ -186,10 +186,10 @@ def muon_momentum_at(step: int) -> float:
     return 0.85 + 0.1 * min(1.0, step / 300)
 
 
-DECAYS: dict[str, Callable[[float], float]] = {  # how much of the decay remains, 1 to 0, when `done` of it is, 0 to 1
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),  # Loshchilov & Hutter 2017
-    "linear": lambda done: 1.0 - done,
-    "wsd": lambda done: 1.0 - done,  # warmup, stable, decay (Hu et al. 2024, MiniCPM): only in the last steps
+DECAYS: dict[str, Callable[[float], float]] = {  # factors from 1 to 0 as functions of the progress, 0 to 1
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),  # Loshchilov & Hutter 2017
+    "linear": lambda progress: 1.0 - progress,
+    "wsd": lambda progress: 1.0 - progress,  # warmup, stable, decay (Hu et al. 2024, MiniCPM): only in the last steps
 }
 LR_SCHEDULES = (*DECAYS, "constant")
 
@@ -206,13 +206,13 @@ def lr_at(
 ) -> float:
     """The learning rate of step 0, 1, 2, ...
 
-    "constant" is `learning_rate` at every step. The others rise linearly during the first `warmup_iters` steps, and
-    then decay as DECAYS says, to `min_lr` at step `lr_decay_iters`; "wsd" decays only during the last `wsd_decay_iters`
-    of these steps.
+    "constant" is `learning_rate` at every step. The others increase linearly during the first `warmup_iters` steps,
+    then follow DECAYS to `min_lr` at step `lr_decay_iters`; "wsd" decays only during the last `wsd_decay_iters` of
+    these steps.
     """
     if schedule == "constant":
         return learning_rate
-    remaining = DECAYS[schedule]
+    decay = DECAYS[schedule]
     if step < warmup_iters:
         return learning_rate * (step + 1) / (warmup_iters + 1)
     if step >= lr_decay_iters:
@@ -220,7 +220,7 @@ def lr_at(
     begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters
     if step < begin:
         return learning_rate
-    return min_lr + remaining((step - begin) / (lr_decay_iters - begin)) * (learning_rate - min_lr)
+    return min_lr + decay((step - begin) / (lr_decay_iters - begin)) * (learning_rate - min_lr)
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -230,12 +230,12 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what `state_tensors` returned. Moments move to their parameter's device; torch places the step counts."""
-    places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    """Load the result of `state_tensors`. Moments move to their parameter's device; torch places the step counts."""
+    indices = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     parameters = dict(model.named_parameters())
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("/")
         p = parameters[name]
-        state.setdefault(places[id(p)], {})[kind] = distribute_like(p, tensor) if tensor.dim() else tensor
+        state.setdefault(indices[id(p)], {})[kind] = distribute_like(p, tensor) if tensor.dim() else tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,4 +1,4 @@
-"""Rules across train.py's settings, and how some of them follow from others."""
+"""Rules across train.py's settings, and settings that are derived from others."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,22 +15,22 @@ from model import POSITIONS
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     """Rules across settings: (setting, what is wrong with it and how to fix it)."""
     problems = []
-    is_rate_known = cfg.init_from != "resume" or cfg.is_set("learning_rate")  # else it is in the checkpoint
+    is_rate_known = cfg.init_from != "resume" or cfg.is_set("learning_rate")  # otherwise it is in the checkpoint
     if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate and is_rate_known:
         problems.append(("min_lr", "it must be at most learning_rate"))
     multiple = POSITIONS[cfg.position].head_multiple
     divisor = multiple * cfg.n_head
     if cfg.n_head > 0 and cfg.n_embd % divisor:
-        fitting = [h for h in range(1, min(cfg.n_embd, 4096) + 1) if cfg.n_embd % (multiple * h) == 0]
-        nearest = sorted(sorted(fitting, key=lambda h: abs(h - cfg.n_head))[:3])
+        candidates = [h for h in range(1, min(cfg.n_embd, 4096) + 1) if cfg.n_embd % (multiple * h) == 0]
+        nearest = sorted(sorted(candidates, key=lambda h: abs(h - cfg.n_head))[:3])
         rule = f"n_embd={cfg.n_embd} is not divisible by it"
         if cfg.n_embd % cfg.n_head == 0:
             rule = f"position={cfg.position} needs an even head size, and n_embd / n_head is {cfg.n_embd // cfg.n_head}"
         remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-cfg.n_embd // divisor) * divisor}"
         problems.append(("n_head", f"{rule}; use {remedy}"))
     if cfg.out_dir == LATEST and cfg.init_from != "resume" and not Path(LATEST).is_dir():
-        rule = "it names the run that was written to last; resume that with --init_from=resume, or choose another"
-        problems.append(("out_dir", f"{rule} --out_dir"))
+        rule = "it names the newest run; resume that with --init_from=resume, or choose another --out_dir"
+        problems.append(("out_dir", rule))
     micro_batch = cfg.batch_size * cfg.block_size
     if cfg.total_batch_tokens is not None and cfg.gradient_accumulation_steps is not None:
         problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
@@ -45,22 +45,22 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     if problems or micro_batch <= 0:
         return problems
     if cfg.accumulation * cfg.batch_size >= 2**31:
-        rule = "with batch_size it makes more than 2**31 sequences per step"
+        rule = "times batch_size, it must be less than 2**31"
         problems.append(("gradient_accumulation_steps", rule))
     if cfg.compile == "reduce-overhead" and cfg.accumulation > 1:
-        problems.append(("compile", "captured graphs need steps of one micro-batch; use auto"))
+        problems.append(("compile", "CUDA graphs need steps of one micro-batch; use auto"))
     return problems
 
 
 def scaled_counts(cfg: Any, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> dict[str, int | None]:
-    """The counts of steps, those of a config file in proportion if the command line replaces its max_iters."""
+    """The step counts. Those of a config file are scaled if the command line overrides its max_iters."""
     file_max_iters = overridden.get("max_iters", cfg.max_iters)
     counts = asdict(scaled_to_override(cfg.step_counts, origins, file_max_iters))
-    before = asdict(cfg)
-    scaled = [f"{name}={n:,} (was {before[name]:,})" for name, n in counts.items() if n != before[name]]
+    old = asdict(cfg)
+    scaled = [f"{name}={n:,} (was {old[name]:,})" for name, n in counts.items() if n != old[name]]
     if scaled and distributed.rank_from_env() == 0:
         print(
-            f"max_iters={cfg.max_iters:,} instead of the config file's {file_max_iters:,}, and in proportion: "
+            f"max_iters={cfg.max_iters:,} instead of the config file's {file_max_iters:,}; scaled in proportion: "
             f"{', '.join(scaled)}"
         )
     return counts

@@ -1,4 +1,4 @@
-"""A run's numbers: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb if it is enabled."""
+"""The logs of a run: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb if it is enabled."""
 
 import json
 import math
@@ -17,15 +17,15 @@ from folio.training.guard import JudgedStep, StepGuard
 
 
 class StepReader:
-    """Reads the numbers of the steps from the device, and their speed."""
+    """Reads the numbers of training steps from the device, and measures their speed."""
 
     def __init__(self, guard: StepGuard):
         self.guard = guard
-        self.sent: int | None = None  # a step whose numbers are still on their way from the device
+        self.sent: int | None = None  # the step whose numbers are being copied from the device
         self.step = 0  # the last step that was read
-        self.steps: list[JudgedStep] = []  # the steps up to it, since the reading before
-        self.rate: float | None = None  # steps per second then; None at the first reading, whose steps are warmup
-        self.began: tuple[float, int] | None = None  # a time, and the steps done
+        self.steps: list[JudgedStep] = []  # the steps of the last read
+        self.rate: float | None = None  # their steps per second; None at the first read, whose steps are warmup
+        self.timer_start: tuple[float, int] | None = None  # time and step
 
     def send(self, step: int) -> None:
         """Start copying the numbers of the steps up to `step` to the host."""
@@ -33,33 +33,35 @@ class StepReader:
         self.sent = step
 
     def read(self) -> list[JudgedStep]:
-        """The steps that were sent; waits for the device to finish them."""
+        """Return the steps that were sent. Waits for the device to finish them."""
         self.step, self.sent = self.sent, None
         self.steps = self.guard.read(self.step)
-        self.rate = (self.step - self.began[1]) / (time.perf_counter() - self.began[0]) if self.began else None
+        if self.timer_start:
+            start_time, start_step = self.timer_start
+            self.rate = (self.step - start_step) / (time.perf_counter() - start_time)
         self.restart()
         return self.steps
 
     def restart(self) -> None:
-        """Measure the speed from now on, after something else than steps."""
-        self.began = time.perf_counter(), self.step
+        """Restart the speed measurement, so that it excludes the time since the last step."""
+        self.timer_start = time.perf_counter(), self.step
 
 
 class Metrics:
-    """One line of JSON per logged step. A context manager, which closes the progress bar and the wandb run.
+    """Writes one JSON line per logged step. A context manager, which closes the progress bar and the wandb run.
 
-    step: the number of steps done; later lines of an earlier run are dropped. wandb_id: the run that wandb resumes, or
-    None for a new one. config: shown by wandb.
+    step: the number of steps done; existing lines after it are removed. wandb_id: the wandb run to resume, or None for
+    a new one. config: the settings to show in wandb.
     """
 
     def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
         self.wandb = self.start_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _drop_lines_after(out_dir / name, step or -1)  # a new run drops all, also an earlier run's step 0
+            _drop_lines_after(out_dir / name, step or -1)  # -1: also step 0
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
-        self.gaps = False  # whether a line could not be written
+        self.has_gaps = False  # whether a line could not be written
 
     @staticmethod
     def start_wandb(out_dir: Path, config: dict[str, Any], wandb_id: str | None) -> Any:
@@ -75,10 +77,10 @@ class Metrics:
                 config=config,
                 dir=str(out_dir),
             )
-        except Exception as error:  # no login, no network, or any other answer of the service
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        except Exception as error:  # no login, no network, or any other error of the service
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"wandb_log=True: wandb cannot start ({first}); use wandb login, WANDB_MODE=offline, or leave it out"
+                f"wandb_log=True: wandb cannot start ({reason}); use wandb login, WANDB_MODE=offline, or leave it out"
             ) from None
 
     @property
@@ -86,25 +88,25 @@ class Metrics:
         return self.wandb.id if self.wandb else None
 
     def log(self, line: dict[str, Any], remark: str = "") -> None:
-        """Record one step's numbers; None is an unknown one. Values that are not finite become None in the file.
+        """Log one step. Unknown values are None; values that are not finite become None in the file.
 
-        An evaluation is printed, with the remark on it; in a terminal, other steps are shown in the bar only.
+        An evaluation is printed, with the remark. In a terminal, other steps are only shown in the progress bar.
         """
-        unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
-        written = {**line, **dict.fromkeys(unwritable)}
-        self.append("metrics.jsonl", written)
+        not_finite = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
+        json_line = {**line, **dict.fromkeys(not_finite)}
+        self.append("metrics.jsonl", json_line)
         if self.wandb:
             try:
-                self.wandb.log({key: value for key, value in written.items() if value is not None}, step=line["step"])
-            except Exception as error:  # any answer of the service
-                self.say(f"step {line['step']:,}: wandb took no metrics ({error}); training continues")
-        self.bar.set_postfix_str(self._format(line), refresh=False)  # without the remark, for which it has no space
+                self.wandb.log({key: value for key, value in json_line.items() if value is not None}, step=line["step"])
+            except Exception as error:  # any error of the service
+                self.say(f"step {line['step']:,}: wandb failed to log ({error}); training continues")
+        self.bar.set_postfix_str(self._format(line), refresh=False)  # without the remark, which is too long
         if self.bar.disable or line["val_loss"] is not None:
             self.say(f"step {line['step']:,}/{self.bar.total:,}: {self._format(line, remark)}")
 
     @staticmethod
     def _format(line: dict[str, Any], remark: str = "") -> str:
-        """The numbers that are known, for the screen."""
+        """Format the known values for the terminal."""
         numbers = []
         if line["loss"] is not None:
             numbers.append(f"loss {line['loss']:.4f}")
@@ -117,34 +119,33 @@ class Metrics:
         return ", ".join(numbers)
 
     def sample(self, step: int, generate: Callable[[], str]) -> None:
-        """Record a sample of the model after a step. What fails in it is printed, and does not end the run."""
+        """Write a sample of the model after a step. An error is printed and does not end the run."""
         try:
             self.append("samples.jsonl", {"step": step, "text": generate()})
         except Exception as error:
             self.say(f"step {step:,}: no sample ({type(error).__name__}: {error}); training continues")
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Append a complete line to the file, or nothing if the disk refuses it, which is reported once."""
+        """Append a line to the file. If this fails, the file is unchanged, and the error is reported once."""
         file, content = self.files[name], json.dumps(line).encode() + b"\n"
         size = file.seek(0, 2)
         try:
             if file.write(content) == len(content):
                 return
             error = "the disk is full"
-        except OSError as refused:
-            error = refused
+        except OSError as os_error:
+            error = os_error
         file.truncate(size)
-        if not self.gaps:
+        if not self.has_gaps:
             self.say(f"{name} cannot be written ({error}); training continues without it")
-        self.gaps = True
+        self.has_gaps = True
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the progress bar."""
         tqdm.write(text)
         sys.stdout.flush()
 
-    def lengthen(self, max_iters: int) -> None:
-        """Set a new number of steps."""
+    def set_max_iters(self, max_iters: int) -> None:
         self.bar.total = max_iters
         self.bar.refresh()
 
@@ -162,12 +163,12 @@ class Metrics:
         if self.wandb:
             try:
                 self.wandb.finish(exit_code=0 if exception[0] is None else 1)
-            except Exception as error:  # any answer of the service
+            except Exception as error:  # any error of the service
                 note(f"wandb could not finish ({error}); the run's own files are complete")
 
 
 class NullMetrics(Metrics):
-    """Writes nothing; for every rank but 0."""
+    """Metrics that write nothing, for all ranks but 0."""
 
     wandb_id = None
 
@@ -185,9 +186,9 @@ class NullMetrics(Metrics):
 
 
 def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | None]:
-    """The lines of metrics.jsonl or samples.jsonl after a step (0: all of them), and the last line's step.
+    """Read the lines of metrics.jsonl or samples.jsonl after a step (0: all lines), and the last line's step.
 
-    Another process may be writing the last line. It and damaged ones are left out.
+    Damaged lines are skipped, and so is an incomplete last line, which another process may be writing.
     """
     lines: list[dict[str, Any]] = []
     last = None
@@ -203,23 +204,23 @@ def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | 
 
 
 def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> None:
-    """Add the sample of an evaluation after `step` to samples.jsonl, if the run was killed between the two."""
+    """Add the sample after `step` to samples.jsonl if the run was killed between the evaluation and the sample."""
     try:
         numbers, samples = (read_lines(out_dir / name)[0] for name in ("metrics.jsonl", "samples.jsonl"))
         was_evaluated = any(line["step"] == step and line.get("val_loss") is not None for line in numbers)
         if was_evaluated and all(line["step"] != step for line in samples):
-            kept = b"".join(line + b"\n" for line in _complete_lines(out_dir / "samples.jsonl"))
+            old_lines = b"".join(line + b"\n" for line in _complete_lines(out_dir / "samples.jsonl"))
             with atomic_write(out_dir / "samples.jsonl") as temporary:
-                temporary.write_bytes(kept + json.dumps({"step": step, "text": generate()}).encode() + b"\n")
+                temporary.write_bytes(old_lines + json.dumps({"step": step, "text": generate()}).encode() + b"\n")
     except Exception as error:  # a sample is optional
         print(f"step {step:,}: no sample ({type(error).__name__}: {error})")
 
 
 def _drop_lines_after(path: Path, step: int) -> None:
-    """Drop the lines after `step`, and those that are damaged or incomplete."""
-    kept = [content for content in _complete_lines(path) if (line := _parse(content)) and line["step"] <= step]
+    """Remove the lines after `step`, and damaged or incomplete lines."""
+    lines = [content for content in _complete_lines(path) if (line := _parse(content)) and line["step"] <= step]
     with atomic_write(path) as temporary:
-        temporary.write_bytes(b"".join(content + b"\n" for content in kept))
+        temporary.write_bytes(b"".join(content + b"\n" for content in lines))
 
 
 def _complete_lines(path: Path) -> list[bytes]:
@@ -227,7 +228,7 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 
 def _parse(content: bytes) -> dict[str, Any] | None:
-    """A line with its step. None for one that is damaged."""
+    """Parse a line, which must have a step. None if it is damaged."""
     try:
         line = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What happens at which step of a run: its learning rate, its evaluations, its end."""
+"""The schedule of a run: its learning rate, evaluations and number of steps."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from folio.training.optim import lr_at
 
 @dataclass(frozen=True)
 class StepCounts:
-    """The settings of a run that count steps. None is a default that depends on max_iters."""
+    """Settings that count steps. None: a default that depends on max_iters."""
 
     max_iters: int
     warmup_iters: int | None = None
@@ -36,15 +36,16 @@ class StepCounts:
         return ", ".join(f"{name} {n:,}" for name, n in asdict(self).items() if n)
 
     def scaled(self, max_iters: int, names: list[str]) -> "StepCounts":
-        """The counts for a run of max_iters steps: those in `names` in proportion, rounded up; the others as set."""
+        """The counts for a run of max_iters steps. Those in `names` are scaled and rounded up; the others stay."""
         counts = {name: getattr(self, name) for name in names}
-        in_proportion = {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n and n > 0}
-        return replace(self, **{**in_proportion, "max_iters": max_iters})
+        scaled_counts = {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n and n > 0}
+        return replace(self, **{**scaled_counts, "max_iters": max_iters})
 
     def scaling_with_max_iters(self, origins: Mapping[str, str]) -> list[str]:
-        """The counts that scale with max_iters: those set in the same place.
+        """The counts that scale with max_iters, by where each setting was set (`origins`).
 
-        A count set on the command line without max_iters does not scale; nor do any if nobody set max_iters.
+        If the command line sets max_iters, all counts scale. Otherwise, counts set on the command line do not, and
+        none does if max_iters is not set.
         """
         origin = origins.get("max_iters")
         if origin is None and origins:
@@ -58,9 +59,9 @@ STEP_COUNTS = tuple(field.name for field in fields(StepCounts))
 
 
 def scaled_to_override(counts: StepCounts, origins: Mapping[str, str], file_max_iters: int) -> StepCounts:
-    """`counts` for a max_iters that the command line sets in place of a config file's `file_max_iters`.
+    """Scale a config file's counts if the command line overrides its max_iters, `file_max_iters`.
 
-    The file's other counts are meant for its own max_iters, so they are scaled; counts of the command line stay.
+    Counts set on the command line stay.
     """
     if origins.get("max_iters") != COMMAND_LINE or counts.max_iters < 1 or file_max_iters in (counts.max_iters, 0):
         return counts
@@ -69,12 +70,11 @@ def scaled_to_override(counts: StepCounts, origins: Mapping[str, str], file_max_
 
 
 class Schedule:
-    """A run's learning rate and evaluations as functions of the step, and its number of steps.
+    """The learning rate and the evaluations of a run as functions of the step, and the number of steps.
 
-    The settings are a recipe for counts.max_iters steps. A time budget makes `decisions` on the run's length, each a
-    (step, max_iters). A decision stretches or shortens the rest of the recipe, which then passes through the same
-    learning rates and as many evaluations; steps before it keep what they had. So everything here is a pure function
-    of the settings and the decisions, which a checkpoint holds.
+    The settings are a recipe for counts.max_iters steps. A time budget makes `decisions` (step, max_iters) about the
+    length of the run. Each one stretches or compresses the rest of the recipe, which keeps its learning rates and its
+    number of evaluations. So the schedule is a pure function of the settings and the decisions, which checkpoints hold.
     """
 
     def __init__(
@@ -94,19 +94,19 @@ class Schedule:
         return self.decisions[-1][1]
 
     def decide(self, step: int, max_iters: int) -> None:
-        """After `step`, the run has `max_iters` steps in all. If max_iters equals step, it ends now."""
+        """Set the total number of steps to `max_iters`, decided after `step`. The run ends now if they are equal."""
         assert max_iters >= step
         self.decisions.append((step, max_iters))
 
     def recipe_step(self, step: int) -> float:
         """The step of the recipe that `step` corresponds to; equal to `step` if no decision was made."""
-        position = 0.0
+        recipe_step = 0.0
         ends = [begin for begin, _ in self.decisions[1:]] + [step]
         for (begin, max_iters), end in zip(self.decisions, ends, strict=True):
             end = min(end, step)
             if end > begin:
-                position += (end - begin) * ((self.counts.max_iters - position) / (max_iters - begin))
-        return position
+                recipe_step += (end - begin) * ((self.counts.max_iters - recipe_step) / (max_iters - begin))
+        return recipe_step
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, 2, ..."""
@@ -129,7 +129,7 @@ class Schedule:
         return passed or step == self.max_iters
 
     def evaluations_after(self, step: int) -> int:
-        """How many evaluations follow after `step`."""
+        """The number of evaluations after `step`."""
         interval = self.counts.eval_steps
         remaining = math.ceil(self.counts.max_iters / interval) - int(self.recipe_step(step) // interval)
         return max(1, remaining) if step < self.max_iters else 0
@@ -137,9 +137,9 @@ class Schedule:
 
 @cache
 def snapshot_steps(count: int, max_iters: int) -> tuple[int, ...]:
-    """The steps after which to take `count` snapshots: 0, max_iters, and others, evenly spaced in log(1 + step).
+    """The steps after which to take `count` snapshots: 0, max_iters, and others evenly spaced in log(1 + step).
 
-    A run of fewer steps has one after each. A single snapshot is of the last step.
+    If there are fewer steps, one follows each of them. A single snapshot is taken after the last step.
     """
     if count < 2:
         return (max_iters,) * count
@@ -152,8 +152,8 @@ def snapshot_steps(count: int, max_iters: int) -> tuple[int, ...]:
 
 
 def snapshot_is_due(step: int, count: int, schedule: Schedule) -> bool:
-    """Whether to take one of `count` snapshots after `step`. A time budget's decisions stretch or shorten the rest."""
+    """Whether to take one of `count` snapshots after `step`, which a time budget may move."""
     if count == 0 or step == schedule.max_iters:
         return count > 0
-    before, now = schedule.recipe_step(step - 1) if step else -1, schedule.recipe_step(step)
-    return any(before < planned <= now for planned in snapshot_steps(count, schedule.counts.max_iters))
+    previous, current = schedule.recipe_step(step - 1) if step else -1, schedule.recipe_step(step)
+    return any(previous < planned <= current for planned in snapshot_steps(count, schedule.counts.max_iters))

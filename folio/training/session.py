@@ -1,4 +1,4 @@
-"""What surrounds the steps of a run: metrics, checkpoints, snapshots, samples, signals, and the time budget."""
+"""Everything around the training steps: metrics, checkpoints, snapshots, samples, signals, and the time budget."""
 
 import math
 import shlex
@@ -18,7 +18,7 @@ from folio.checkpoints.snapshots import remove_snapshots
 from folio.data.windows import Mixture
 from folio.machine.distributed import Group, Requests
 from folio.machine.runtime import Runtime
-from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, until
+from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
 from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
 from folio.training.run_log import Metrics, NullMetrics, StepReader
@@ -35,7 +35,7 @@ class TrainingError(UserError):
 
 
 class Due(NamedTuple):
-    """What follows a step."""
+    """The actions that follow a step."""
 
     evaluate: bool = False
     log: bool = False
@@ -44,8 +44,7 @@ class Due(NamedTuple):
 
 
 class Session:
-    """The surroundings of a run's steps, on every rank: stopping, gathering weights and failed saves concern all ranks.
-    Only rank 0's metrics and saver write anything.
+    """Everything around the training steps. Runs on every rank, but only rank 0 writes files.
 
         with Session(...) as session:
             session.log_start(losses)  # of an evaluation before the first step of a new run
@@ -53,15 +52,15 @@ class Session:
                 train_step(...)
                 due = session.end_step()
                 if due.evaluate:
-                    due = session.note_evaluation(evaluate(...), due)
+                    due = session.record_evaluation(evaluate(...), due)
                 session.log(losses), session.snapshot(), session.save()  # each if it is due
                 session.sample()  # after an evaluation
 
-    Their order changes nothing unless the run is killed between them: a resumed run does not repeat what came before
-    the save, so that comes last.
+    The save comes last, because a run that is killed and resumed does not repeat what came before it. Otherwise the
+    order does not matter.
 
-    start: with train.py's settings. record: what a checkpoint says about the run, besides its progress. sample:
-    generates a number of tokens of text; None: no samples.
+    start: has train.py's settings. record: the content of checkpoints besides the progress (setup.run_record). sample:
+    a function that generates a number of tokens of text; None: no samples.
     """
 
     def __init__(
@@ -83,8 +82,9 @@ class Session:
         self.pacer = Pacer(budget, schedule, self.group, self.metrics)
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         self.stopped_by = 0  # the signal that ends the run
-        self.best_saved = self.best_saving = state.best_val_loss, state.best_step  # by the last save, and by this one
-        self.saved_at = time.perf_counter()
+        # The best loss and its step, in the last checkpoint and in the one that is being written.
+        self.saved_best = self.pending_best = state.best_val_loss, state.best_step
+        self.last_save = time.perf_counter()
 
     @property
     def cfg(self) -> Any:
@@ -109,8 +109,8 @@ class Session:
                 run_folder.restore_pointers(self.out_dir)
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
-            remove_snapshots(self.out_dir, self.state.step or -1)  # of another run, or of an abandoned future
-            wandb_id, config = self.start.earlier.get("wandb_id"), self.record["config"]
+            remove_snapshots(self.out_dir, self.state.step or -1)  # from another run, or after the resumed step
+            wandb_id, config = self.start.saved_state.get("wandb_id"), self.record["config"]
             metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id)
         except OSError as error:
             raise cannot_write(self.out_dir, error) from None
@@ -121,7 +121,7 @@ class Session:
             for part in (self.metrics, self.saver, self.signals):
                 stack.enter_context(part)
             if self.start.resuming:
-                self.pacer.replan(self.state.step, at_least=1)  # the last step is always evaluated and saved
+                self.pacer.replan(self.state.step, min_steps=1)  # the last step is always evaluated and saved
             self.stack = stack.pop_all()  # closed by __exit__
         return self
 
@@ -144,7 +144,7 @@ class Session:
         return self.pacer.evaluates_first
 
     def log_start(self, losses: dict[str, float]) -> None:
-        """Write the validation loss before the first step as the line of step 0 of metrics.jsonl, and a snapshot.
+        """Log the validation losses before the first step as step 0 of metrics.jsonl, and take the first snapshot.
 
         losses: empty if there was no time for an evaluation.
         """
@@ -152,36 +152,36 @@ class Session:
             vocab_size = self.data.tokenizer.vocab_size
             remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
             self.metrics.log(self._metrics_line(0, losses), remark)
-        if losses and not self.runtime.compile:  # the first evaluation compiles, which is not repeated
+        if losses and not self.runtime.compile:  # compiling would distort the measurement
             self.pacer.measure_evaluation()
         if snapshot_is_due(0, self.cfg.snapshots, self.schedule):
             self.snapshot()
-        self.pacer.replan(0, at_least=1)
+        self.pacer.replan(0, min_steps=1)
 
     def end_step(self) -> Due:
-        """Read the step's numbers, and return what follows it, the same on every rank.
+        """Read the step's numbers, and return the actions that follow it, the same on every rank.
 
-        On a device that works asynchronously, a step without an evaluation or a save is logged here, one step later.
-        Raises TrainingError if the run cannot continue.
+        On an asynchronous device, a step without an evaluation or a save is logged here, one step later. Raises
+        TrainingError if the run cannot continue.
         """
         step = self.state.step
         self.metrics.advance()
-        if self.reader.sent:  # the device has the next step to work on now
+        if self.reader.sent:  # the device is busy with the next step now
             self._read_step()
             self.log({})
         if not self.runtime.runs_ahead:
             self.pacer.mark(step)
-        minutes = (time.perf_counter() - self.saved_at) / 60
+        minutes = (time.perf_counter() - self.last_save) / 60
         save = self.signals.save or minutes >= (self.cfg.save_interval_minutes or math.inf)
         moved = not self.saver.folder_is_in_place()
-        asked = self.requests.agree(self.signals.stop, save, self.pacer.is_late, moved)  # every step, to obey signals
-        self.stopped_by, save, late, moved = asked
+        requests = self.requests.agree(self.signals.stop, save, self.pacer.is_late, moved)  # every step, for signals
+        self.stopped_by, save, is_late, moved = requests
         if moved:
-            raise self._moved()
-        if late and not self.pacer.evaluates(step):
+            raise self._moved_error()
+        if is_late and not self.pacer.evaluates(step):
             self.pacer.replan(step)
         evaluate, save = self.pacer.evaluates(step), bool(self.stopped_by or save)
-        self.signals.ends = "this evaluation" if evaluate else "this step"
+        self.signals.stops_after = "this evaluation" if evaluate else "this step"
         log = evaluate or save or step % self.cfg.log_interval == 0 or step == 1
         if log:
             self.reader.send(step)
@@ -193,9 +193,9 @@ class Session:
         return Due(evaluate, log, snapshot_is_due(step, self.cfg.snapshots, self.schedule), save)
 
     def _read_step(self, will_evaluate: bool = False) -> None:
-        """Wait for the device to finish the step that was sent, and report steps that were skipped since the last time.
+        """Wait for the numbers of the step that was sent, and report steps that were skipped since the last one.
 
-        Raises TrainingError if the run cannot continue; will_evaluate: the evaluation that follows decides.
+        Raises TrainingError if the run cannot continue, unless an evaluation follows that checks this (will_evaluate).
         """
         for judged in self.reader.read():
             if judged.skipped:
@@ -205,7 +205,7 @@ class Session:
             self._require_finite(None)
 
     def _record_skipped(self, judged: JudgedStep) -> str:
-        """Write what a skipped step had read into skipped/; returns a line about it."""
+        """Write the batch of a skipped step to skipped/. Returns a line about it."""
         if self.group.rank:
             return ""
         sequences = self.cfg.accumulation * self.cfg.batch_size
@@ -223,35 +223,35 @@ class Session:
         reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
         raise TrainingError(f"stopped at step {self.reader.step:,}: {reason}")
 
-    def _moved(self) -> TrainingError:
-        """The error of a run whose folder was moved or removed. Another run may write to a folder at its path."""
-        place = self.group.broadcast(self.saver.folder_now())
-        stops = f"so the run stops after step {self.state.step:,}"
-        if place is None:
-            return TrainingError(f"out_dir={self.out_dir} was removed, {stops}")
-        resume = shlex.join(["--init_from=resume", f"--out_dir={place}"])
-        return TrainingError(f"out_dir={self.out_dir} was moved to {place}, {stops}; resume it there with {resume}")
+    def _moved_error(self) -> TrainingError:
+        """The error for a run whose folder was moved or removed: another run may write to the same path."""
+        new_path = self.group.broadcast(self.saver.folder_now())
+        consequence = f"so the run stops after step {self.state.step:,}"
+        if new_path is None:
+            return TrainingError(f"out_dir={self.out_dir} was removed, {consequence}")
+        remedy = f"resume it there with {shlex.join(['--init_from=resume', f'--out_dir={new_path}'])}"
+        return TrainingError(f"out_dir={self.out_dir} was moved to {new_path}, {consequence}; {remedy}")
 
-    def note_evaluation(self, losses: dict[str, float], due: Due) -> Due:
-        """Count an evaluation. Returns what follows it: the best one so far is saved, and so is the last one.
+    def record_evaluation(self, losses: dict[str, float], due: Due) -> Due:
+        """Record an evaluation. Returns the actions that follow it: the best and the last evaluation are saved.
 
         Raises TrainingError if the loss is not finite.
         """
         self._require_finite(losses["val_loss"])
         self.pacer.end_evaluation(self.state.step)
-        self._wait_for_checkpoint()  # one that failed is not the best, with which this evaluation is compared
+        self._wait_for_checkpoint()  # if it failed, it is not the best, to which this evaluation is compared
         if not self.group.gloo:  # several processes agree after the next step
             self.stopped_by = self.signals.stop
-        self.signals.ends = "the next step"
-        improved = self.state.note_evaluation(losses["val_loss"])
-        self.watch.note_evaluation(losses, self.reader.steps[-1].loss)
+        self.signals.stops_after = "the next step"
+        improved = self.state.record_evaluation(losses["val_loss"])
+        self.watch.record_evaluation(losses, self.reader.steps[-1].loss)
         self.reader.restart()
         return due._replace(save=due.save or self.finished or improved or self.cfg.always_save_checkpoint)
 
-    # --- what is written ----------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------------
 
     def log(self, losses: dict[str, float]) -> None:
-        """Write the line of metrics.jsonl of the step that was read. losses: of an evaluation after it."""
+        """Write a line of metrics.jsonl for the step that was read, with the losses of an evaluation after it."""
         step, newest, rate = self.reader.step, self.reader.steps[-1], self.reader.rate
         tokens_per_second = rate and rate * self.cfg.step_tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
@@ -270,7 +270,7 @@ class Session:
             self.metrics.say(f"step {step:,}: {warning}")
 
     def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
-        """A line of metrics.jsonl. losses: of an evaluation. numbers: what else is known, by name."""
+        """A line of metrics.jsonl. losses: those of an evaluation. numbers: other known values, by name."""
         sequences = step * self.cfg.accumulation * self.cfg.batch_size
         return {
             "step": step,
@@ -289,7 +289,7 @@ class Session:
         }
 
     def snapshot(self) -> None:
-        """Write a snapshot of the weights in the background, before the checkpoint that a later run resumes from."""
+        """Write a snapshot of the weights in the background."""
         self._wait_for_snapshot()
         weights = self.state.weights(keep=self.group.rank == 0, copy=self.cfg.async_save)
         self.saver.begin_snapshot(self.state.step, weights)
@@ -298,68 +298,66 @@ class Session:
         self.group.barrier()
 
     def _wait_for_snapshot(self) -> None:
-        """Wait for the snapshot that is being written. One that failed is reported."""
+        """Wait for the snapshot that is being written, and report a failure."""
         if failure := self.saver.wait_for_snapshot():
             self.metrics.say(f"the snapshot of {failure}; training continues without it")
 
     def save(self) -> None:
-        """Write a checkpoint; in the background, unless the run ends with it."""
+        """Write a checkpoint, in the background unless it is the last one."""
         self._wait_for_checkpoint()
-        self.best_saving = self.state.best_val_loss, self.state.best_step
+        self.pending_best = self.state.best_val_loss, self.state.best_step
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
-        *earlier_parts, part = self.record["parts"]
+        *old_parts, part = self.record["parts"]
         state = {
             **self.record,
             **self.state.progress(),
             "stopped_by": reason,
             "wandb_id": self.metrics.wandb_id,
-            "parts": [*earlier_parts, {**part, "decisions": list(self.schedule.decisions)}],
+            "parts": [*old_parts, {**part, "decisions": list(self.schedule.decisions)}],
             "budget": self.pacer.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
         self.saver.begin(self.state.step, weights, optimizer, state)
         if self.finished or not self.cfg.async_save:
             self._wait_for_checkpoint(last=self.finished)
-        self.saved_at, self.signals.save = time.perf_counter(), False
-        self._continue_together()
+        self.last_save, self.signals.save = time.perf_counter(), False
+        self._barrier()
 
     def _wait_for_checkpoint(self, last: bool = False) -> None:
-        """Wait for the checkpoint that is being written. One that failed is not the best; training continues unless it
-        is the `last`. Raises TrainingError.
+        """Wait for the checkpoint that is being written. If it failed, it does not count as the best one.
+
+        Training continues, but if it is the `last` checkpoint, this raises TrainingError.
         """
         self._wait_for_snapshot()
         failure = self.group.broadcast(self.saver.wait())
         if not failure:
-            self.best_saved = self.best_saving
+            self.saved_best = self.pending_best
             return
-        self.state.best_val_loss, self.state.best_step = self.best_saving = self.best_saved
+        self.state.best_val_loss, self.state.best_step = self.pending_best = self.saved_best
         if self.group.broadcast(not self.saver.folder_is_in_place()):
-            raise self._moved()
+            raise self._moved_error()
         if last:
             raise TrainingError(f"{failure}; the checkpoints before it are unchanged")
         self.metrics.say(f"{failure}; training continues, and the next save tries again")
 
     def sample(self) -> None:
-        """Add a sample to samples.jsonl after an evaluation. It is optional: it comes last and cannot fail the run."""
+        """Add a sample to samples.jsonl after an evaluation. A failure does not end the run."""
         tokens, deadline = self.cfg.sample_tokens, self.pacer.sample_deadline(is_last=False)
         self.pacer.begin_sample()
         if self.sample_text and tokens:
             self.metrics.sample(self.state.step, lambda: self._timed_sample(tokens, deadline))
-        self._continue_together()
+        self._barrier()
         is_complete = self.sample_text and tokens and time.perf_counter() < deadline
         self.pacer.end_sample(self.state.step, tokens if is_complete else 0)
 
     def _timed_sample(self, tokens: int, deadline: float) -> str:
-        pieces = until(deadline, self.sample_text(tokens))
+        pieces = take_until(deadline, self.sample_text(tokens))
         first = next(pieces, "")
         self.pacer.begin_sample()
         return first + "".join(pieces)
 
     def print_sample(self) -> None:
-        """Print a sample of the trained model. The run is saved, so a sample that fails is not an error.
-
-        With a time budget, it ends with the run's time.
-        """
+        """Print a sample of the trained model, within the time budget. A failure is not an error: the run is saved."""
         if not (self.sample_text and self.cfg.sample_tokens) or self.group.rank:
             return
         deadline = self.pacer.sample_deadline(is_last=True)
@@ -368,7 +366,7 @@ class Session:
             heading += f" (sample.py takes the best checkpoint, of step {self.state.best_step:,})"
         print(f"{heading}:\n")
         try:
-            for piece in until(deadline, self.sample_text(FINAL_SAMPLE_TOKENS)):
+            for piece in take_until(deadline, self.sample_text(FINAL_SAMPLE_TOKENS)):
                 print(piece, end="", flush=True)
             print("\n")
         except BrokenPipeError:  # the reader of the output has exited
@@ -376,6 +374,6 @@ class Session:
         except Exception as error:
             print(f"no sample ({type(error).__name__}: {error})")
 
-    def _continue_together(self) -> None:
-        self.group.barrier()  # rank 0 may have written or sampled for a long time
+    def _barrier(self) -> None:
+        self.group.barrier()  # rank 0 may have spent a long time writing or sampling
         self.reader.restart()

@@ -1,4 +1,4 @@
-"""The parts of a run before its first step: data, runtime, memory, model, state, and time budget.
+"""The setup of a run before its first step: data, runtime, memory, model, state, and time budget.
 
 cfg: train.py's settings.
 """
@@ -32,7 +32,7 @@ from folio.training.start import Start
 from folio.training.state import TrainState
 from model import GPT, GPTConfig
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # inputs and targets, (B, T) each -> mean loss
 TrainStep = Callable[[TrainState, LossFunction, BatchLoader, float, float, int], None]  # train.py's
 
 
@@ -49,34 +49,34 @@ def open_data(cfg: Any) -> Mixture:
 
 def find_runtime(cfg: Any, start: Start, gpt_config: GPTConfig) -> Runtime:
     flops = cfg.max_iters * cfg.step_tokens * gpt_config.flops_per_token()["total"]
-    length, earlier = Length(flops, cfg.minutes and 60 * cfg.minutes), start.earlier_part.get("resolved")
-    runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier, length, cfg.backend)
+    length, resolved = Length(flops, cfg.minutes and 60 * cfg.minutes), start.last_part.get("resolved")
+    runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, length, cfg.backend)
     if cfg.parallel == "fsdp" and not runtime.group.gloo:
         raise UserError("parallel=fsdp: start it with torchrun")
     if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
-        raise UserError("parallel=fsdp: it does not scale losses; use --dtype=bfloat16")
+        raise UserError("parallel=fsdp: it does not support float16; use --dtype=bfloat16")
     return runtime
 
 
 def check_memory(cfg: Any, start: Start, gpt_config: GPTConfig, runtime: Runtime, data: Mixture) -> None:
-    """Print what training will take. Raises UserError if far too little memory is free."""
+    """Print a memory forecast. Raises UserError if far too little memory is free."""
     available = forecast.available_to_process(runtime)
     if available is not None and not cfg.eval_only:
         shards = runtime.group.size if cfg.parallel == "fsdp" else 1
         forecast.refuse_too_large(gpt_config, cfg.optimizer, available, shards)
     vocab_size = max(gpt_config.vocab_size, start.checkpoint.state["model"]["vocab_size"] if start.checkpoint else 0)
     with torch.device("meta"):
-        planned = GPT(replace(gpt_config, vocab_size=vocab_size))
+        model = GPT(replace(gpt_config, vocab_size=vocab_size))
     resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device))
-    print(forecast.memory_report(cfg, planned, runtime, resident))
+    print(forecast.memory_report(cfg, model, runtime, resident))
 
 
 def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -> tuple[GPT, nn.Module]:
-    """Move the model to its device, or build a new one if it is None. Returns it, and the module that computes its loss
-    on all processes: DDP's, FSDP's, or the model itself.
+    """Move the model to its device, or build a new one if it is None, and wrap it for several processes.
 
-    Under FSDP no process ever holds all of a new model: it is built on the meta device, and each process fills its
-    shards from the initial values, which follow from the seed and the parameters' names.
+    Returns the model, and the module that computes its loss: DDP's, FSDP's, or the model itself. Under FSDP no process
+    holds all of a new model: it is built on the meta device, and each process fills its shards with initial values,
+    which depend only on the seed and the parameters' names.
     """
     group, device = runtime.group, runtime.device
     if cfg.parallel == "fsdp":
@@ -100,7 +100,7 @@ def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -
 
 
 def build_optimizer(model: GPT, cfg: Any, runtime: Runtime) -> torch.optim.Optimizer:
-    """A new optimizer of the kind that `cfg` names."""
+    """Build the optimizer that `cfg` selects."""
     return make_optimizer(
         model,
         cfg.optimizer,
@@ -114,13 +114,13 @@ def build_optimizer(model: GPT, cfg: Any, runtime: Runtime) -> torch.optim.Optim
 
 
 def build_state(start: Start, model: GPT, net: nn.Module, runtime: Runtime) -> TrainState:
-    """What a step changes: as in the checkpoint to resume, or new. model, net: of `wrap`."""
+    """Build the training state, or restore that of the run to resume. model, net: from `wrap`."""
     cfg = start.cfg
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    guard = StepGuard(runtime.device, cfg.skip_spikes, start.earlier.get("guard"))
+    guard = StepGuard(runtime.device, cfg.skip_spikes, start.saved_state.get("guard"))
     state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
     if start.resuming:
-        state.load(start.earlier, start.checkpoint.optimizer())
+        state.load(start.saved_state, start.checkpoint.optimizer())
     return state
 
 
@@ -131,19 +131,20 @@ def time_budget(
     loss_fn: LossFunction,
     loader: BatchLoader,
     train_step: TrainStep,
-    began: float,
+    start_time: float,
 ) -> tuple[StepCounts, Budget | None]:
-    """The run's counts of steps and, with cfg.minutes, its time budget. began: when the run started."""
+    """The run's step counts and, with cfg.minutes, its time budget. start_time: in time.perf_counter()'s seconds."""
     if not cfg.minutes:
         return cfg.step_counts, None
     if start.resuming:
-        saved = start.earlier.get("budget")
+        saved = start.saved_state.get("budget")
         if not saved:
             return cfg.step_counts, None
-        spent = saved["spent"] + time.perf_counter() - began
+        spent = saved["spent"] + time.perf_counter() - start_time
         return cfg.step_counts, Budget(cfg.minutes, **{**saved, "spent": spent}, step=state.step)
-    measured = measure_step(train_step, cfg, state.model, state.net, loss_fn, loader), time.perf_counter() - began
-    step_seconds, spent = loader.runtime.group.broadcast(measured)  # every rank comes to the same counts, or error
+    step_seconds = measure_step(train_step, cfg, state.model, state.net, loss_fn, loader)
+    timings = step_seconds, time.perf_counter() - start_time
+    step_seconds, spent = loader.runtime.group.broadcast(timings)  # so that all ranks agree
     evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
     remaining = 60 * cfg.minutes - spent
     batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
@@ -156,16 +157,16 @@ def time_budget(
             f"an evaluation takes {evaluation:.2g} s, so the run evaluates every {counted(counts.eval_steps, 'step')}; "
             f"--eval_iters makes evaluations shorter"
         )
-    return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)
+    return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - start_time)
 
 
 def measure_step(
     train_step: TrainStep, cfg: Any, model: GPT, net: nn.Module, loss_fn: LossFunction, loader: BatchLoader
 ) -> float:
-    """Seconds per step on this machine: the median over 2 seconds, at least 5 steps, after 2 steps of warmup.
+    """Measure the seconds per step: the median over 2 seconds, at least 5 steps, after 2 warmup steps.
 
-    At a learning rate of 0 and with its own optimizer, it changes no weights. On a slow machine, it takes a tenth of
-    cfg.minutes, and at least a step of warmup and another one.
+    It changes no weights: the learning rate is 0, and the optimizer a new one. On a slow machine, it takes a tenth of
+    cfg.minutes, but at least one warmup step and another one.
     """
     runtime = loader.runtime
     limit = 6 * cfg.minutes if cfg.minutes else math.inf  # seconds
@@ -173,18 +174,18 @@ def measure_step(
     state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
     times: list[float] = []
     while runtime.group.broadcast(len(times) < 2 or (sum(times) < limit and (len(times) < 7 or sum(times[2:]) < 2))):
-        began = time.perf_counter()
+        step_start = time.perf_counter()
         train_step(state, loss_fn, loader, 0.0, cfg.grad_clip, cfg.seed)
         guard.send()
         guard.read(state.step)  # waits for the device
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - step_start)
     return statistics.median(times[2:] or times[1:])
 
 
 def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, parts: list[PartRecord]) -> dict[str, Any]:
-    """What a checkpoint says about the run, besides its progress."""
+    """The content of state.json, without the progress."""
     return {
-        "run_id": start.earlier.get("run_id") if start.resuming else uuid4().hex,
+        "run_id": start.saved_state.get("run_id") if start.resuming else uuid4().hex,
         "model": asdict(model.config),
         "config": asdict(start.cfg) | asdict(counts),
         "origins": dict(start.cfg.origins),

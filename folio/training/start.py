@@ -1,17 +1,17 @@
-"""Where a run starts: from scratch, from its own last checkpoint (resume), or from other weights (finetune).
+"""The start of a run: from scratch, from its own last checkpoint (resume), or from other weights (finetune).
 
-The value of a setting is the first of:
+A setting takes the first value available, in this order:
 
-    a new run          the arguments, the default
-    a resumed run      the arguments, the checkpoint, the default
-      what defines it  the checkpoint (FIXED, BATCH, dataset, minutes): the command line may not set anything else
-      counts of steps  as max_iters: if it changes, those that were chosen for it change in proportion
-      device, dtype    as a new run, but "auto" is what it was (folio/machine/runtime.py)
-    a finetuned run    as a new run
-      the shape        the checkpoint (SHAPE): the command line may not set anything else, but a shorter block_size
+    a new run            the arguments, the default
+    a resumed run        the arguments, the checkpoint, the default
+      fixed settings     the checkpoint (FIXED, BATCH, dataset, minutes); another value on the command line is an error
+      step counts        as above; if max_iters changes, counts chosen for the old value are scaled
+      device, dtype      as a new run, but "auto" keeps what it was resolved to (folio/machine/runtime.py)
+    a finetuned run      as a new run
+      model shape        the checkpoint (SHAPE), except a block_size that the positions allow; other values as above
 
-Arguments are config files and options; the last one to set a value wins. A config file that disagrees with what only
-the checkpoint says has no effect there, and a line says so.
+Arguments are config files and options; the last one to set a value wins. Where a config file contradicts a setting
+that only the checkpoint decides, its value is ignored and a line says so.
 """
 
 import os
@@ -42,17 +42,17 @@ from folio.training.schedule import STEP_COUNTS, Schedule
 from model import GPT, GPTConfig
 
 MODEL_SETTINGS = [field.name for field in fields(GPTConfig) if field.name != "vocab_size"]
-DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # free to change
-SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # of the weights in a checkpoint
+DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
+SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # determine the shapes or the meaning of the weights
 
-FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # when resuming, and the sequences per step
-BATCH = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")  # which give the sequences per step
-REPLACES = {  # setting the first one turns the second one off
+FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # cannot change on resume; nor can the sequences per step
+BATCH = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")  # determine the sequences per step
+TURNS_OFF = {  # setting the key turns the value off
     "gradient_accumulation_steps": "total_batch_tokens",
     "total_batch_tokens": "gradient_accumulation_steps",
     "max_iters": "minutes",
 }
-INEXACT = {  # a resumed run may change these, and is then no longer bitwise identical
+INEXACT = {  # may change on resume, but the run is then not bitwise identical
     "batch_size",
     "gradient_accumulation_steps",
     "total_batch_tokens",
@@ -62,23 +62,23 @@ INEXACT = {  # a resumed run may change these, and is then no longer bitwise ide
     "parallel",
     "recompute",
 }
-OF_THE_COMMAND = {"out_dir", "init_from", "overwrite", "print_config", "eval_only"}  # not of the run
-UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # they do not describe a run's settings
-UNREPORTED = {*OF_THE_COMMAND, "data_dir", "dataset"}  # changes that say nothing about the run
+COMMAND_SETTINGS = {"out_dir", "init_from", "overwrite", "print_config", "eval_only"}  # of the command, not of the run
+UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # ignored when runs are compared
+UNREPORTED = {*COMMAND_SETTINGS, "data_dir", "dataset"}  # changes that are not reported
 
 
 @contextmanager
 def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
-    """Lock out_dir for this run while the block lasts; not for one that writes nothing. Raises UserError.
+    """Lock out_dir for this run, unless it only evaluates. Raises UserError if another run holds the lock.
 
-    A folder that the run leaves empty is removed.
+    On exit, a new folder is removed if it is empty.
     """
     if eval_only:
         yield
         return
     existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
-    # The lock of a lost node may outlive it; and is_locked may hold a free one for an instant.
+    # A failed node's lock can remain for a while, and is_locked() briefly acquires a free one.
     timeout = 60.0 if under_torchrun() else 0.5
     try:
         with ExitStack() as stack:
@@ -104,48 +104,48 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Start(Generic[Config]):
-    """Where a run starts, and its settings with what the checkpoint overrides."""
+    """The starting point of a run: a checkpoint, and the settings adapted to it."""
 
     cfg: Config
     checkpoint: Checkpoint | None  # None: from scratch
-    before: Config | None = None  # the settings of the run to resume; None: a new run
+    saved_cfg: Config | None = None  # the settings in the checkpoint of the run to resume; None: a new run
 
     @property
     def resuming(self) -> bool:
-        return self.before is not None
+        return self.saved_cfg is not None
 
     @property
-    def earlier(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         """state.json of the run to resume; empty for a new run."""
         return self.checkpoint.state if self.resuming else {}
 
     @property
-    def earlier_part(self) -> Mapping[str, Any]:
+    def last_part(self) -> Mapping[str, Any]:
         """The last part of the run to resume, a schema.PartRecord; empty for a new run."""
-        return self.earlier["parts"][-1] if self.resuming else {}
+        return self.saved_state["parts"][-1] if self.resuming else {}
 
     @property
     def last_learning_rate(self) -> float | None:
         """The learning rate of the last step of the run to resume; None for a new run."""
         if not self.resuming:
             return None
-        decisions = self.earlier_part["decisions"] if self.before.minutes else None
-        schedule = self.before.schedule(self.before.step_counts, decisions)
-        return schedule.learning_rate_at(max(0, self.earlier["step"] - 1))
+        decisions = self.last_part["decisions"] if self.saved_cfg.minutes else None
+        schedule = self.saved_cfg.schedule(self.saved_cfg.step_counts, decisions)
+        return schedule.learning_rate_at(max(0, self.saved_state["step"] - 1))
 
     def require_same_data(self, data: Mixture) -> None:
-        """Raise UserError if the data set has another tokenizer than the checkpoint, or is not the resumed run's."""
+        """Raise UserError if the data's tokenizer is not the checkpoint's, or the data is not the resumed run's."""
         if not self.checkpoint:
             return
-        saved, tokenizer, dataset = self.checkpoint, data.tokenizer, self.cfg.dataset
-        if saved.tokenizer.hash != tokenizer.hash and not (self.adds_eot(tokenizer) and not self.resuming):
+        ckpt, tokenizer, dataset = self.checkpoint, data.tokenizer, self.cfg.dataset
+        if ckpt.tokenizer.hash != tokenizer.hash and not (self.adds_eot(tokenizer) and not self.resuming):
             raise UserError(
-                f"the checkpoint {saved.path} was trained with another tokenizer ({saved.tokenizer.kind}, "
-                f"{saved.tokenizer.vocab_size:,} tokens) than {dataset} ({tokenizer.kind}, "
-                f"{tokenizer.vocab_size:,} tokens), so its ids mean other text; prepare the data with the "
-                f"checkpoint's tokenizer: --tokenizer={saved.path}"
+                f"the checkpoint {ckpt.path} was trained with another tokenizer ({ckpt.tokenizer.kind}, "
+                f"{ckpt.tokenizer.vocab_size:,} tokens) than {dataset} ({tokenizer.kind}, "
+                f"{tokenizer.vocab_size:,} tokens); prepare the data with the checkpoint's tokenizer: "
+                f"--tokenizer={ckpt.path}"
             )
-        if self.resuming and self.earlier["dataset"]["hash"] != data.hash:
+        if self.resuming and self.saved_state["dataset"]["hash"] != data.hash:
             raise UserError(
                 f"{dataset} is not this run's original data; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
@@ -153,12 +153,13 @@ class Start(Generic[Config]):
 
     def adds_eot(self, tokenizer: Tokenizer) -> bool:
         """Whether the data's tokenizer is the checkpoint's plus an end-of-text token."""
-        before = self.checkpoint.tokenizer
-        return before.eot is None and before.with_eot().hash == tokenizer.hash
+        saved_tokenizer = self.checkpoint.tokenizer
+        return saved_tokenizer.eot is None and saved_tokenizer.with_eot().hash == tokenizer.hash
 
     def build_model(self, tokenizer: Tokenizer) -> GPT | None:
-        """The checkpoint's model, with the run's dropout and block_size, and a row for an end-of-text token that the
-        data's tokenizer adds; None from scratch.
+        """Build the checkpoint's model with the run's dropout and block_size; None from scratch.
+
+        If the data's tokenizer adds an end-of-text token, the embedding table gets a row for it.
         """
         if not self.checkpoint:
             return None
@@ -169,15 +170,15 @@ class Start(Generic[Config]):
                 print(f"the data has an end-of-text token, which the model learns as id {tokenizer.eot:,}")
         trained, block_size = model.config.block_size, self.cfg.block_size
         if block_size != trained:
-            used = f"the model was trained with {trained}"
+            change = f"the model was trained with {trained}"
             if model.config.position == "learned":
-                used = f"the first {block_size} of the {trained} trained positions are used"
-            print(f"block_size {block_size}: {used}")
+                change = f"the first {block_size} of the {trained} trained positions are used"
+            print(f"block_size {block_size}: {change}")
             model.crop_block_size(block_size)
         return model
 
     def parts(self, runtime: Runtime) -> list[PartRecord]:
-        """The parts of the run, with the one that begins here; prints a line about a resume."""
+        """The records of the run's parts, including the one that begins now. Prints a line when resuming."""
         part: PartRecord = {
             "from_step": 0,
             "init_from": self.cfg.init_from,
@@ -191,22 +192,22 @@ class Start(Generic[Config]):
         }
         if not self.resuming:
             return [part]
-        same_machine = all(self.earlier_part[name] == part[name] for name in ("resolved", "versions"))
-        changes = changed_settings(self.before, self.cfg)
+        same_machine = all(self.last_part[name] == part[name] for name in ("resolved", "versions"))
+        changes = changed_settings(self.saved_cfg, self.cfg)
         keeps_its_length = not self.cfg.minutes  # a time budget decides it again
         part |= {
-            "from_step": self.earlier["step"],
-            "after": self.earlier.get("stopped_by") or "a kill",
+            "from_step": self.saved_state["step"],
+            "after": self.saved_state.get("stopped_by") or "a kill",
             "changes": changes,
             "exact": same_machine and keeps_its_length and not changes.keys() & INEXACT,
         }
-        shown = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
-        print(f"resuming from {self.checkpoint.path}{shown}{'' if part['exact'] else '; not bitwise identical'}")
-        return [*run_folder.parts_of(Path(self.cfg.out_dir), self.earlier), part]
+        listed = "".join(f", {name} {new} (was {old})" for name, (old, new) in changes.items())
+        print(f"resuming from {self.checkpoint.path}{listed}{'' if part['exact'] else '; not bitwise identical'}")
+        return [*run_folder.parts_of(Path(self.cfg.out_dir), self.saved_state), part]
 
 
 def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
-    """A copy of a model with rows for more ids. The new rows are initialized as in a new model."""
+    """Copy a model with a larger vocabulary. The new rows are initialized as in a new model."""
     larger = GPT(replace(model.config, vocab_size=vocab_size), seed)
     tensors = dict(model.named_parameters())
     with torch.no_grad():
@@ -215,30 +216,32 @@ def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
     return larger
 
 
-def with_run_named(given: Config) -> Config:
-    """The settings with the folder of the run that "latest" names, if they resume it or start from its weights.
+def resolve_latest(user_cfg: Config) -> Config:
+    """Replace "latest", in out_dir (resume) or init_from (finetune), by the folder of the newest run.
 
-    Raises UserError if there is no run, and under torchrun, whose processes and restarts may find different ones.
+    Raises UserError if there is no run, or under torchrun, whose processes and restarts may find different ones.
     """
-    setting = "out_dir" if given.init_from == "resume" else "init_from"
-    name = getattr(given, setting)
+    setting = "out_dir" if user_cfg.init_from == "resume" else "init_from"
+    name = getattr(user_cfg, setting)
     folder = resolve(name)
     if folder != name and under_torchrun():
         raise UserError(f"{setting}={name}: under torchrun, name the run's folder: --{setting}={folder}")
-    return given.replace(**{setting: folder})
+    return user_cfg.replace(**{setting: folder})
 
 
-def starting_point(given: Config) -> Start[Config]:
-    """Load what the run starts from, and adapt its settings to it. Raises UserError.
+def load_start(user_cfg: Config) -> Start[Config]:
+    """Load the checkpoint that the run starts from, if any, and adapt the user's settings to it. Raises UserError.
 
-    given: train.py's settings. A run that torchrun has restarted resumes, whatever init_from says.
+    user_cfg: train.py's settings. A run that torchrun has restarted resumes, whatever init_from is.
     """
-    out_dir = Path(given.out_dir)
+    out_dir = Path(user_cfg.out_dir)
     restarted = under_torchrun() and distributed.restarted(run_folder.written_by(out_dir))
-    if restarted or given.init_from == "resume":
-        return resumed(given, checkpoint.load(out_dir), restarted)
-    start = Start(given, None) if given.init_from == "scratch" else finetuning(given, load_weights(given.init_from))
-    if run_folder.exists(out_dir) and not (given.overwrite or given.eval_only):
+    if restarted or user_cfg.init_from == "resume":
+        return resume_run(user_cfg, checkpoint.load(out_dir), restarted)
+    start = Start(user_cfg, None)
+    if user_cfg.init_from != "scratch":
+        start = finetune_run(user_cfg, load_weights(user_cfg.init_from))
+    if run_folder.exists(out_dir) and not (user_cfg.overwrite or user_cfg.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "
             f"--out_dir, or replace them with --overwrite=True"
@@ -246,139 +249,146 @@ def starting_point(given: Config) -> Start[Config]:
     return start
 
 
-def resumed(given: Config, saved: Checkpoint, restarted: bool) -> Start[Config]:
-    """The start of a run that continues from its own checkpoint. restarted: by torchrun, with the same command.
+def resume_run(user_cfg: Config, ckpt: Checkpoint, restarted: bool) -> Start[Config]:
+    """The start of a run that continues from its own checkpoint. Raises UserError.
 
-    Whatever nobody has set comes from the checkpoint. Raises UserError.
+    restarted: torchrun has restarted the run, with the same command.
     """
     try:
-        before = settings.from_json(type(given), saved.state["config"])
+        saved_cfg = settings.from_json(type(user_cfg), ckpt.state["config"])
     except ConfigError as error:
-        raise CheckpointError(f"{saved.path}: state.json is damaged: {error}") from None
-    if saved.state["next_sequence"] != saved.state["step"] * before.accumulation * before.batch_size:
-        raise CheckpointError(f"{saved.path}: state.json is damaged: next_sequence does not fit its step")
-    before = before.replace(saved.state.get("origins") or {})
+        raise CheckpointError(f"{ckpt.path}: state.json is damaged: {error}") from None
+    if ckpt.state["next_sequence"] != ckpt.state["step"] * saved_cfg.accumulation * saved_cfg.batch_size:
+        raise CheckpointError(f"{ckpt.path}: state.json is damaged: next_sequence does not fit its step")
+    saved_cfg = saved_cfg.replace(ckpt.state.get("origins") or {})
     if restarted:
-        given = given.replace(init_from="resume", overwrite=False)
-    cfg = with_recorded_settings(given, before, saved.path, restarted)
-    cfg = cfg.replace(**shape_settings(cfg, saved))
-    cfg = cfg.replace(**resumed_step_counts(given, cfg, before, saved.state))
-    all_origins = {**dict.fromkeys(asdict(cfg), str(saved.path)), **cfg.origins}  # every setting is known now
+        user_cfg = user_cfg.replace(init_from="resume", overwrite=False)
+    cfg = merge_saved_settings(user_cfg, saved_cfg, ckpt.path, restarted)
+    cfg = cfg.replace(**shape_settings(cfg, ckpt))
+    cfg = cfg.replace(**resumed_step_counts(user_cfg, cfg, saved_cfg, ckpt.state))
+    all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
-    refuse_other_run(before, cfg, saved.path)
-    return Start(cfg, saved, before)
+    require_same_run(saved_cfg, cfg, ckpt.path)
+    return Start(cfg, ckpt, saved_cfg)
 
 
-def with_recorded_settings(given: Config, before: Config, path: Path, restarted: bool) -> Config:
-    """The given settings; those that nobody has set as they were before, in the checkpoint at `path`.
+def merge_saved_settings(user_cfg: Config, saved_cfg: Config, path: Path, restarted: bool) -> Config:
+    """The user's settings; those that are not set come from the checkpoint at `path`.
 
-    A config file does not change what defines the run: its command line may have changed a setting of the file, and the
-    file alone does not say so. A line names what the file sets differently. On the command line it is an error, see
-    refuse_other_run. A setting that REPLACES another turns off a config file's, unless the same command, restarted,
-    has set both from the start.
+    A config file cannot change the fixed settings of a run, because the original command line may have overridden the
+    file; a line names the values that are ignored. On the command line, such a change is an error (require_same_run).
+    A setting on the command line TURNS_OFF another one of a config file, unless a restarted command sets both, as it
+    did at the start.
     """
-    of_the_run = [field.name for field in fields(given) if field.name not in OF_THE_COMMAND]
-    by_command = {name for name in of_the_run if given.is_set(name) and not given.is_from_file(name)}
-    replaced = {REPLACES[name] for name in REPLACES.keys() & by_command} - by_command
+    run_settings = [field.name for field in fields(user_cfg) if field.name not in COMMAND_SETTINGS]
+    by_command = {name for name in run_settings if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
+    turned_off = {TURNS_OFF[name] for name in TURNS_OFF.keys() & by_command} - by_command
     if restarted:
-        replaced = {name for name in replaced if not given.is_set(name)}
-    taken = [name for name in of_the_run if not given.is_set(name) and name not in replaced]
+        turned_off = {name for name in turned_off if not user_cfg.is_set(name)}
+    unset = [name for name in run_settings if not user_cfg.is_set(name) and name not in turned_off]
     ignored = [
         name
         for name in (*FIXED, *BATCH, "dataset", "minutes")
-        if given.is_from_file(name) and name not in replaced and getattr(given, name) != getattr(before, name)
+        if user_cfg.is_from_file(name)
+        and name not in turned_off
+        and getattr(user_cfg, name) != getattr(saved_cfg, name)
     ]
     if ignored and distributed.rank_from_env() == 0:
-        differences = [f"{name}={getattr(before, name)} (not {getattr(given, name)})" for name in ignored]
-        print(f"what defines the run comes from {path}: {', '.join(differences)}")
-    recorded = [*taken, *ignored]
-    origins = {name: origin for name, origin in given.origins.items() if name not in (*ignored, *replaced)}
-    origins |= {name: before.origins[name] for name in recorded if name in before.origins}
-    return given.replace(origins, **{name: getattr(before, name) for name in recorded}, **dict.fromkeys(replaced))
+        differences = [f"{name}={getattr(saved_cfg, name)} (not {getattr(user_cfg, name)})" for name in ignored]
+        print(f"fixed settings come from the checkpoint {path}: {', '.join(differences)}")
+    from_checkpoint = [*unset, *ignored]
+    origins = {name: origin for name, origin in user_cfg.origins.items() if name not in (*ignored, *turned_off)}
+    origins |= {name: saved_cfg.origins[name] for name in from_checkpoint if name in saved_cfg.origins}
+    saved_values = {name: getattr(saved_cfg, name) for name in from_checkpoint}
+    return user_cfg.replace(origins, **saved_values, **dict.fromkeys(turned_off))
 
 
-def finetuning(given: Config, saved: Checkpoint) -> Start[Config]:
+def finetune_run(user_cfg: Config, ckpt: Checkpoint) -> Start[Config]:
     """The start of a new run from trained weights."""
-    cfg = given.replace(**shape_settings(given, saved))
-    if distributed.rank_from_env() == 0 and not given.eval_only:
-        print(f"a new run in {given.out_dir}, from the weights of {saved.path}")
-        if run_folder.exists(Path(given.init_from)):
-            print(f"(to continue the run in {given.init_from} instead: --init_from=resume --out_dir={given.init_from})")
+    cfg = user_cfg.replace(**shape_settings(user_cfg, ckpt))
+    if distributed.rank_from_env() == 0 and not cfg.eval_only:
+        print(f"a new run in {cfg.out_dir}, from the weights of {ckpt.path}")
+        if run_folder.exists(Path(cfg.init_from)):
+            print(f"(to continue the run in {cfg.init_from} instead: --init_from=resume --out_dir={cfg.init_from})")
     settings.check(cfg)
-    return Start(cfg, saved)
+    return Start(cfg, ckpt)
 
 
 def load_weights(init_from: str) -> Checkpoint:
-    """A checkpoint to finetune from: a run, a name on the hub, or weights in another format. Raises UserError."""
+    """Load a checkpoint to finetune: a run, a name on the Hugging Face hub, or a foreign format. Raises UserError."""
     if not Path(init_from).exists() and init_from not in foreign.HUB:
         known = ", ".join(["scratch", "resume", *foreign.HUB])
         raise UserError(f"init_from={init_from}: it is not {known}, or the path of a checkpoint")
     return foreign.load(init_from)
 
 
-def shape_settings(cfg: Config, saved: Checkpoint) -> dict[str, Any]:
+def shape_settings(cfg: Config, ckpt: Checkpoint) -> dict[str, Any]:
     """The settings of the model's shape, from the checkpoint.
 
-    A shorter block_size is kept; a longer one too, unless positions are learned. A config file may set another shape; a
-    line then names what has no effect. Raises UserError for any other conflict.
+    `cfg` may have a shorter block_size, and a longer one if positions are not learned. Other values in a config file
+    are ignored, and a line names them. Raises UserError for any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
-    config = saved.config()
+    config = ckpt.config()
     shape = {name: getattr(config, name) for name in SHAPE}
     refused, ignored = [], []
     for name, trained in shape.items():
-        asked, origin = getattr(cfg, name), cfg.origins.get(name)
-        if asked == trained or (asked == default[name] and origin is None):
+        requested, origin = getattr(cfg, name), cfg.origins.get(name)
+        if requested == trained or (requested == default[name] and origin is None):
             continue
-        if name == "block_size" and (asked < trained or shape["position"] != "learned"):
-            shape[name] = asked
+        if name == "block_size" and (requested < trained or shape["position"] != "learned"):
+            shape[name] = requested
         elif origin in (None, COMMAND_LINE):
-            limit = ", and only so many learned positions" if name == "block_size" else ""
-            refused.append(f"{name}={asked}: the checkpoint {saved.path} has {name}={trained}{limit}")
+            limit = ", the size of its position table" if name == "block_size" else ""
+            refused.append(f"{name}={requested}: the checkpoint {ckpt.path} has {name}={trained}{limit}")
         else:
-            ignored.append(f"{name}={trained} (not {asked})")
+            ignored.append(f"{name}={trained} (not {requested})")
     if refused:
         raise UserError(f"{'; '.join(refused)}; leave the setting out")
     if ignored and distributed.rank_from_env() == 0:
-        print(f"the model's shape comes from {saved.path}: {', '.join(ignored)}")
+        print(f"the model's shape comes from the checkpoint {ckpt.path}: {', '.join(ignored)}")
     return shape
 
 
-def resumed_step_counts(given: Config, cfg: Config, before: Config, earlier: dict[str, Any]) -> dict[str, Any]:
-    """The step counts of a resumed run. earlier: its state.json. Raises UserError.
+def resumed_step_counts(
+    user_cfg: Config, cfg: Config, saved_cfg: Config, saved_state: dict[str, Any]
+) -> dict[str, Any]:
+    """The step counts of a resumed run. Raises UserError.
 
-    A run with a time budget keeps the counts that it came to. Otherwise, if max_iters changes, the counts that were
-    chosen for it change in proportion, except a warmup that is over, which is not repeated.
+    A run with a time budget keeps its counts. Otherwise, if max_iters changes, counts chosen for the old value are
+    scaled, except that a warmup that is over is not repeated.
     """
     if cfg.minutes:
-        if cfg.minutes != before.minutes and not cfg.eval_only:
-            max_iters = Schedule(before.step_counts, decisions=earlier["parts"][-1]["decisions"]).max_iters
+        if cfg.minutes != saved_cfg.minutes and not cfg.eval_only:
+            max_iters = Schedule(saved_cfg.step_counts, decisions=saved_state["parts"][-1]["decisions"]).max_iters
             raise UserError(
                 f"minutes={cfg.minutes:g}: the length of the run in {cfg.out_dir} was set when it started; resume it "
                 f"without --minutes, and with --max_iters={max_iters} or another"
             )
-        recorded = asdict(before.step_counts)
-        by_command = [name for name in STEP_COUNTS if given.origins.get(name) == COMMAND_LINE]
-        unused = [f"{name}={getattr(given, name)}" for name in by_command if getattr(given, name) != recorded[name]]
-        if unused and distributed.rank_from_env() == 0:
-            print(f"a time budget keeps the step counts that it started with; without effect: {', '.join(unused)}")
-        return recorded
-    was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or before.minutes]
-    taken = [name for name in was_scaled if not given.is_set(name)]
-    counts = replace(cfg.step_counts, max_iters=before.max_iters).scaled(cfg.max_iters, taken)
-    warmup_is_set = given.origins.get("warmup_iters") == COMMAND_LINE
-    if not warmup_is_set and before.step_counts.warmup_steps <= earlier["step"] < counts.warmup_steps:
-        counts = replace(counts, warmup_iters=before.step_counts.warmup_steps)
+        counts = asdict(saved_cfg.step_counts)
+        by_command = [name for name in STEP_COUNTS if user_cfg.origins.get(name) == COMMAND_LINE]
+        changed = {name: getattr(user_cfg, name) for name in by_command if getattr(user_cfg, name) != counts[name]}
+        if changed and distributed.rank_from_env() == 0:
+            ignored = ", ".join(f"{name}={value}" for name, value in changed.items())
+            print(f"the time budget keeps its step counts; ignored: {ignored}")
+        return counts
+    was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or saved_cfg.minutes]
+    to_scale = [name for name in was_scaled if not user_cfg.is_set(name)]
+    counts = replace(cfg.step_counts, max_iters=saved_cfg.max_iters).scaled(cfg.max_iters, to_scale)
+    warmup_is_set = user_cfg.origins.get("warmup_iters") == COMMAND_LINE
+    old_warmup = saved_cfg.step_counts.warmup_steps
+    if not warmup_is_set and old_warmup <= saved_state["step"] < counts.warmup_steps:
+        counts = replace(counts, warmup_iters=old_warmup)
     return asdict(counts)
 
 
-def refuse_other_run(before: Config, cfg: Config, path: Path) -> None:
-    """Raise UserError if a setting changes that defines the model, or which sequence comes when.
+def require_same_run(saved_cfg: Config, cfg: Config, path: Path) -> None:
+    """Raise UserError if a setting changes that determines the model or the order of the sequences.
 
-    before: the settings of the run to resume, whose checkpoint is at `path`.
+    path: the checkpoint of the run to resume.
     """
-    changes = {name: (getattr(before, name), getattr(cfg, name)) for name in FIXED}
-    changes["batch_size * gradient_accumulation_steps"] = tuple(c.accumulation * c.batch_size for c in (before, cfg))
+    changes = {name: (getattr(saved_cfg, name), getattr(cfg, name)) for name in FIXED}
+    changes["batch_size * gradient_accumulation_steps"] = tuple(c.accumulation * c.batch_size for c in (saved_cfg, cfg))
     refused = [f"{name}: {old} before, {new} now" for name, (old, new) in changes.items() if old != new]
     if refused:
         raise UserError(
@@ -387,7 +397,7 @@ def refuse_other_run(before: Config, cfg: Config, path: Path) -> None:
         )
 
 
-def changed_settings(before: Config, cfg: Config) -> dict[str, list]:
-    """The settings that differ: name -> [before, now]."""
-    old, new = asdict(before), asdict(cfg)
+def changed_settings(saved_cfg: Config, cfg: Config) -> dict[str, list]:
+    """The settings that differ: name -> [old, new]."""
+    old, new = asdict(saved_cfg), asdict(cfg)
     return {name: [old[name], new[name]] for name in new if old[name] != new[name] and name not in UNREPORTED}

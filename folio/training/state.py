@@ -1,4 +1,4 @@
-"""What a training step changes."""
+"""The state of training: everything that a step changes."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class TrainState:
     """Everything that a training step changes, and the best evaluation so far."""
 
     model: GPT
-    net: nn.Module  # the model behind DistributedDataParallel, or the model itself
+    net: nn.Module  # the model wrapped by DistributedDataParallel, or the model itself
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # scales the loss in float16
     guard: StepGuard
@@ -30,7 +30,7 @@ class TrainState:
     evaluations_since_best: int = 0
 
     def progress(self) -> RunProgress:
-        """The values of Progress; tensors are saved separately."""
+        """The values to save in state.json; tensors are saved separately."""
         return {
             "step": self.step,
             "next_sequence": self.next_sequence,
@@ -42,9 +42,9 @@ class TrainState:
         }
 
     def load(self, progress: dict[str, Any], optimizer: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint. Weights and the guard's state are restored when they are built."""
+        """Restore the progress and the optimizer from a checkpoint. The model and the guard are restored when built."""
         load_state_tensors(self.model, self.optimizer, optimizer)
-        if progress["grad_scaler"]:  # else the run was not in float16
+        if progress["grad_scaler"]:  # empty if the run was not in float16
             self.scaler.load_state_dict(progress["grad_scaler"])
         self.step, self.next_sequence = progress["step"], progress["next_sequence"]
         self.best_step = progress["best_step"]
@@ -52,22 +52,22 @@ class TrainState:
         self.evaluations_since_best = progress["evaluations_since_best"]
 
     def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The `weights`, and the optimizer state in the same way."""
+        """The weights and the optimizer state; see `weights`."""
         return self.weights(keep, copy), _gather(state_tensors(self.model, self.optimizer), keep, copy)
 
     def weights(self, keep: bool, copy: bool) -> dict[str, Tensor]:
-        """The weights by name, on the CPU. Sharded tensors are gathered, so every rank calls this.
+        """The weights by name, on the CPU. Sharded tensors are gathered, so every rank must call this.
 
-        keep: return tensors on this rank, otherwise an empty dict. copy: later steps do not change them.
+        keep: whether this rank gets the tensors; otherwise the dict is empty. copy: whether to copy tensors on the CPU.
         """
         return _gather(dict(self.model.named_parameters()), keep, copy)
 
     def is_out_of(self, patience: int | None) -> bool:
-        """Whether so many evaluations in a row did not improve; None: never."""
+        """Whether `patience` evaluations in a row did not improve; None: never."""
         return patience is not None and self.evaluations_since_best >= patience
 
-    def note_evaluation(self, val_loss: float) -> bool:
-        """Count an evaluation. Returns whether it is the best so far."""
+    def record_evaluation(self, val_loss: float) -> bool:
+        """Record an evaluation. Returns whether it is the best so far."""
         improved = val_loss < self.best_val_loss
         if improved:
             self.best_val_loss, self.best_step, self.evaluations_since_best = val_loss, self.step, 0

@@ -71,7 +71,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Completions for which there is no row yet."""
-        return max(0, len(self.submitted) + len(self.scheduler.waiting) - len(self.scheduler.free))
+        return max(0, len(self.submitted) + len(self.scheduler.waiting) - len(self.scheduler.free_rows))
 
     def close(self) -> None:
         """Cancel what has not ended, and end the thread."""

@@ -1,6 +1,6 @@
 """What a forward pass computed, and numbers about its attention heads.
 
-A trace needs no code in model.py: attention is traced by another `attend`, and the rest by hooks. It is computed in
+A trace needs no code in model.py: attention is traced by another kernel, and the rest by hooks. It is computed in
 float32, for one sequence, without dropout.
 
 Dimensions: T time, S keys, C channels, H heads, D head size, V vocabulary, L layers.
@@ -152,7 +152,7 @@ class Trace:
             return lambda x, y: outputs.update({module: y})
 
         with self._switched(), captured({module: keep(module) for module in modules}):
-            block(self.stream[2 * index][None], self.model.attend(kernel, positions, positions))
+            block(self.stream[2 * index][None], self.model.bind_attention(kernel, positions, positions))
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
         traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)

@@ -109,7 +109,7 @@ def test_latest_resumes_and_finetunes(two, tiny, data_dir, capsys):
 
 
 def test_a_new_run_is_not_called_latest(two, tmp_path):
-    with pytest.raises(UserError, match=r"out_dir=latest: it names the run that was written to last; resume that with"):
+    with pytest.raises(UserError, match=r"out_dir=latest: .*--init_from=resume, or choose another --out_dir"):
         settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"])
     (tmp_path / "latest").mkdir()
     assert settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"]).out_dir == "latest"

@@ -1,4 +1,4 @@
-"""Fixtures of the decoders' tests: a small model, and each decoder of a CPU in turn."""
+"""Fixtures for the tests of decoders: a small model, and both decoders on a CPU."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support.decoding import random_model
 
 @pytest.fixture(params=["compiled", "torch"])
 def runtime(request, monkeypatch) -> Runtime:
-    """With both decoders in turn: that of a CPU, and that of other devices, on a CPU."""
+    """Runs a test with both decoders on a CPU: the compiled one, and torch's."""
     if request.param == "torch":
         monkeypatch.setattr(decoding, "make_decoder", TorchDecoder)
     return resolve_runtime("cpu", "float32", False)

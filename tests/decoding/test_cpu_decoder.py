@@ -1,4 +1,4 @@
-"""The decoder of a CPU against model.py: its logits, memory, and threads."""
+"""The CPU decoder against model.py: logits, memory, and threads."""
 
 import _thread
 import copy
@@ -43,7 +43,7 @@ def random_ids(model: GPT, count: int) -> list[int]:
 
 # --- logits -----------------------------------------------------------------------------------------------------------
 
-SHAPES = [  # n_embd, n_head, vocab_size, block_size: hardly any is a multiple of what is computed together
+SHAPES = [  # n_embd, n_head, vocab_size, block_size: few are multiples of vector widths or tiles
     (6, 1, 1, 1),
     (6, 3, 7, 5),
     (24, 24, 33, 17),
@@ -56,9 +56,9 @@ SHAPES = [  # n_embd, n_head, vocab_size, block_size: hardly any is a multiple o
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
-def test_logits_of_odd_shapes_are_those_of_the_model(shape, dtype, seed):
-    """At the end of each prompt and after each token. With int8 and int4, they are those of the rounded weights; the
-    cache is in bfloat16.
+def test_logits_of_odd_shapes_match_the_model(shape, dtype, seed):
+    """After each prompt and each token. With int8 and int4, the reference has the rounded weights, and the cache is
+    bfloat16.
     """
     torch.manual_seed(seed)
     n_embd, n_head, V, S = shape
@@ -79,8 +79,8 @@ def test_logits_of_odd_shapes_are_those_of_the_model(shape, dtype, seed):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_logits_of_each_position_method(position, seed):
-    """With prompts that are prefilled in several parts, and distances that share a bucket."""
+def test_logits_of_each_position_encoding_match_the_model(position, seed):
+    """With prompts that are prefilled in several chunks, and distances that share a bucket."""
     torch.manual_seed(seed)
     model = random_model(seed, position=position, block_size=160, n_head=4)
     ids = random_ids(model, 160)
@@ -96,7 +96,7 @@ def test_logits_of_each_position_method(position, seed):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_a_rows_logits_are_bitwise_equal_in_any_batch_and_with_any_number_of_threads(dtype, seed, monkeypatch):
+def test_logits_are_bitwise_independent_of_the_batch_and_the_threads(dtype, seed, monkeypatch):
     torch.manual_seed(seed)
     model = random_model(seed, block_size=40, n_embd=48, n_head=3, vocab_size=77)
     decoder = CPUDecoder(model.bfloat16() if dtype == "bfloat16" else model, dtype)
@@ -110,12 +110,12 @@ def test_a_rows_logits_are_bitwise_equal_in_any_batch_and_with_any_number_of_thr
     expected = logits(list(range(9)), 1)
     for threads in (1, 2, 3):
         for rows in ([4], [2, 7], [8, 0, 5], [1, 2, 3, 4, 5], list(range(9))):
-            for row, of_row in zip(rows, logits(rows, threads), strict=True):
-                assert torch.equal(of_row, expected[row]), (row, rows, threads)
+            for row, row_logits in zip(rows, logits(rows, threads), strict=True):
+                assert torch.equal(row_logits, expected[row]), (row, rows, threads)
 
 
 def test_many_rows(seed):
-    """More than the tokens that are prefilled together."""
+    """More rows than tokens that are prefilled at once."""
     torch.manual_seed(seed)
     model = random_model(seed)
     prompts = [random_ids(model, 1 + row % 8) for row in range(100)]
@@ -130,7 +130,7 @@ def test_many_rows(seed):
 
 
 def test_weights_that_are_not_contiguous_or_not_aligned_or_of_other_dtypes(seed):
-    """A weight in bfloat16 among others in float32 was read as float32, beyond its end."""
+    """A bfloat16 weight among float32 weights was read as float32, beyond its end."""
     torch.manual_seed(seed)
     model = random_model(seed, n_embd=32)
     expected = generate_tokens(CPUDecoder(model, "float32"), [[1, 2, 3]])
@@ -176,8 +176,8 @@ def test_ids_beyond_the_vocabulary_are_an_error(ids):
         next(generate(decoder, [[1, 2], ids], max_new_tokens=1))
 
 
-def test_the_memory_that_addresses_refer_to_is_kept(seed):
-    """Of a model, prompts, and decoder that nothing else refers to."""
+def test_the_memory_behind_addresses_is_kept(seed):
+    """No other references to the model, the prompts, or the decoder exist."""
     model = random_model(seed, n_embd=48)
     expected = generate_tokens(copy.deepcopy(model), [[1, 2]], CPU, sampling=Sampling(repetition_penalty=1.2))
     steps = generate(
@@ -189,14 +189,14 @@ def test_the_memory_that_addresses_refer_to_is_kept(seed):
     tokens = []
     for step in steps:
         tokens.append(step.tokens[0])
-        for size in (48, 4 * 48, 48 * 48, 48 * 4 * 48):  # memory that was freed would be used again
+        for size in (48, 4 * 48, 48 * 48, 48 * 4 * 48):  # would reuse freed memory
             torch.full((size,), torch.nan)
     assert [tokens] == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_the_memory_of_a_row_is_known(dtype):
-    """It decides how many texts are generated at a time."""
+def test_row_bytes_is_the_memory_of_a_row(dtype):
+    """It determines how many texts are generated at once."""
     decoder = CPUDecoder(random_model(1, vocab_size=3000, block_size=64, n_embd=32, n_head=2), dtype)
     few, many = batch_of(decoder, 64), batch_of(decoder, 164)
     few, many = (
@@ -206,8 +206,8 @@ def test_the_memory_of_a_row_is_known(dtype):
     assert 0.8 < decoder.row_bytes / ((many - few) / 100) < 1.1
 
 
-def test_a_sliding_context_does_not_use_more_and_more_memory(seed):
-    """Rows of different lengths, which slide from different positions on. The cosines of all positions were kept."""
+def test_the_memory_of_a_sliding_context_does_not_grow(seed):
+    """The rows start to slide at different steps. The cosines of all positions were kept."""
     model = random_model(seed, position="rotary", block_size=8)
     prompts = [random_ids(model, length) for length in (1, 8, 3)]
     decoder = CPUDecoder(model, "float32")
@@ -220,19 +220,18 @@ def test_a_sliding_context_does_not_use_more_and_more_memory(seed):
     )
 
 
-# --- which models -----------------------------------------------------------------------------------------------------
+# --- supported models -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_models_of_model_py_are_computed(position, activation, bias):
+def test_models_of_model_py_are_supported(position, activation, bias):
     assert computes_model(random_model(1, position=position, activation=activation, bias=bias))
     assert computes_model(random_model(1, position=position, activation=activation, bias=bias).bfloat16())
 
 
-def test_changed_parts_of_a_model_are_not_ignored():
-    """A hook or another module of this model was."""
+def test_hooks_and_changed_modules_are_not_ignored():
     model = random_model(1)
     handle = model.transformer.h[1].register_forward_hook(lambda module, inputs, x: 2 * x)
     assert not computes_model(model)
@@ -247,11 +246,11 @@ def test_changed_parts_of_a_model_are_not_ignored():
 
 @pytest.fixture
 def threads(monkeypatch) -> Iterator[int]:
-    """More than the tests' one core. The helpers are new ones, whose steps nobody else takes."""
+    """More threads than the tests' one core. The helpers are new ones, which no other batch uses."""
     monkeypatch.setattr(cpu_decoder, "choose_threads", lambda decoder, rows: 3)
     monkeypatch.setattr(cpu_decoder, "_helpers", {})
     yield 3
-    cpu_decoder.end_helpers()
+    cpu_decoder.stop_helpers()
 
 
 @pytest.fixture
@@ -260,36 +259,36 @@ def decoder() -> CPUDecoder:
 
 
 def expected_tokens(decoder: CPUDecoder, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """With one thread."""
+    """The tokens that one thread generates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_decoder, "choose_threads", lambda decoder, rows: 1)
         return generate_tokens(decoder, prompts, max_new_tokens=count, sampling=Sampling())
 
 
-def test_threads_take_part_and_sleep_when_there_is_nothing_to_do(threads, decoder):
+def test_threads_help_and_sleep_without_work(threads, decoder):
     prompts = [[1, 2], [3]]
     assert generate_tokens(decoder, prompts, max_new_tokens=60, sampling=Sampling()) == expected_tokens(
         decoder, prompts, 60
     )
     assert len(cpu_decoder._helpers[os.getpid()]) == threads - 1
     time.sleep(0.1)
-    began = time.process_time()
+    start_time = time.process_time()
     time.sleep(0.3)
-    assert time.process_time() - began < 0.1  # two helpers that are awake take 0.3 s or more
+    assert time.process_time() - start_time < 0.1  # two helpers that are awake take 0.3 s or more
 
 
-def test_batches_in_turn_and_of_several_threads_at_once(threads, decoder):
+def test_interleaved_and_concurrent_batches(threads, decoder):
     prompts = [[[row], [row, 2]] for row in range(4)]
     expected = [expected_tokens(decoder, pair, 40) for pair in prompts]
     steps = [generate(decoder, pair, max_new_tokens=40, sampling=Sampling()) for pair in prompts]
-    tokens = [[step.tokens for step in of_all] for of_all in zip(*steps, strict=True)]  # (steps, batches, rows)
+    tokens = [[step.tokens for step in batches] for batches in zip(*steps, strict=True)]  # (steps, batches, rows)
     assert torch.tensor(tokens).permute(1, 2, 0).tolist() == expected
     with ThreadPoolExecutor(4) as pool:
-        at_once = pool.map(lambda pair: generate_tokens(decoder, pair, max_new_tokens=40, sampling=Sampling()), prompts)
-        assert list(at_once) == expected
+        results = pool.map(lambda pair: generate_tokens(decoder, pair, max_new_tokens=40, sampling=Sampling()), prompts)
+        assert list(results) == expected
 
 
-def test_a_batch_may_be_freed_while_threads_still_look_for_its_work(threads, seed):
+def test_a_batch_may_be_freed_while_threads_still_poll_it(threads, seed):
     for _ in range(20):
         decoder = CPUDecoder(random_model(seed, n_embd=48), "float32")
         list(generate(decoder, [[1], [2]], max_new_tokens=3))
@@ -297,28 +296,28 @@ def test_a_batch_may_be_freed_while_threads_still_look_for_its_work(threads, see
     torch.full((1000, 1000), torch.nan)
 
 
-def test_a_thread_that_never_helps_delays_nobody(threads, decoder, monkeypatch):
-    """It was started, and gets no core."""
+def test_a_thread_that_never_runs_does_not_delay_the_others(threads, decoder, monkeypatch):
+    """It was started, but gets no core."""
     monkeypatch.setattr(cpu_decoder.Helper, "run", lambda self: None)
     expected = expected_tokens(decoder, [[1, 2]], 20)
     assert generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling()) == expected
 
 
 def test_no_part_is_claimed_before_its_phase_is_published(threads, decoder):
-    """A leader that lost its core between the stores of what the phase is and of its number had the parts of the next
-    phase run twice, or those of the last one with numbers beyond its end.
+    """If the leader was preempted between storing the kind of the phase and its number, parts of the next phase ran
+    twice, or parts of the last one with numbers beyond its end.
     """
     batch = batch_of(decoder, 1)
-    batch.threads = 1  # wakes nobody; the compiled step still divides its phases
+    batch.threads = 1  # wakes no helpers; the compiled step still divides its phases
     batch.prefill({0: [1, 2, 3]}, {})
     sync, logits = batch.sync, batch.logits.clone()
     before = sync.clone()
-    sync[2, 0] = 0  # as in decode_step.run_phase, up to the last store
+    sync[2, 0] = 0  # like decode_step.run_phase, without the last store
     sync[1, :3] = torch.tensor([decode_step.PREDICT, 0, 9])
     batch.logits.zero_()
     decoder.run_help(batch.address)
     assert (batch.logits == 0).all() and sync[2, 0] == 0 and sync[0, 0] == before[0, 0]
-    sync[0, 0] = (int(batch.state["phase"][0]) + 1 << decode_step.PARTS_BITS) + 3  # and that one
+    sync[0, 0] = (int(batch.state["phase"][0]) + 1 << decode_step.PARTS_BITS) + 3  # the last store
     decoder.run_help(batch.address)
     assert torch.equal(batch.logits, logits) and sync[2, 0] == 3
 
@@ -346,19 +345,19 @@ def generate_in_child(connection, decoder: CPUDecoder) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_starts_its_own_threads(threads, decoder):
-    """The parent's do not exist there."""
+    """It does not have its parent's threads."""
     expected = generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling())
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=generate_in_child, args=(theirs, decoder))
+    connection, child_connection = context.Pipe()
+    child = context.Process(target=generate_in_child, args=(child_connection, decoder))
     child.start()
-    assert ours.poll(20)
-    assert ours.recv() == (expected, threads - 1, True)
+    assert connection.poll(20)
+    assert connection.recv() == (expected, threads - 1, True)
     child.join()
     assert child.exitcode == 0
 
 
-def test_a_process_may_end_right_after_a_step_with_several_threads():
+def test_a_process_may_exit_right_after_a_step_with_several_threads():
     code = """
 from tests.support.decoding import random_model
 from folio.decoding import cpu_decoder

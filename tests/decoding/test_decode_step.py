@@ -13,7 +13,7 @@ from folio.decoding.cpu_decoder import CPUBatch, CPUDecoder
 from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
 from tests.support.decoding import random_model
 
-# --- functions of a number --------------------------------------------------------------------------------------------
+# --- scalar functions -------------------------------------------------------------------------------------------------
 
 
 @njit
@@ -24,8 +24,7 @@ def apply_all(x, exps, gelus, gelus_new):
         gelus_new[i] = decode_step.gelu_new(x[i])
 
 
-def test_exp_and_gelu_are_exact_to_some_units_in_the_last_place():
-    """Against torch in float64."""
+def test_exp_and_gelu_match_torch_in_float64():
     x = np.concatenate([np.linspace(-87, 88, 40_001), np.linspace(-6, 6, 40_001), [0.0, -0.0, 1e-30]])
     x = x.astype(np.float32)
     results = [np.zeros_like(x) for _ in range(3)]
@@ -36,7 +35,7 @@ def test_exp_and_gelu_are_exact_to_some_units_in_the_last_place():
     tanh = torch.nn.functional.gelu(exact, approximate="tanh")
     for result, expected in ((gelus, torch.nn.functional.gelu(exact)), (gelus_new, tanh)):
         assert ((result - expected).abs() <= 4e-7 * exact.abs().clamp(min=1e-20)).all()
-        likely = exact > -5  # below, a relative error of the exponent is one of some units of its size
+        likely = exact > -5  # below, the result is more sensitive to the rounding of the exponent
         assert ((result - expected).abs() <= 4e-6 * expected.abs())[likely].all()
 
 
@@ -67,15 +66,15 @@ def random_sampling(rng: random.Random, V: int) -> Sampling:
         repetition_penalty=rng.choice([1.0, 1.3, 0.8]),
         temperature=rng.choice([1.0, 0.7, 1.6, 0]),
         top_k=rng.choice([None, 1, 3, 10, V, V + 7]),
-        top_p=rng.choice([None, 0.317, 0.913, 1e-60, 1.0]),  # that few equal probabilities do not sum to
+        top_p=rng.choice([None, 0.317, 0.913, 1e-60, 1.0]),  # not sums of a few equal probabilities
         min_p=rng.choice([None, 0.02, 0.3, 1.0]),
     )
 
 
 @pytest.mark.parametrize("case", range(60))
-def test_the_compiled_sampler_samples_the_tokens_of_generate(case, seed):
-    """For four tokens of some rows, with random logits: many equal ones, or some of -inf, and vocabularies so large
-    that blocks of them are skipped (more than 64 top_k).
+def test_the_compiled_sampler_matches_sampling_py(case, seed):
+    """Four tokens per row from random logits, some with many ties or -inf, and some with vocabularies of more than
+    64 * top_k tokens, of which blocks are skipped.
     """
     rng = random.Random(seed + case)
     torch.manual_seed(seed + case)
@@ -101,7 +100,7 @@ def test_the_compiled_sampler_samples_the_tokens_of_generate(case, seed):
         uniform = numbers[:, position : position + 1]
         expected = sample_token(probabilities, uniform)[:, 0].tolist()
         for row in range(rows):
-            if tokens[row] != expected[row]:  # the sums are rounded differently: the number is next to a limit
+            if tokens[row] != expected[row]:  # sums are rounded differently if the number is close to a boundary
                 sums = probabilities[row].double().cumsum(-1)
                 between = sums[min(tokens[row], expected[row]) : max(tokens[row], expected[row])]
                 assert (between - uniform[row] * sums[-1]).abs().max() < 1e-5
@@ -109,8 +108,8 @@ def test_the_compiled_sampler_samples_the_tokens_of_generate(case, seed):
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_no_numbers_give_an_id_of_the_vocabulary(logit, seed):
-    """The step that reads the embedding of the id reads no other memory."""
+def test_non_finite_logits_give_an_id_in_the_vocabulary(logit, seed):
+    """Otherwise the next step would read memory beyond the embeddings."""
     rng = random.Random(seed)
     for _ in range(30):
         V = rng.choice([1, 20, 130, 1999])
@@ -122,8 +121,8 @@ def test_logits_that_are_no_numbers_give_an_id_of_the_vocabulary(logit, seed):
         assert all(0 <= token < V for token in batch.sample([0, 1])())
 
 
-def test_only_rows_that_are_sampled_draw_a_number(seed):
-    """Random numbers of a row are counted by its own tokens."""
+def test_only_sampled_rows_consume_random_numbers(seed):
+    """The random number of a token depends only on its own row."""
     batch = sampler(50, 3, Sampling(), seed)
     batch.logits.normal_(generator=torch.Generator().manual_seed(seed))
     probabilities = batch.logits.softmax(dim=-1)

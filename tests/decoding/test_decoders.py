@@ -1,4 +1,4 @@
-"""Every decoder of a CPU, against the model without a cache and against transformers; and which one is chosen."""
+"""Both decoders on a CPU, against the model without a cache and against transformers; the choice of the decoder."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ CPU = resolve_runtime("cpu", "float32", False)
 
 
 @pytest.mark.parametrize("length", [3, 8, 11])
-def test_greedy_tokens_are_those_of_the_models_own_generate(model, runtime, length):
+def test_greedy_tokens_match_model_generate(model, runtime, length):
     """model.generate recomputes everything at each step, with a window that moves by one token."""
     prompt = torch.arange(length)[None] % model.config.vocab_size
     expected = model.eval().generate(prompt, 12, top_k=1)[0, length:].tolist()
@@ -40,7 +40,7 @@ def test_greedy_tokens_are_the_same_with_and_without_the_cache(length, model, ru
     """Up to the context size, and beyond it with a sliding window (stride=1)."""
     prompt = list(range(length))
     assert generate_tokens(model, [prompt], runtime, stride=1) == [generate_without_cache(model, prompt, 20)]
-    count = max(1, 8 - length)  # as many as fit into the context
+    count = max(1, 8 - length)  # until the context is full
     expected = [generate_without_cache(model, prompt, count)]
     assert generate_tokens(model, [prompt], runtime, max_new_tokens=count) == expected
 
@@ -62,12 +62,12 @@ def test_a_full_context_drops_stride_tokens(stride, model, runtime):
 )
 @pytest.mark.parametrize("stride", [1, None])
 def test_rows_of_unequal_length_in_each_dtype(dtype, stride, model):
-    """The logits of each row are those of the row alone, also if rows end early and if contexts are full.
+    """The logits of a row do not depend on the batch, also if rows end early or contexts are full.
 
     In bfloat16 and int8, writing to the cache, which is float32 on a CPU, crashed if rows had unequal lengths.
     """
     decoder = decoder_in(dtype, model)
-    sampling = Sampling(temperature=1e6)  # nearly uniform, so that rounding hardly ever changes a token
+    sampling = Sampling(temperature=1e6)  # nearly uniform, so that rounding rarely changes a token
     prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 8], list(range(15)), [9, 1, 2]]
 
     def generate_logits(rows: list[int]) -> list[list[torch.Tensor]]:
@@ -99,8 +99,8 @@ def test_padding_ids_are_never_sampled(model, runtime):
 
 
 @pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
-def test_transformers_generates_the_same(model, runtime):
-    """Greedy, with the same weights, in a batch."""
+def test_greedy_tokens_match_transformers(model, runtime):
+    """Greedy decoding of a batch with the same weights."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -145,12 +145,12 @@ def other_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_model = GPT.hidden_states
+    original = GPT.hidden_states
 
     def hidden_states(self, *arguments):
         self.transformer.h, h = self.transformer.h[::-1], self.transformer.h
         try:
-            return of_model(self, *arguments)
+            return original(self, *arguments)
         finally:
             self.transformer.h = h
 
@@ -158,8 +158,8 @@ def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swapped_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self, x, attend):
-        x = x + self.attn(self.ln_2(x), attend)
+    def forward(self, x, attention_fn):
+        x = x + self.attn(self.ln_2(x), attention_fn)
         return x + self.mlp(self.ln_1(x))
 
     monkeypatch.setattr(model_file.Block, "forward", forward)
@@ -170,13 +170,13 @@ def other_activation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = model_file.AttentionKernel.__call__
+    call = model_file.AttentionKernel.__call__
     monkeypatch.setattr(
-        model_file.AttentionKernel, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest)
+        model_file.AttentionKernel, "__call__", lambda self, layer, q, *rest: call(self, layer, q * 1.001, *rest)
     )
 
 
-def failing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self, x):
         raise AssertionError
 
@@ -184,25 +184,23 @@ def failing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [other_epsilon, other_order_of_layers, swapped_norms, other_activation, other_scale, failing_parts]
+    "change", [other_epsilon, other_order_of_layers, swapped_norms, other_activation, other_scale, failing_module]
 )
-def test_changed_models_are_not_computed(change, monkeypatch, capsys):
-    """They are decoded with torch. Two layers and all vectors had equal weights, so that a change of their order was
-    not noticed, nor was one of the epsilon.
-    """
+def test_changed_models_are_decoded_by_torch(change, monkeypatch, capsys):
+    """All layers and vectors had equal weights in the check, so that a changed order or epsilon was not noticed."""
     change(monkeypatch)
     assert not computes_model(random_model(1))
     print_once.cache_clear()
     assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
     line = "torch decodes, which is slower, because model.py or the model was changed\n"
-    assert capsys.readouterr().err == line  # sampling was 12 times slower without a word
-    with pytest.raises(UserError, match=r"dtype=int8: torch decodes, .*, because model\.py or the model was changed"):
+    assert capsys.readouterr().err == line  # sampling was 12 times slower without a message
+    with pytest.raises(UserError, match=r"dtype=int8: .* model\.py or the model was changed; use --dtype=auto"):
         make_decoder(random_model(1), CPU, "int8")
 
 
 @pytest.mark.parametrize("name", ["penalize", "keep_top_k", "keep_top_p", "keep_min_p", "uniforms"])
 def test_a_changed_filter_is_not_ignored(name, monkeypatch):
-    """One whose settings are the same was."""
+    """A changed filter with the same settings was ignored."""
     computes_filters.cache_clear()
     assert computes_filters()
     original = getattr(sampling, name)

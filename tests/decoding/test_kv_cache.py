@@ -13,7 +13,7 @@ def model(seed: int) -> GPT:
 
 @pytest.mark.parametrize("count", [1, 3])
 @torch.inference_mode()
-def test_tokens_after_cached_ones_have_the_logits_of_a_full_forward_pass(count, model):
+def test_logits_after_cached_tokens_match_a_full_forward_pass(count, model):
     cache = KVCache(model.config, 3, torch.float32, torch.device("cpu"))
     assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, S, D)
     prompts = torch.tensor([[1, 2, 3]] * 3)
@@ -27,7 +27,7 @@ def test_tokens_after_cached_ones_have_the_logits_of_a_full_forward_pass(count, 
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.inference_mode()
 def test_a_cache_with_a_fixed_capacity_computes_the_same(position, seed):
-    """With `capacity` set, as for CUDA graphs, positions and masks come from tensors alone; also in a full context."""
+    """With `capacity`, as for CUDA graphs, positions and masks depend only on tensors, also in a full context."""
     model = random_model(seed, position=position)
     prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
     new = torch.tensor([[7], [8]])

@@ -1,4 +1,4 @@
-"""Prompts that are read from files and from standard input."""
+"""Prompts from files and from standard input."""
 
 import io
 import json
@@ -16,8 +16,8 @@ TEXT = "é\n日本 \\n x"
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_a_prompt_is_the_text_of_its_file(encoding, line_end, tmp_path, monkeypatch):
-    """However an editor saved it. A backslash and an n are a line break only on the command line."""
+def test_a_prompt_file_is_read_as_text(encoding, line_end, tmp_path, monkeypatch):
+    """For any encoding of an editor. \\n is a line break only on the command line."""
     content = TEXT.replace("\n", line_end).encode(encoding)
     (tmp_path / "x.txt").write_bytes(content)
     assert read_prompt("start", f"FILE:{tmp_path / 'x.txt'}", ByteTokenizer()) == TEXT
@@ -27,12 +27,12 @@ def test_a_prompt_is_the_text_of_its_file(encoding, line_end, tmp_path, monkeypa
 
 
 def test_a_midi_file_becomes_events(tmp_path):
-    """Two notes one after the other, of a beat each: four steps."""
+    """Two consecutive notes of one beat each."""
     path = write(tmp_path / "x.mid", [(0, 480, 60, 64), (480, 480, 62, 64)])
     events = read_prompt("start", f"FILE:{path}", SCORE.tokenizer())
     notes = [event for event in events.split() if event.startswith("Note")]
     assert notes == ["NoteOn_60", "NoteOff_60", "NoteOn_62", "NoteOff_62"] and events.count("TimeShift_1.0.4") == 2
-    with pytest.raises(UserError, match=r"^start=FILE:.*x\.mid: it is a MIDI file, and this model writes text"):
+    with pytest.raises(UserError, match=r"^start=FILE:.*x\.mid: it is a MIDI file, .* use a text file"):
         read_prompt("start", f"FILE:{path}", ByteTokenizer())
 
 
@@ -41,7 +41,7 @@ def test_files_that_cannot_be_read_name_the_setting(tmp_path):
     (tmp_path / "latin.txt").write_bytes("abé".encode("latin-1"))
     (tmp_path / "damaged.mid").write_bytes(b"MThd")
     for name, tokenizer, message in (
-        ("", ByteTokenizer(), "is not a file; give a file, or pipe the text to --start=-"),
+        ("", ByteTokenizer(), "is not a file; name a file, or pipe"),
         ("gone.txt", ByteTokenizer(), r"the file .*gone\.txt does not exist"),
         ("latin.txt", ByteTokenizer(), "it is not UTF-8 at byte 2; save it as UTF-8"),
         ("damaged.mid", SCORE.tokenizer(), "this MIDI file cannot be used: "),

@@ -1,10 +1,10 @@
-"""Prompts as the model sees them."""
+"""Encoding of prompts."""
 
 import pytest
 
 from folio import UserError
 from folio.data.tokenizer import CharTokenizer
-from folio.decoding.prompts import default_prompt, describe_unseen, encode_prompt
+from folio.decoding.prompts import default_prompt, encode_prompt, prompt_warnings
 from tests.support.tiny_tokenizers import bpe
 
 
@@ -13,8 +13,7 @@ def test_the_default_prompt_is_a_line_break_or_the_end_of_text():
     assert default_prompt(CharTokenizer("ab")) == [0] and default_prompt(bpe()) == [261]
 
 
-def test_a_prompt_is_what_the_tokenizer_knows_of_a_text():
-    """Characters that it lacks are left out or replaced, and counted; the text is the one that the ids decode to."""
+def test_unknown_characters_are_left_out_or_replaced():
     tokenizer = CharTokenizer("\nabß\ufffd")
     for on_unknown, ids, text in (
         ("skip", [1, 3, 0, 2], "aß\nb"),
@@ -22,17 +21,18 @@ def test_a_prompt_is_what_the_tokenizer_knows_of_a_text():
     ):
         prompt = encode_prompt(tokenizer, "aéß\nbé", on_unknown)
         assert prompt == (ids, text, 2)
-        (line,) = describe_unseen(prompt, "aéß\nbé", "the prompt", tokenizer, 6)
+        (line,) = prompt_warnings(prompt, "aéß\nbé", "the prompt", tokenizer, 6)
         assert line.endswith("2 of 6 characters of the prompt, not in the vocabulary: 'é'")
     assert encode_prompt(tokenizer, "é", "skip").ids == default_prompt(tokenizer)
     with pytest.raises(UserError, match="é"):
         encode_prompt(tokenizer, "aé")
 
 
-def test_a_long_prompt_is_cut_or_its_end_is_seen():
+def test_a_long_prompt_is_truncated_or_reported():
     tokenizer = CharTokenizer("\nab")
     prompt = encode_prompt(tokenizer, "abab")
-    assert prompt.cut(3, tokenizer) == ([1, 2, 1], "aba", 0)
-    assert prompt.cut(4, tokenizer) == prompt.cut(None, tokenizer) == prompt
-    assert describe_unseen(prompt, "abab", "x", tokenizer, 4) == []
-    assert describe_unseen(prompt, "abab", "x", tokenizer, 3) == ["x has 4 tokens, of which the model sees the last 3"]
+    assert prompt.truncate(3, tokenizer) == ([1, 2, 1], "aba", 0)
+    assert prompt.truncate(4, tokenizer) == prompt.truncate(None, tokenizer) == prompt
+    assert prompt_warnings(prompt, "abab", "x", tokenizer, 4) == []
+    (line,) = prompt_warnings(prompt, "abab", "x", tokenizer, 3)
+    assert line == "x has 4 tokens, but the model uses only the last 3"

@@ -1,4 +1,4 @@
-"""Filters and sampling, against transformers and by statistics."""
+"""Filters against transformers, and statistical tests of sampling."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from folio.decoding.sampling import (
 from tests.support.decoding import GREEDY
 
 
-def test_the_models_own_generate_samples_the_filtered_distribution(model, seed):
+def test_model_generate_samples_the_filtered_distribution(model, seed):
     torch.manual_seed(seed)
     prompt = torch.tensor([[1, 2, 3]])
     logits = model.eval()(prompt)[0][0, -1]
@@ -69,7 +69,7 @@ def test_filters_keep_the_expected_number_of_tokens():
 
 
 def test_a_tiny_top_p_keeps_the_most_likely_token():
-    """A p that is 0 in float32 kept no token, and sampling crashed."""
+    """A p that underflows to 0 in float32 kept no token, and sampling crashed."""
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     assert keep_top_p(logits, 1e-60).isfinite().tolist() == [[True, False, False]]
 

@@ -23,15 +23,15 @@ EOT = 3
 
 
 def run(scheduler: Scheduler, *completions: Completion) -> None:
-    """Until nothing is left to do."""
+    """Run until all completions have ended."""
     for completion in completions:
         scheduler.add(completion)
     while scheduler.is_busy:
         scheduler.step()
 
 
-def alone(decoder: Any, completion: Completion) -> list[int]:
-    """The tokens that the completion has if nothing else is generated."""
+def generate_alone(decoder: Any, completion: Completion) -> list[int]:
+    """The tokens of the completion in a batch of its own."""
     (tokens,) = generate_tokens(
         decoder,
         [list(completion.prompt)],
@@ -46,15 +46,15 @@ def alone(decoder: Any, completion: Completion) -> list[int]:
 
 
 def all_logprobs(completion: Completion) -> list[TokenLogprobs]:
-    """Of the prompt and of the tokens."""
+    """The log-probabilities of the prompt and of the tokens."""
     return [entry for entry in (*completion.prompt_token_logprobs, *completion.token_logprobs) if entry]
 
 
 def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Completion]:
-    """Prompts that often begin alike and are longer or shorter than the context of 24 tokens, in different settings."""
-    beginning = [rng.randrange(V) for _ in range(20)]
+    """Prompts with common prefixes, longer or shorter than the context of 24 tokens, with random settings."""
+    prefix = [rng.randrange(V) for _ in range(20)]
     for _ in range(count):
-        prompt = beginning[: rng.choice([0, 0, 7, 20])] + [rng.randrange(V) for _ in range(rng.randint(1, 12))]
+        prompt = prefix[: rng.choice([0, 0, 7, 20])] + [rng.randrange(V) for _ in range(rng.randint(1, 12))]
         sampling = Sampling(
             repetition_penalty=rng.choice([1.0, 1.3]),
             temperature=rng.choice([0, 0.8, 1.3]),
@@ -76,10 +76,8 @@ def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Compl
 
 @pytest.mark.parametrize("position", ["learned", "rotary"])
 @pytest.mark.parametrize("dtype, ahead", [*((dtype, 0) for dtype in DTYPES), ("torch float32", 1)])
-def test_a_completion_is_the_same_in_any_company(dtype, ahead, position, seed, monkeypatch):
-    """Joining and leaving at any step, with few rows and with many. The compiled decoder's logits are even bitwise
-    equal.
-    """
+def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, seed, monkeypatch):
+    """Completions join and leave at random steps. The compiled decoder's logits are bitwise equal."""
     rng = random.Random(seed)
     monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
     model = random_model(seed, block_size=24, n_embd=32, position=position)
@@ -89,35 +87,35 @@ def test_a_completion_is_the_same_in_any_company(dtype, ahead, position, seed, m
     tolerance = 1e-4 if "torch" in dtype else 0
     scheduler = Scheduler(decoder, rows=rng.choice([2, 7]), eot=EOT)
     arriving = list(random_completions(rng, 50, 20))
-    completions, left = list(arriving), []
+    completions, cancelled = list(arriving), []
     while arriving or scheduler.is_busy:
         for _ in range(min(rng.choice([0, 0, 1, 5]), len(arriving))):
             scheduler.add(arriving.pop())
         if scheduler.completions and rng.random() < 0.05:
-            left.append(scheduler.completions[rng.choice(list(scheduler.completions))])
-            scheduler.cancel(left[-1])
+            cancelled.append(scheduler.completions[rng.choice(list(scheduler.completions))])
+            scheduler.cancel(cancelled[-1])
         scheduler.step()
-    assert not scheduler.completions and len(scheduler.free) == len(scheduler.contexts)
+    assert not scheduler.completions and len(scheduler.free_rows) == len(scheduler.contexts)
     for completion in completions:
-        expected = alone(decoder, completion)
-        if completion in left:
+        expected = generate_alone(decoder, completion)
+        if completion in cancelled:
             assert completion.finish_reason == "cancelled"
             assert completion.tokens == expected[: len(completion.tokens)]
             continue
         assert completion.tokens == expected
         assert completion.finish_reason == ("length" if len(expected) == completion.max_new_tokens else "stop")
-        again = replace(completion, tokens=[], token_logprobs=[], prompt_token_logprobs=[], finish_reason=None)
-        run(Scheduler(decoder, rows=1, eot=EOT), again)
+        repeated = replace(completion, tokens=[], token_logprobs=[], prompt_token_logprobs=[], finish_reason=None)
+        run(Scheduler(decoder, rows=1, eot=EOT), repeated)
         actual = [entry.logprob for entry in all_logprobs(completion)]
-        assert actual == pytest.approx([entry.logprob for entry in all_logprobs(again)], abs=tolerance, rel=0)
+        assert actual == pytest.approx([entry.logprob for entry in all_logprobs(repeated)], abs=tolerance, rel=0)
         assert all(len(entry.top) == (completion.logprobs or 0) for entry in all_logprobs(completion))
         assert len(actual) == (len(expected) if completion.logprobs is not None else 0) + (
             min(23, len(completion.prompt) - 1) if completion.prompt_logprobs else 0
         )
 
 
-def test_a_long_prompt_does_not_stop_the_others(seed):
-    """Between two chunks of it, each of the others gets a token."""
+def test_a_long_prompt_does_not_block_the_others(seed):
+    """Between two chunks of its prefill, every other completion gets a token."""
     model = random_model(seed, block_size=1024, n_layer=1)
     scheduler = Scheduler(decoder_in("float32", model), rows=4)
     short = [Completion([n, 5], GREEDY, 500) for n in range(3)]
@@ -128,23 +126,23 @@ def test_a_long_prompt_does_not_stop_the_others(seed):
     scheduler.add(long)
     chunks = 0
     while not long.tokens:
-        before = [len(completion.tokens) for completion in short]
+        counts = [len(completion.tokens) for completion in short]
         scheduler.step()
         chunks += 1
-        assert [len(completion.tokens) for completion in short] == [count + 1 for count in before]
+        assert [len(completion.tokens) for completion in short] == [count + 1 for count in counts]
     assert chunks == -(-1000 // CPUBatch.chunk)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
-def test_prompts_that_begin_alike_are_computed_once(dtype, seed, monkeypatch):
-    """Also if they arrive together, and on a CPU after the first one has ended. Each new token is computed once."""
+def test_common_prefixes_are_computed_once(dtype, seed, monkeypatch):
+    """Also if the prompts arrive together, and on a CPU after the first completion has ended."""
     computed = count_computed_tokens(monkeypatch)
     model = random_model(seed, block_size=128)
     decoder = decoder_in(dtype, model)
     scheduler = Scheduler(decoder, rows=6)
     computed.clear()
-    beginning = [(7 * n) % 20 for n in range(100)]
-    prompts = [[*beginning, 1, n] for n in range(4)]
+    prefix = [(7 * n) % 20 for n in range(100)]
+    prompts = [[*prefix, 1, n] for n in range(4)]
     completions = [Completion(prompt, GREEDY, 10) for prompt in prompts]
     for completion in completions:
         scheduler.add(completion)
@@ -153,20 +151,20 @@ def test_prompts_that_begin_alike_are_computed_once(dtype, seed, monkeypatch):
     run(scheduler)
     assert [completion.tokens for completion in completions] == generate_tokens(model, prompts, CPU, max_new_tokens=10)
     computed.clear()
-    later = Completion([*beginning, 1, 2, *completions[2].tokens[:5], 9], GREEDY, 3)
+    later = Completion([*prefix, 1, 2, *completions[2].tokens[:5], 9], GREEDY, 3)
     run(scheduler, later)
     assert sum(computed) == (1 + 2 if dtype == "float32" else 108 + 2)
     assert [later.tokens] == generate_tokens(model, [list(later.prompt)], CPU, max_new_tokens=3)
 
 
 def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by how many tokens each pass over a model computes."""
+    """A list to which each forward pass appends its number of tokens."""
     computed: list[int] = []
     run, hidden_states = CPUBatch.run, GPT.hidden_states
 
-    def counted(self, tokens, appends, count, **of):
+    def counted(self, tokens, appends, count, **fields):
         computed.append(tokens if appends else count)
-        run(self, tokens, appends=appends, count=count, **of)
+        run(self, tokens, appends=appends, count=count, **fields)
 
     monkeypatch.setattr(CPUBatch, "run", counted)
     monkeypatch.setattr(
@@ -176,16 +174,17 @@ def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
-def test_log_probabilities_are_those_of_the_model(dtype, seed):
-    """Of the prompt and of the tokens, before penalties, the temperature, and filters. The padding of the vocabulary
-    has a share, as in the loss, but is not shown. Against a pass over the whole text and numpy's softmax.
+def test_log_probabilities_match_the_model(dtype, seed):
+    """For prompt and tokens, before penalties, temperature, and filters, against a forward pass and NumPy's softmax.
+
+    The padding of the vocabulary has a probability, as in the loss, but is not returned.
     """
     model = random_model(seed, block_size=160)
     prompt = torch.randint(17, (100,)).tolist()
     sampling = Sampling(repetition_penalty=1.3, temperature=0.5, top_k=3, presence_penalty=1.0)
     completion = Completion(prompt, sampling, 30, logprobs=4, prompt_logprobs=True)
-    company = [Completion([5, n], sampling, 60) for n in range(3)]
-    run(Scheduler(decoder_in(dtype, model), rows=3, vocab_size=17), *company[:2], completion, company[2])
+    others = [Completion([5, n], sampling, 60) for n in range(3)]
+    run(Scheduler(decoder_in(dtype, model), rows=3, vocab_size=17), *others[:2], completion, others[2])
     ids = [*prompt, *completion.tokens]
     logits = model.logits(torch.tensor([ids]))[0].detach().double().numpy()
     logprobs = (logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))[:, :17]
@@ -198,19 +197,19 @@ def test_log_probabilities_are_those_of_the_model(dtype, seed):
         assert all(value == logprob for id, value in top if id == token)
 
 
-def test_no_new_tokens_but_the_log_probabilities_of_the_prompt(seed):
+def test_log_probabilities_of_a_prompt_without_new_tokens(seed):
     completion = Completion([1, 2, 3], GREEDY, 0, prompt_logprobs=True)
     scheduler = Scheduler(decoder_in("float32", random_model(seed)), rows=1)
     scheduler.add(completion)
     assert scheduler.step() == {0: completion} and not scheduler.is_busy
-    assert completion.finish_reason == "length" and not completion.tokens and len(scheduler.free) == 1
+    assert completion.finish_reason == "length" and not completion.tokens and len(scheduler.free_rows) == 1
     assert [entry is None for entry in completion.prompt_token_logprobs] == [True, False, False]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
-def test_penalties_and_bias_are_those_of_openai(dtype, seed):
-    """logit - count presence and frequency, of the tokens that were sampled, not those of the prompt. The most likely
-    token, against numpy and a pass over the whole text for each token.
+def test_penalties_and_bias_match_openais_formula(dtype, seed):
+    """logit - frequency * count - presence, counting sampled tokens only, not the prompt's. Greedy tokens are checked
+    against NumPy and a forward pass per token.
     """
     model = random_model(seed, block_size=64)
     frequency, presence, bias = 0.9, 0.6, {4: 1.5, 7: -100.0}
@@ -230,7 +229,7 @@ def test_penalties_and_bias_are_those_of_openai(dtype, seed):
 
 @pytest.mark.parametrize("kind", [CPUBatch, TorchBatch])
 def test_a_cancelled_completion_frees_its_row_at_once(kind, seed):
-    """While it waits, while its prompt is prefilled, and while its tokens are generated."""
+    """While it waits, during its prefill, and during decoding."""
     decoder = decoder_in("float32" if kind is CPUBatch else "torch float32", random_model(seed, block_size=200))
     scheduler = Scheduler(decoder, rows=1)
     first, second, third = (Completion([n] * 150, GREEDY, 20) for n in range(3))
@@ -240,18 +239,18 @@ def test_a_cancelled_completion_frees_its_row_at_once(kind, seed):
     assert first.row == 0 and second.row is None
     scheduler.cancel(second)
     scheduler.cancel(first)
-    assert not scheduler.completions and scheduler.free == [0] and list(scheduler.waiting) == [third]
+    assert not scheduler.completions and scheduler.free_rows == [0] and list(scheduler.waiting) == [third]
     while not third.tokens:
         scheduler.step()
     scheduler.cancel(third)
     scheduler.cancel(third)
-    assert scheduler.free == [0] and not scheduler.step() and not scheduler.is_busy
+    assert scheduler.free_rows == [0] and not scheduler.step() and not scheduler.is_busy
     last = Completion([2] * 150, GREEDY, 20)
     run(scheduler, last)
     assert [last.tokens] == generate_tokens(decoder, [[2] * 150])
 
 
-def test_nan_ends_only_what_it_concerns(seed):
+def test_nan_ends_only_the_affected_completion(seed):
     model = random_model(seed, block_size=16)
     with torch.no_grad():
         model.transformer.wpe.weight[9] = torch.nan
@@ -261,7 +260,7 @@ def test_nan_ends_only_what_it_concerns(seed):
     assert short.finish_reason == "length" and len(short.tokens) == 5
 
 
-def test_generate_gives_the_tokens_of_all_rows_at_once(seed):
+def test_each_step_of_generate_has_a_token_of_each_row(seed):
     """Also when contexts are full at different steps."""
     model = random_model(seed)
     steps = list(generate(decoder_in("float32", model), [[1], [2, 3, 4], [5] * 8], max_new_tokens=30, sampling=GREEDY))
@@ -273,7 +272,7 @@ def test_generate_gives_the_tokens_of_all_rows_at_once(seed):
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(temperature=0.9, top_k=8, repetition_penalty=1.2)])
 @pytest.mark.parametrize("stride", [1, None])
-def test_a_batch_of_prompts_of_unequal_length_equals_each_prompt_alone(sampling, stride, model, runtime):
+def test_a_batch_of_prompts_of_unequal_length_equals_single_prompts(sampling, stride, model, runtime):
     prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [7, 8], list(range(15)), [9, 1, 2]]
     settings = dict(sampling=sampling, stride=stride)
     rows = generate_tokens(model, prompts, runtime, **settings)
@@ -303,7 +302,7 @@ def test_rows_that_end_do_not_affect_the_others(model, runtime):
 def test_a_row_does_not_depend_on_its_batch(case, model, runtime, seed):
     """The tokens of (prompt, sample) are the same in any batch and in any order.
 
-    With max_new_tokens=None the longest prompt of a batch limited the tokens of each row.
+    With max_new_tokens=None, the longest prompt of a batch limited the tokens of each row.
     """
     rng = random.Random(seed + case)
     requests = [([rng.randrange(20) for _ in range(rng.randint(1, 11))], rng.randrange(1000)) for _ in range(6)]
@@ -331,22 +330,22 @@ def test_a_row_does_not_depend_on_its_batch(case, model, runtime, seed):
 
 @pytest.mark.parametrize("max_new_tokens", [2, 5])
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
-def test_a_prompt_may_continue_a_text_that_was_generated(dtype, max_new_tokens, seed):
-    """The last token of a text has no keys and values: nothing was computed after it."""
+def test_a_prompt_may_continue_a_generated_text(dtype, max_new_tokens, seed):
+    """The last token of a text has no cached keys and values."""
     decoder = decoder_in(dtype, random_model(seed))
     scheduler, text = Scheduler(decoder, rows=2), Completion([1, 2], GREEDY, max_new_tokens)
     scheduler.add(text)
     while len(text.tokens) < 2:
         scheduler.step()
-    ours, alone = (Completion([1, 2, *text.tokens, 5], GREEDY, 2, logprobs=0) for _ in range(2))
-    run(scheduler, ours)
-    run(Scheduler(decoder, rows=1), alone)
-    assert ours.tokens == alone.tokens
-    for (logprob, _), (expected, _) in zip(ours.token_logprobs, alone.token_logprobs, strict=True):
+    reused, fresh = (Completion([1, 2, *text.tokens, 5], GREEDY, 2, logprobs=0) for _ in range(2))
+    run(scheduler, reused)
+    run(Scheduler(decoder, rows=1), fresh)
+    assert reused.tokens == fresh.tokens
+    for (logprob, _), (expected, _) in zip(reused.token_logprobs, fresh.token_logprobs, strict=True):
         assert logprob == pytest.approx(expected, abs=1e-5)
 
 
-def test_without_a_limit_each_row_fills_its_own_context(model, runtime):
+def test_without_a_limit_each_row_fills_its_context(model, runtime):
     prompts = [[1], [2, 3, 4, 5, 6], list(range(12))]
     assert [len(row) for row in generate_tokens(model, prompts, runtime, max_new_tokens=None)] == [7, 3, 1]
 

@@ -8,7 +8,7 @@ from tests.support.tiny_tokenizers import bpe
 
 
 @pytest.mark.parametrize("stop", ["\n\n", "aab", "x", "🎉", None])
-def test_text_ends_before_the_stop_string_and_shows_no_part_of_a_character(stop):
+def test_text_ends_before_the_stop_string_and_has_only_whole_characters(stop):
     text = "caaab\n \n\nmore 🎉 aab"
     stream, pieces = TextStream(bpe(), stop), []
     for token in bpe().encode(text).tolist():
@@ -21,7 +21,7 @@ def test_text_ends_before_the_stop_string_and_shows_no_part_of_a_character(stop)
 
 
 def test_stop_strings_that_overlap_themselves(seed):
-    """The text ends before the first stop string. Only text that may be the beginning of one is held back."""
+    """The text ends before the first match. Only text that may be the beginning of a stop string is held back."""
     rng = random.Random(seed)
     for _ in range(300):
         text = "".join(rng.choices("ab", k=rng.randint(0, 30)))
@@ -34,8 +34,8 @@ def test_stop_strings_that_overlap_themselves(seed):
         assert shown + stream.push(None) == text.split(stop)[0]
 
 
-def test_of_several_stop_strings_the_one_that_is_complete_first_ends_the_text(seed):
-    """However the text is cut into tokens."""
+def test_the_stop_string_that_is_complete_first_ends_the_text(seed):
+    """For any split of the text into tokens."""
     rng, tokens = random.Random(seed), bpe()
     for _ in range(300):
         text = "".join(rng.choices("helo w", k=rng.randint(0, 30)))
@@ -48,7 +48,7 @@ def test_of_several_stop_strings_the_one_that_is_complete_first_ends_the_text(se
             assert "".join(stream.push(token) for token in [*ids, None]) == expected, (text, stops)
 
 
-def test_a_character_is_shown_when_its_last_byte_arrives():
+def test_a_character_is_returned_when_its_last_byte_arrives():
     stream = TextStream(bpe())
     pieces = [stream.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]
     assert pieces == ["a", "", "", "", "🎉", "b", ""]

@@ -1,4 +1,4 @@
-"""What is special about the decoder that runs model.py with torch; test_decoders.py checks its tokens."""
+"""Special features of torch's decoder. test_decoders.py checks its tokens."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from model import GPT, GPTConfig
 from tests.support.decoding import GREEDY, generate_tokens, random_model
 
 
-def test_tokens_are_the_same_if_they_are_fetched_one_step_late(model, monkeypatch):
-    """As on CUDA, where the next step is launched before a step's tokens are known on the host."""
+def test_tokens_that_are_fetched_one_step_late_are_the_same(model, monkeypatch):
+    """On CUDA, the next step is launched before a step's tokens are on the host."""
     decoder = TorchDecoder(model, resolve_runtime("cpu", "float32", False))
     for settings in (dict(eot=3), dict(max_new_tokens=1), dict(stride=1, sampling=Sampling(repetition_penalty=1.2))):
         monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {})
@@ -55,11 +55,11 @@ class MetaWithoutFloat64(TorchDispatchMode):
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.2, 0.9, top_k=5, top_p=0.9, min_p=0.01)])
 def test_tokens_are_sampled_on_the_cpu_for_devices_without_float64(sampling, monkeypatch):
-    """On Apple's GPUs the cumulative sum in float64 is an error. The meta device is used in place of such a GPU."""
+    """On Apple's GPUs, a cumulative sum in float64 is an error. The meta device simulates such a GPU."""
     assert sampling_device(torch.device("mps")) == torch.device("cpu")
     assert sampling_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # does not accept the meta device
-    monkeypatch.setattr(torch_decoder, "to_host", lambda chosen: lambda: [1] * len(chosen))
+    monkeypatch.setattr(torch_decoder, "to_host", lambda ids: lambda: [1] * len(ids))
     with torch.device("meta"):
         model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
     with MetaWithoutFloat64():
@@ -69,7 +69,7 @@ def test_tokens_are_sampled_on_the_cpu_for_devices_without_float64(sampling, mon
 
 
 def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch):
-    """Its threads waited for each other: beside a busy process, 999 tokens per second became 10."""
+    """Its threads waited for each other: with another busy process, 999 tokens per second became 10."""
     used, forward = [], GPT.forward
     monkeypatch.setattr(
         GPT, "forward", lambda *args, **kw: used.append(torch.get_num_threads()) or forward(*args, **kw)
@@ -77,9 +77,9 @@ def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch):
     monkeypatch.setattr(torch_decoder, "default_threads", lambda: 4)
     before = torch.get_num_threads()
     try:
-        for small, expected in ((2**26, 1), (1, 3)):
-            monkeypatch.setattr(torch_decoder, "SMALL", small)
-            decoder = torch_decoder.TorchDecoder(random_model(1), resolve_runtime("cpu", "float32", False))
+        for single_thread_bytes, expected in ((2**26, 1), (1, 3)):
+            runtime = resolve_runtime("cpu", "float32", False)
+            decoder = torch_decoder.TorchDecoder(random_model(1), runtime, single_thread_bytes)
             for _ in generate(decoder, [[1]], max_new_tokens=3):
                 pass
             assert used[-1] == expected and torch.get_num_threads() == 4

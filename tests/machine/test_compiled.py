@@ -114,7 +114,7 @@ except UserError as error:
 """
     done = run_code(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
     reason = f"{package} cannot be imported (numba needs NumPy 2.3 or less): pip install -r requirements.txt"
-    refusal = f"dtype=int4: torch decodes, which cannot compute in it, because {reason}; use --dtype=auto"
+    refusal = f"dtype=int4: it needs the compiled decoder, but {reason}; use --dtype=auto"
     assert done.stdout.splitlines() == ["TorchDecoder", "TorchDecoder", refusal]
     assert done.stderr == f"torch decodes, which is slower, because {reason}\n"
 

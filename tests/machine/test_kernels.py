@@ -20,7 +20,7 @@ from folio.machine.kernels import (
     describe_attention,
 )
 from folio.machine.runtime import resolve_runtime
-from model import GPT, POSITIONS, Attend, AttentionKernel, CausalSelfAttention, GPTConfig
+from model import GPT, POSITIONS, AttentionFunction, AttentionKernel, CausalSelfAttention, GPTConfig
 from tests.support.models import SMALL, tokens
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_every_form_of_attention_applies_a_mask(seed):
         torch.testing.assert_close(attend(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
     config = GPTConfig(block_size=16, vocab_size=9, n_layer=1, n_head=4, n_embd=32)
     cache = KVCache(config, 2, torch.float32, torch.device("cpu"))
-    cache.positions(torch.zeros(2, 16, dtype=torch.long))
+    cache.begin_forward(torch.zeros(2, 16, dtype=torch.long))
     torch.testing.assert_close(cache(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -115,8 +115,8 @@ def test_a_recorder_sees_every_layer_and_changes_nothing(seed):
 def test_manual_attention_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
     torch.manual_seed(seed)
     layer = GPT(GPTConfig(n_layer=1, n_embd=32, n_head=2, attn_pdrop=0.5)).transformer.h[0].attn
-    x, manual = torch.randn(2, 16, 32), Attend(ManualAttention(), None, None)
-    expected = layer.eval()(x, Attend(AttentionKernel(), None, None))
+    x, manual = torch.randn(2, 16, 32), AttentionFunction(ManualAttention(), None, None)
+    expected = layer.eval()(x, AttentionFunction(AttentionKernel(), None, None))
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(layer(x, manual).float(), expected, atol=0.02, rtol=0.02)
         outputs = [layer.train()(x, manual) for _ in range(2)]

@@ -146,7 +146,7 @@ def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, mon
 def test_a_run_that_nearly_fits_says_what_is_missing(tiny, tmp_path):
     cfg = plan.PlanConfig(**asdict(tiny()))
     model = GPT(GPTConfig(block_size=32, vocab_size=43, n_layer=2, n_head=2, n_embd=32))
-    required = forecast.memory_of(cfg, model, torch.float32, "cpu", 1).total
+    required = forecast.memory_per_process(cfg, model, torch.float32, "cpu", 1).total
     machine = plan.Machine("", "cpu", torch.float32, required, None, None)
     assert "does not fit (1.2 times as much must be available); use --batch_size=" in plan.describe_memory(
         cfg, model, machine

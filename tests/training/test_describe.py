@@ -1,4 +1,4 @@
-"""What a run says about its data, its length, and its end."""
+"""The lines that a run prints about its data, its length, its losses, and its end."""
 
 import shlex
 import sys
@@ -18,7 +18,7 @@ from train import TrainConfig, train
 
 
 def test_overfitting_is_reported(tiny, monkeypatch, capsys):
-    """The validation loss rose by 1.19 without a word, below a sample of the last, worst model."""
+    """The validation loss rose by 1.19, but nothing was printed except a sample of the last, worst model."""
     out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
     rise = "the validation loss has risen by 1.1900 since step 2, from 4.5400 to 5.7300: the model overfits"
     before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
@@ -31,7 +31,7 @@ def test_overfitting_is_reported(tiny, monkeypatch, capsys):
 
 
 def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
-    """A run with a learning rate of 3 was told that it overfits, and that more text would help."""
+    """A run with a learning rate of 3 was reported to overfit, with more text as the remedy."""
     out = run_with_losses(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 3.73])
     loss = read_metrics(tiny().out_dir)[-1]["loss"]
     reason = f"from 2.5400 to 3.7300: the training loss is {loss:.4f}, so the learning rate is probably too high"
@@ -45,15 +45,15 @@ def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch,
     assert f"a sample of the model after step {len(val_losses)}" in out
 
 
-def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tiny, monkeypatch, capsys):
-    """An extended run raises its learning rate, and its losses rise at first. It was said to overfit."""
+def test_a_rise_after_the_learning_rate_was_raised_is_not_reported_as_overfitting(tiny, monkeypatch, capsys):
+    """An extended run raises its learning rate, so its losses rise at first. This was reported as overfitting."""
     values = iter([3.0, 2.5, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8])
     monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(values)})
     settings = dict(eval_interval=2, learning_rate=1e-6, warmup_iters=0, min_lr=0.0)
     train(tiny(**settings, max_iters=4))
     train(tiny(**settings, max_iters=20, init_from="resume"))
     out = capsys.readouterr().out
-    assert "it rises, so the loss will rise at first" in out and "0.3000 above the best, of step 4" in out
+    assert "it increases, so" in out and "0.3000 above the best, of step 4" in out
     assert "step 10: the validation loss has risen" not in out  # the rate is still higher than at step 4
     assert "step 16: the validation loss has risen" in out
 
@@ -61,18 +61,18 @@ def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tin
 # --- before the first step --------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_read_very_often_is_named_before_the_run(tiny, capsys):
+def test_too_many_epochs_are_reported_before_the_run(tiny, capsys):
     """18,581 tokens in sequences of 32 are 579 sequences per epoch; a step reads 4."""
-    message = "after about 40 times a text has nothing more to teach"
+    message = "after about 40, repetition no longer lowers the loss"
     train(tiny(max_iters=8))
     assert message not in capsys.readouterr().out
     with pytest.raises(TrainingError):  # ends at once
         train(tiny(max_iters=10_000, out_dir=tiny().out_dir + "2", learning_rate=1e30, grad_clip=0, eval_interval=1))
     out = capsys.readouterr().out
-    assert message in out and "verse will be read 69 times" in out
+    assert message in out and "verse will be repeated for 69 epochs" in out
 
 
-def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, data_dir, tmp_path, capsys):
+def test_a_vocabulary_that_is_too_large_for_the_text_is_reported_before_the_run(tiny, data_dir, tmp_path, capsys):
     source, data = str(data_dir / "verse.txt"), dict(data_dir=str(tmp_path), dataset="bpe", max_iters=1)
     cfg = prepare_text.TextConfig(inputs=(source,), name="bpe", tokenizer="bpe", vocab_size=300, data_dir=str(tmp_path))
     prepare_text.main(cfg)
@@ -84,17 +84,17 @@ def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, d
     assert "is large for" not in capsys.readouterr().out
 
 
-def test_a_learning_rate_that_concerns_a_part_of_the_model_says_so(tiny, capsys):
-    """--learning_rate changed only the embeddings of a recipe with Muon, and two runs were compared by it."""
-    message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases; the blocks' matrices learn at "
-    for args, said in (
+def test_a_learning_rate_that_affects_only_part_of_the_model_is_reported(tiny, capsys):
+    """In a recipe with Muon, --learning_rate affects only embeddings, norms and biases."""
+    message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases"
+    for args, is_reported in (
         (["--optimizer=muon"], True),
         (["--optimizer=muon", "--muon_learning_rate=0.02"], False),
         ([], False),
     ):
         cfg = settings.load(TrainConfig, ["--learning_rate=2e-3", *args])
         train(tiny(max_iters=1, overwrite=True).replace(cfg.origins, optimizer=cfg.optimizer, learning_rate=2e-3))
-        assert (message in capsys.readouterr().out) == said
+        assert (message in capsys.readouterr().out) == is_reported
 
 
 def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
@@ -104,7 +104,7 @@ def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
     assert "nearest" not in capsys.readouterr().out
 
 
-def test_a_run_that_ends_before_its_warmup_says_so(tiny, capsys):
+def test_a_run_that_ends_before_its_warmup_is_reported(tiny, capsys):
     train(tiny(max_iters=5, warmup_iters=100))
     assert "warmup_iters=100: the run of 5 steps ends before its warmup does" in capsys.readouterr().out
     assert [line["lr"] for line in read_metrics(tiny().out_dir)] == pytest.approx([3e-3 * n / 101 for n in range(1, 6)])
@@ -114,7 +114,7 @@ def test_a_run_that_ends_before_its_warmup_says_so(tiny, capsys):
 
 
 def run_command(args: list[str], monkeypatch, capsys) -> str:
-    """What `python train.py ARGS` prints. It runs in this process, which saves the start of another."""
+    """The output of `python train.py ARGS`, which runs in this process to save time."""
     monkeypatch.setattr(sys, "argv", ["train.py", *args])
     train_script.main(settings.load(TrainConfig, args))
     return capsys.readouterr().out
@@ -133,7 +133,7 @@ def run_command(args: list[str], monkeypatch, capsys) -> str:
     ],
 )
 def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, config, monkeypatch, capsys):
-    """After --minutes it was refused, or trained no step. After patience it trained no step either."""
+    """After --minutes, it was refused or trained no step. After patience, it trained no step either."""
     SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text(config)
@@ -150,7 +150,7 @@ def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, co
     assert len(read_metrics(cfg.out_dir)) > 1 and "before its warmup does" not in second_output
 
 
-def test_a_run_that_is_past_its_length_says_so(tiny, capsys):
+def test_a_run_with_more_steps_than_max_iters_is_reported(tiny, capsys):
     train(tiny(max_iters=4))
     capsys.readouterr()
     train(tiny(max_iters=3, init_from="resume"))

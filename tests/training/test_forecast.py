@@ -1,4 +1,4 @@
-"""Forecasts of memory, against what autograd saves."""
+"""Memory forecasts, against the tensors that autograd saves."""
 
 import weakref
 from collections import Counter
@@ -14,11 +14,11 @@ from folio.machine import distributed, memory
 from folio.machine.kernels import adapt, chunked_cross_entropy
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.forecast import (
-    bytes_kept_by_block,
-    bytes_of_loss,
-    memory_of,
+    loss_bytes,
+    memory_per_process,
     memory_report,
     refuse_too_large,
+    saved_bytes_per_token,
     suggest_memory_fix,
     training_memory,
 )
@@ -31,9 +31,7 @@ TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, 
 
 
 def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtype, recompute: bool = False) -> int:
-    """Bytes of all storages that autograd saves in a forward pass for the backward pass, without the parameters; and of
-    the attention mask, which the forward pass keeps.
-    """
+    """Bytes of the storages that autograd saves in a forward pass, without the parameters, plus the attention mask."""
     model = GPT(config).train()
     adapt(model, Runtime(torch.device("cpu"), dtype, False, ""))
     if recompute:
@@ -50,9 +48,9 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
         return tensor
 
     def keep_mask(block: torch.nn.Module, inputs: tuple) -> None:
-        _, attend = inputs
-        if attend.mask is not None:
-            pack(attend.mask)
+        _, attention_fn = inputs
+        if attention_fn.mask is not None:
+            pack(attention_fn.mask)
 
     model.transformer.h[0].register_forward_pre_hook(keep_mask)
     idx = torch.zeros(sequences, config.block_size, dtype=torch.long)
@@ -62,69 +60,69 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     return sum(sizes.values())
 
 
-@pytest.mark.architecture("folio/training/forecast.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position):
-    """Against what autograd saves for one more layer. In bfloat16 it also saves the layer's cast weights."""
+    """Against the bytes that autograd saves for one more layer. In bfloat16, these include the layer's cast weights."""
     config = replace(TINY, dropout=dropout, position=position)
     one, two = (bytes_saved_by_autograd(replace(config, n_layer=n), 4, dtype) for n in (1, 2))
     cast_weights = 0 if dtype == torch.float32 else 2 * 12 * 64 * 64
-    assert (two - one - cast_weights) / (4 * 64) == bytes_kept_by_block(config, dtype, "cpu")
+    assert (two - one - cast_weights) / (4 * 64) == saved_bytes_per_token(config, dtype, "cpu")
 
 
-@pytest.mark.architecture("folio/training/forecast.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
-    """It exceeds what autograd saves by no more than the logits, their gradients and what is recomputed."""
+    """It exceeds the bytes that autograd saves by at most the logits, their gradients and recomputed tensors."""
     saved = bytes_saved_by_autograd(TINY, 4, dtype, recompute)
     forecast = training_memory(
         GPT(TINY), 4, optimizer="adamw", dtype=dtype, device="cpu", recompute=recompute
     ).activations
-    block = 4 * 64 * bytes_kept_by_block(TINY, dtype, "cpu")
+    block = 4 * 64 * saved_bytes_per_token(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
 
 
 class PeakBytes(TorchDispatchMode):
-    """The largest sum of bytes of tensors that operations returned and that are alive."""
+    """Measures the peak number of bytes of live tensors that operations returned."""
 
     def __init__(self):
         super().__init__()
-        self.peak, self.alive = 0, Counter()  # bytes; tensors by the address and size of their memory
+        self.peak, self.alive = 0, Counter()  # bytes; number of tensors by the address and size of their memory
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             storage = tensor.untyped_storage()
-            place = storage.data_ptr(), storage.nbytes()
-            self.alive[place] += 1
-            weakref.finalize(tensor, self.alive.subtract, [place])
+            block = storage.data_ptr(), storage.nbytes()
+            self.alive[block] += 1
+            weakref.finalize(tensor, self.alive.subtract, [block])
         self.peak = max(self.peak, sum(size for (_, size), n in self.alive.items() if n))
         return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
-    """Against the peak of computing it. The gradient of x and the weights cast for matmuls are counted elsewhere."""
+    """Against the measured peak. The gradient of x and cast weights are counted elsewhere."""
     N, V, C, n = 240, 1000, 8, 60
     for module in ("folio.machine.kernels", "folio.training.forecast"):
         monkeypatch.setattr(f"{module}.LOGITS_AT_ONCE", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as bytes_:
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as measured:
         chunked_cross_entropy(x, weight, torch.arange(N))
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
-    assert bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
+    assert loss_bytes(N, config, s) == pytest.approx(measured.peak - elsewhere, rel=0.1)
 
 
 @pytest.mark.architecture("folio/training/forecast.py: training_memory")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_the_forecast_includes_the_bias_of_a_position_method(dtype, position):
-    """Against what is saved without positions. Positions and angles are not counted: less than 1 % of the rest."""
+def test_the_forecast_includes_the_bias_of_a_position_encoding(dtype, position):
+    """Against the saved bytes without positions. Positions and angles are not counted: less than 1 % of the rest."""
 
     def forecast(config: GPTConfig) -> int:
         return training_memory(GPT(config), 4, optimizer="adamw", dtype=dtype, device="cpu").activations
@@ -136,7 +134,7 @@ def test_the_forecast_includes_the_bias_of_a_position_method(dtype, position):
 
 
 @pytest.mark.architecture("this test, which counts the weights of the blocks' matrices")
-def test_memory_of_weights_gradients_and_optimizer():
+def test_memory_of_weights_gradients_and_optimizer_state():
     model = GPT(TINY)
     N = sum(p.numel() for p in model.parameters())
     adamw = training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu")
@@ -148,19 +146,19 @@ def test_memory_of_weights_gradients_and_optimizer():
     assert adamw.total == adamw.weights + adamw.gradients + adamw.optimizer + adamw.activations
 
 
-def test_the_report_on_a_run_that_does_not_fit_suggests_a_fix(tiny, monkeypatch):
+def test_the_report_on_a_run_that_does_not_fit_suggests_options(tiny, monkeypatch):
     model, runtime = GPT(replace(TINY, n_layer=8)), resolve_runtime("cpu", "float32", False)
     cfg = tiny(batch_size=16, gradient_accumulation_steps=2, block_size=64)
-    full_batch = memory_of(cfg, model, torch.float32, "cpu", 1).total
-    half_batch = memory_of(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
+    full_batch = memory_per_process(cfg, model, torch.float32, "cpu", 1).total
+    half_batch = memory_per_process(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
     monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * full_batch)
     assert "too little" not in memory_report(cfg, model, runtime, 0)
     monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * half_batch)
     report = memory_report(cfg, model, runtime, 0)
-    assert "too little; what would fit: --batch_size=8 --gradient_accumulation_steps=4; or shard it" in report
-    batch_of_one = memory_of(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
+    assert "too little; use --batch_size=8 --gradient_accumulation_steps=4; or shard it" in report
+    batch_of_one = memory_per_process(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
     fix = suggest_memory_fix(
-        cfg, lambda changed: memory_of(changed, model, torch.float32, "cpu", 1).total < batch_of_one
+        cfg, lambda changed: memory_per_process(changed, model, torch.float32, "cpu", 1).total < batch_of_one
     )
     assert "--recompute=True" in fix
     assert suggest_memory_fix(cfg, lambda c: False) is None
@@ -181,11 +179,11 @@ def test_a_fix_never_changes_the_sequences_per_step(tiny):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
     """The forecast was only printed, and the allocator raised an exception or the system killed the run."""
-    needed = training_memory(GPT(TINY), 1, optimizer=optimizer, dtype=torch.float32, device="cpu")
-    size = needed.weights + needed.gradients + needed.optimizer
+    required = training_memory(GPT(TINY), 1, optimizer=optimizer, dtype=torch.float32, device="cpu")
+    size = required.weights + required.gradients + required.optimizer
     norms = 16 * 64 * 5
     refuse_too_large(TINY, optimizer, size - norms)
-    with pytest.raises(UserError, match=r"[\d,]+ parameters take . MiB .* free: use a smaller n_layer or"):
+    with pytest.raises(UserError, match=r"[\d,]+ parameters .* use a smaller n_layer or n_embd"):
         refuse_too_large(TINY, optimizer, size - norms - 1)
     refuse_too_large(TINY, optimizer, size / 3.9, shards=4)
     refuse_too_large(replace(TINY, position="none"), optimizer, size - norms - 16 * 64 * 64)  # no table
@@ -194,7 +192,7 @@ def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, 
 
 
 def test_the_report_includes_tokens_in_a_gpus_memory(tiny, monkeypatch):
-    """They were not counted, although they take up to a quarter of the free memory."""
+    """They take up to a quarter of the free memory, but were not counted."""
     model, data = GPT(TINY), open_data(tiny())
     runtime = replace(resolve_runtime("cpu", "float32", False), device=torch.device("cuda"))
     monkeypatch.setattr(memory, "free", lambda device: 2**40)
@@ -214,6 +212,6 @@ def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
     monkeypatch.setattr(memory, "free", lambda device: size - 1)
     with pytest.raises(UserError, match="use a smaller n_layer"):
         train(tiny(**shape))
-    monkeypatch.setattr(memory, "free", lambda device: 0)  # no free memory, which is not the same as unknown
+    monkeypatch.setattr(memory, "free", lambda device: 0)  # none is free, which differs from unknown
     with pytest.raises(UserError, match="use a smaller n_layer"):
         train(tiny())

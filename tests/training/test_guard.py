@@ -47,14 +47,14 @@ def test_an_overflow_at_a_large_loss_scale_is_skipped_but_not_counted():
 
 
 def test_spikes_are_also_counted_with_a_loss_scale():
-    """They were skipped without being counted: after the loss had changed its level, every step of a float16 run."""
+    """They were not counted, so that a float16 run skipped every step after the loss had shifted."""
     guard, scale = new_guard(skip_spikes=3.0), torch.tensor(2.0**16)
     for n in range(150):
         judge(guard, 2 + 0.01 * (n % 7), 1.0 + 0.01 * (n % 5), scale)
     assert judge(guard, 50.0, 1.0, scale) == 1 and read(guard).skipped == 1
 
 
-def test_bad_steps_before_a_good_one_do_not_count_after_a_resume():
+def test_bad_steps_before_a_good_step_do_not_count_on_resume():
     """A run that had recovered was stopped when it was resumed."""
     state = {"in_a_row": 5, "skipped": 5, "moments": [[0.0, 0.0, 0.0]] * 2}
     guard = new_guard(state=state)
@@ -67,15 +67,15 @@ def test_bad_steps_before_a_good_one_do_not_count_after_a_resume():
 
 
 def test_an_overflow_at_a_loss_scale_below_1_is_counted():
-    """It was not, so a run whose gradients overflow float16 continued without learning anything."""
+    """It was not, so a run whose gradients overflow float16 continued without learning."""
     guard = new_guard()
     for exponent in range(16, -5, -1):
         assert judge(guard, 1.0, INF, torch.tensor(2.0**exponent)) == 1
     assert read(guard).in_a_row == guard.skipped == 4
 
 
-def test_a_streak_between_two_readings_stops_the_run():
-    """Only the bad steps in a row at the end of a reading were considered."""
+def test_a_streak_in_the_middle_of_a_read_stops_the_run():
+    """Only consecutive bad steps at the end of a read were considered."""
     guard = new_guard()
     for loss in [1.0, *[NAN] * 4, 1.0]:
         judge(guard, loss, 1.0)

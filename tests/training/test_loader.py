@@ -48,7 +48,7 @@ def test_several_processes_together_read_each_sequence_once(data_dir: Path, size
     data = Mixture([(open_dataset(data_dir / "verse"), 1.0)], 32, 1337, "epoch")
     loaders = [loader_of(rank, size, data, 4, 3, resident) for rank in range(size)]
     assert len({(loader.count, loader.rows) for loader in loaders}) == 1 and loaders[0].rows <= 4
-    sequences = [loader.mine for loader in loaders]
+    sequences = [loader.local_sequences for loader in loaders]
     assert sum(sequences) == 12 and max(sequences) - min(sequences) <= 1
     per_epoch = data.training[0].per_epoch // 12 * 12
     for first in range(0, per_epoch, 12):

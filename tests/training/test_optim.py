@@ -188,7 +188,7 @@ def muon_for(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Muo
 
 
 def test_muon_matches_torchs_muon_and_adamw(seed):
-    """torch's Muon gets queries, keys and values as three matrices. All other parameters equal AdamW's bitwise."""
+    """torch's Muon gets queries, keys and values as three matrices. The other parameters are bitwise AdamW's."""
     torch.manual_seed(seed)
     config = GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, bias=True)
     model, adamw_model = GPT(config), GPT(config)
@@ -214,7 +214,7 @@ def test_muon_matches_torchs_muon_and_adamw(seed):
         if name in matrices:
             expected = torch.cat([part.detach() for part in matrices[name]])
             change = (expected - GPT(config).get_parameter(name)).abs().max()
-            assert (p - expected).abs().max() < 0.03 * change, name  # bfloat16, in another order
+            assert (p - expected).abs().max() < 0.03 * change, name  # bfloat16, other order of operations
         else:
             assert torch.equal(p, other), name
 
@@ -226,7 +226,7 @@ def test_orthogonalize_makes_large_singular_values_close_to_one(seed):
         result = orthogonalize(matrices)
         assert result.shape == matrices.shape
         u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
-        is_large = s > 0.1 * s[:, :1]  # five iterations are too few for much smaller ones
+        is_large = s > 0.1 * s[:, :1]  # five iterations do not converge for much smaller ones
         values = (u.mT @ result @ vh.mT).diagonal(dim1=1, dim2=2)
         assert ((values > 0.6) & (values < 1.25))[is_large].all()
     assert orthogonalize(torch.zeros(1, 4, 4)).eq(0).all()
@@ -254,8 +254,8 @@ def test_muons_state_is_restored_by_name():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded_model.parameters(), strict=True))
 
 
-def test_the_momentum_of_another_optimizer_stays_as_it_is():
-    """An optimizer of torch's that was added to BUILDERS and has a momentum got Muon's."""
+def test_the_momentum_of_other_optimizers_does_not_change():
+    """An optimizer with a momentum that was added to BUILDERS got Muon's momentum."""
     p = torch.nn.Parameter(torch.ones(2, 2))
     p.grad = torch.ones(2, 2)
     optimizer = torch.optim.SGD([{"params": [p], "lr_scale": 1.0}], lr=0.1, momentum=0.5)
@@ -269,7 +269,7 @@ def test_muons_momentum_rises_from_0_85_to_0_95():
 
 @pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
 def test_muon_gathers_contiguous_tensors(monkeypatch, seed, shape):
-    """Muon gathered transposed matrices, which gloo copies and NCCL refuses, so on GPUs it failed at once."""
+    """Muon gathered transposed matrices, which gloo copies but NCCL refuses, so it failed on GPUs."""
     torch.manual_seed(seed)
     gathered = []
 

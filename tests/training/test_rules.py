@@ -1,4 +1,4 @@
-"""Rules across train.py's settings, and the counts of steps that follow from others."""
+"""Rules across train.py's settings, and derived step counts."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_all_invalid_training_settings_are_reported_together():
     ],
 )
 def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
-    """Every number that is proposed works."""
+    """All suggested values work."""
     with pytest.raises(ConfigError, match=f"^command line: {message}$"):
         settings.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
     remedy = message.partition("; use ")[2]
@@ -48,8 +48,8 @@ def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
 
 
 @pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
-def test_a_broken_setting_brings_no_second_error(words):
-    """Rules across settings were checked with the default of the broken one: "n_embd=768 is not divisible by it"."""
+def test_an_invalid_setting_causes_only_one_error(words):
+    """Rules across settings were checked with the default of an invalid one: "n_embd=768 is not divisible by it"."""
     with pytest.raises(ConfigError) as error:
         settings.load(TrainConfig, words)
     assert str(error.value) == f"command line: {words[0].removeprefix('--')}: it must be at least 1"
@@ -57,7 +57,7 @@ def test_a_broken_setting_brings_no_second_error(words):
 
 @pytest.mark.parametrize("tokens, accumulation", [(100_000, 10), (91_000, 9), (96_000, 10), (1, 1)])
 def test_total_batch_tokens_determines_the_accumulation(tokens, accumulation):
-    """A number that is not a multiple of the micro-batch was refused. The nearest multiple is taken."""
+    """It is rounded to a multiple of the micro-batch. Other values were refused."""
     cfg = settings.load(TrainConfig, [f"--total_batch_tokens={tokens}", "--batch_size=10", "--block_size=1000"])
     assert cfg.accumulation == accumulation and cfg.step_tokens == accumulation * 10_000
 
@@ -90,7 +90,7 @@ def test_max_iters_on_the_command_line_scales_a_config_files_step_counts(tmp_pat
     assert counts() == (5000, 5000, 100, 250, None) and capsys.readouterr().out == ""
     assert counts("--max_iters=30") == (30, 30, 1, 2, None)
     assert capsys.readouterr().out == (
-        "max_iters=30 instead of the config file's 5,000, and in proportion: warmup_iters=1 (was 100), "
+        "max_iters=30 instead of the config file's 5,000; scaled in proportion: warmup_iters=1 (was 100), "
         "lr_decay_iters=30 (was 5,000), eval_interval=2 (was 250)\n"
     )
     assert counts("--max_iters=10000") == (10000, 10000, 200, 500, None)

@@ -15,7 +15,7 @@ def read_lines(path) -> list[dict]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_each_logged_step_is_a_line_in_the_file_and_on_the_screen(tmp_path, capsys):
+def test_each_logged_step_is_a_line_in_the_file_and_in_the_output(tmp_path, capsys):
     with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
         metrics.log({**LINE, "step": 1, "loss": 4.0})
         evaluation = {**LINE, "step": 2, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1234.5, "mfu": 0.41}
@@ -30,7 +30,7 @@ def test_each_logged_step_is_a_line_in_the_file_and_on_the_screen(tmp_path, caps
     ]
 
 
-def test_resuming_drops_later_lines_and_an_incomplete_line(tmp_path):
+def test_resuming_removes_later_lines_and_an_incomplete_line(tmp_path):
     with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
         for step in range(1, 6):
             metrics.log({**LINE, "step": step, "loss": 1.0})
@@ -63,30 +63,30 @@ def test_a_full_disk_leaves_no_incomplete_line(tmp_path, capsys):
     assert capsys.readouterr().out.count("cannot be written (the disk is full); training continues") == 1
 
 
-def test_damaged_lines_are_dropped(tmp_path):
-    """After a power loss had damaged a line in the middle of the file, each later start ended in a traceback."""
+def test_damaged_lines_are_removed(tmp_path):
+    """If a power loss had damaged a line in the middle of the file, resuming ended in a traceback."""
     lines = [b'{"step": 1}\n', b'{"st\xff\n', b"\0\0\0\n", b"[]\n", b'{"step": 2}\n', b'{"step": 3}\n', b'{"step": 2']
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
     Metrics(tmp_path, 2, 10, {"wandb_log": False}, None).__exit__(None)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
-def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path, monkeypatch):
-    """The bar overwrote every evaluation."""
+def test_evaluations_remain_visible_in_a_terminal(tmp_path, monkeypatch):
+    """The progress bar overwrote every evaluation."""
     pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+    master, slave = pty.openpty()
+    with open(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal)
         patch.setattr(sys, "stderr", terminal)
         with Metrics(tmp_path, 0, 3, CONFIG, None) as metrics:
             for step, val_loss in ((1, None), (2, 3.5), (3, None)):
                 metrics.advance()
                 metrics.log({**LINE, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
-    shown = b""
+    output = b""
     with contextlib.suppress(OSError):  # the end of the terminal
-        while chunk := os.read(ours, 4096):
-            shown += chunk
-    os.close(ours)
-    lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
-    assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
-    assert shown.count(b"(best)") == 1  # a remark in the bar took the space of the bar
+        while chunk := os.read(master, 4096):
+            output += chunk
+    os.close(master)
+    lines = [line.rpartition(b"\r")[2] for line in output.replace(b"\r\n", b"\n").split(b"\n")]
+    assert [line for line in lines if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
+    assert output.count(b"(best)") == 1  # a remark is too long for the bar

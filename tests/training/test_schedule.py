@@ -1,4 +1,4 @@
-"""Step counts, and schedules whose length a time budget changes."""
+"""Step counts, and schedules with decisions of a time budget."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_the_shakespeare_recipe_evaluates_all_validation_data_at_least_8_times()
 
 
 @pytest.mark.parametrize("max_iters", [1, 7, 2700, 600_000, 10**12 + 1])
-def test_without_a_decision_recipe_steps_are_the_runs_steps(max_iters):
+def test_without_a_decision_recipe_steps_equal_the_runs_steps(max_iters):
     schedule = Schedule(StepCounts(max_iters))
     for step in {0, 1, max_iters // 3, max_iters - 1, max_iters}:
         assert schedule.recipe_step(step) == step
@@ -51,5 +51,5 @@ def test_a_decision_keeps_the_number_of_evaluations():
     assert [schedule.evaluations_after(step) for step in (0, 29, 30, 60, 90, 99, 100)] == [4, 4, 3, 2, 1, 1, 0]
     schedule.decide(40, 70)
     assert [step for step in range(1, 71) if schedule.evaluates(step)] == [30, 50, 65, 70]
-    schedule.decide(41, 42)  # too few steps for the three evaluations that were left
+    schedule.decide(41, 42)  # too few steps for the remaining three evaluations
     assert [step for step in range(1, 43) if schedule.evaluates(step)] == [30, 42]

@@ -84,7 +84,7 @@ def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
     assert saved_steps == [4, 12]
 
 
-def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_path):
+def test_two_fsdp_processes_survive_a_failed_save_stop_by_a_signal_and_resume(tiny, tmp_path):
     """Stopping, gathering weights and a failed save concern every rank, though only rank 0 writes anything."""
     settings = dict(LONG_RUN, max_iters=50, lr_decay_iters=50, eval_interval=10, eval_iters=1, dropout=0.1)
     settings |= dict(gradient_accumulation_steps=2, snapshots=12)
@@ -139,15 +139,15 @@ def test_a_run_begins_with_the_loss_before_the_first_step(tiny, text, capsys):
 
 
 def test_a_validation_loss_is_printed_only_where_it_was_measured(tiny, capsys):
-    """Each line repeated the last evaluation's."""
+    """Each line repeated the loss of the last evaluation."""
     train(tiny(max_iters=6, eval_interval=3))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     evaluated = [line.split("/")[0] for line in lines if " val " in line]
     assert len(lines) == 7 and evaluated == ["step 0", "step 3", "step 6"]
 
 
-def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):
-    """As on a GPU, where the next step starts before a step's numbers are read."""
+def test_metrics_that_are_read_one_step_late_are_the_same(tiny, tmp_path, monkeypatch):
+    """On a GPU, the next step starts before a step's numbers are read."""
     at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in ("at_once", "late"))
     train(at_once)
     monkeypatch.setattr(Runtime, "runs_ahead", True)
@@ -259,7 +259,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny, small_di
 
 
 def test_a_pointer_that_cannot_be_written_does_not_lose_the_best(tiny, monkeypatch, capsys):
-    """The run took its best loss for unsaved, so that a later, worse evaluation replaced the best checkpoint."""
+    """The best loss was treated as unsaved, so that a later, worse evaluation replaced the best checkpoint."""
     write, refused = run_folder.write_json, []
 
     def write_to_full_disk(path, value):
@@ -308,7 +308,7 @@ def test_a_run_whose_folder_is_moved_stops(tiny, tmp_path, monkeypatch):
     assert_same_run(str(new), str(tmp_path / "uninterrupted"))
 
 
-def test_a_moved_run_leaves_another_one_at_its_path_alone(tiny, tmp_path, monkeypatch):
+def test_a_moved_run_does_not_touch_a_new_run_at_its_old_path(tiny, tmp_path, monkeypatch):
     """The two deleted each other's checkpoints, and the first to end removed the other's lock."""
     old = Path(tiny().out_dir)
     with contextlib.ExitStack() as another:
@@ -325,7 +325,7 @@ def test_a_moved_run_leaves_another_one_at_its_path_alone(tiny, tmp_path, monkey
 
 
 @pytest.mark.parametrize("async_save", [True, False])
-def test_a_folder_that_is_moved_during_a_save_is_no_traceback(tiny, tmp_path, monkeypatch, async_save):
+def test_moving_the_folder_during_a_save_does_not_end_in_a_traceback(tiny, tmp_path, monkeypatch, async_save):
     old, save_file = Path(tiny().out_dir), checkpoint.save_file
 
     def move_and_save(*args):
@@ -350,7 +350,7 @@ def test_a_run_whose_folder_is_removed_stops(tiny, monkeypatch):
 
 
 def test_patience_ends_a_run_that_does_not_improve(tiny, capsys):
-    """It ended without a word."""
+    """It ended without a message."""
     cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
     train(cfg)
     assert run_folder.last_state(Path(cfg.out_dir))["step"] == 8  # the best evaluation at step 2, and 3 others
@@ -418,17 +418,17 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("killed_at", [6, 12])
-def test_a_sample_that_a_kill_has_prevented_is_added_on_resume(tiny, tmp_path, killed_at, monkeypatch):
-    """After a kill between an evaluation's checkpoint and its sample, samples.jsonl lacked that sample for good."""
+def test_a_sample_that_a_kill_prevented_is_added_on_resume(tiny, tmp_path, killed_at, monkeypatch):
+    """After a kill between an evaluation's checkpoint and its sample, samples.jsonl never got that sample."""
     train(tiny(out_dir=str(tmp_path / "uninterrupted"), async_save=False))
     sample = Metrics.sample
 
-    def die(self, step, generate):
+    def sample_or_die(self, step, generate):
         if step == killed_at:
             raise KeyboardInterrupt
         sample(self, step, generate)
 
-    monkeypatch.setattr(Metrics, "sample", die)
+    monkeypatch.setattr(Metrics, "sample", sample_or_die)
     with pytest.raises(KeyboardInterrupt):
         train(tiny(async_save=False))
     monkeypatch.undo()
@@ -437,7 +437,7 @@ def test_a_sample_that_a_kill_has_prevented_is_added_on_resume(tiny, tmp_path, k
     assert samples[0] == samples[1] and samples[0].count(b"\n") == 2
 
 
-def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypatch):
+def test_an_evaluation_does_not_wait_for_the_previous_checkpoint(tiny, monkeypatch):
     """Writing a checkpoint overlaps the steps and the evaluation that follow it."""
     evaluated, save, evaluate = threading.Event(), checkpoint.save, train_script.evaluate
     steps = []
@@ -447,7 +447,7 @@ def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypa
             assert evaluated.wait(timeout=300)  # the evaluation after step 4
         return save(out_dir, step, *args, **kwargs)
 
-    def note_evaluation(*args):
+    def counted_evaluate(*args):
         steps.append(len(steps))
         losses = evaluate(*args)
         if len(steps) == 3:
@@ -455,14 +455,14 @@ def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypa
         return losses
 
     monkeypatch.setattr(checkpoint, "save", save_during_evaluation)
-    monkeypatch.setattr(train_script, "evaluate", note_evaluation)
+    monkeypatch.setattr(train_script, "evaluate", counted_evaluate)
     train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
     assert len(steps) == 4 and run_folder.last_state(Path(tiny().out_dir))["step"] == 6
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(["log", "snapshot", "save"])])
-def test_what_follows_a_step_may_be_in_any_order(order, tiny, tmp_path, monkeypatch):
-    """With the lines for log and save exchanged, the best checkpoint was not saved."""
+def test_the_actions_after_a_step_may_be_in_any_order(order, tiny, tmp_path, monkeypatch):
+    """With the lines for log and save swapped, the best checkpoint was not saved."""
 
     def run(train_function, name: str) -> dict[str, Any]:
         losses = iter([3.0, 2.0, 1.0, 4.0, 5.0])

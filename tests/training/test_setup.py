@@ -1,4 +1,4 @@
-"""The parts of a run, before its first step."""
+"""The setup of a run."""
 
 import time
 from functools import partial
@@ -18,8 +18,8 @@ from train import TrainConfig, train
 
 
 @pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
-def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, monkeypatch, capsys):
-    """It said so whenever evaluations took any time."""
+def test_a_run_that_evaluates_less_often_is_reported(evaluation, is_limited, monkeypatch, capsys):
+    """This was printed whenever evaluations took any time."""
     monkeypatch.setattr(setup, "measure_step", lambda *arguments: 0.1)
     monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
     cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
@@ -31,7 +31,7 @@ def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, mon
 
 
 def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp_path, monkeypatch):
-    """As on a GPU without bfloat16, but with the CPU's float16. The first loss scale is too large and overflows."""
+    """Simulates a GPU without bfloat16. The first loss scale is too large and overflows."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
     monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
@@ -50,6 +50,6 @@ def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp
 
 
 def test_a_batch_that_needs_twice_the_memory_is_refused(tiny):
-    """It was only printed, and the system killed the run."""
+    """The forecast was only printed, and the system killed the run."""
     with pytest.raises(UserError, match=r"far too little; use --batch_size="):
         train(tiny(batch_size=2**22, block_size=1024))

@@ -1,4 +1,4 @@
-"""What signals ask of a run. test_session.py tests what a run does then."""
+"""The signal handler. test_session.py tests how a run reacts to signals."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 from train import train
 
 
-def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
+def test_the_first_signal_requests_a_stop_and_the_second_interrupts():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     with SignalHandler() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -26,8 +26,8 @@ def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
-    """A run with slow steps or evaluations trained for ten minutes after a SIGTERM without a word."""
+def test_the_first_signal_prints_a_line_at_once(tiny, monkeypatch, capfd, number):
+    """After a SIGTERM, a run with slow steps or evaluations printed nothing for ten minutes."""
     evaluate, evaluations = train_script.evaluate, []
 
     def send_and_evaluate(*args):
@@ -49,9 +49,9 @@ def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
     assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
 
 
-def test_a_forked_process_that_has_the_socket_delays_no_end():
-    """The thread that announces signals read until every process had closed it."""
+def test_the_thread_ends_even_if_a_forked_process_has_the_socket():
+    """The thread waited until every process had closed the socket."""
     with SignalHandler() as signals:
-        inherited = os.dup(signals.sent.fileno())
+        inherited = os.dup(signals.sender.fileno())
     os.close(inherited)
     assert not signals.announcer.is_alive()

@@ -1,4 +1,4 @@
-"""start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
+"""start.py, through train(): resuming, finetuning and overwriting runs, and their settings."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from folio.decoding.scheduler import generate
 from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
-from folio.training.start import resumed, versions
+from folio.training.start import resume_run, versions
 from model import GPT
 from prepare import pairs as prepare_pairs
 from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors, write_as_version_1
@@ -45,10 +45,10 @@ def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
 
 @pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
 def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, monkeypatch):
-    """It was removed before the new run had started, so if that failed, nothing was left."""
+    """It was removed before the new run had started, and was lost if that failed."""
     SimulatedMachine(monkeypatch, lambda step: 1.0, lambda step: 0.0)
     train(tiny(max_iters=5))
-    with pytest.raises(UserError, match="minutes=1e-05: it is too short"):
+    with pytest.raises(UserError, match=r"minutes=1e-05: .*--minutes="):
         train(tiny(overwrite=True, minutes=1e-5))
     with pytest.raises(TrainingError):
         train(tiny(overwrite=True, learning_rate=1e30, grad_clip=0.0, eval_interval=1, lr_schedule="constant"))
@@ -58,10 +58,10 @@ def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, mo
 
 
 def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
-    """Both started. One of them crashed, and the other lost its metrics."""
+    """Both started. One crashed, and the other lost its metrics."""
     out_dir = tmp_path / "out"
     out_dir.mkdir()
-    with FileLock(out_dir / ".lock"), pytest.raises(UserError, match=r"out_dir=.*out: another run is writing there"):
+    with FileLock(out_dir / ".lock"), pytest.raises(UserError, match=r"out_dir=.*out: another run .*--out_dir"):
         train(tiny())
     assert not (out_dir / "metrics.jsonl").exists()
     train(tiny(max_iters=2))
@@ -77,7 +77,7 @@ def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_cannot_be_resumed_with_another_shape_seed_or_folder(tiny):
+def test_a_run_cannot_be_resumed_with_another_shape_or_seed(tiny):
     train(tiny(max_iters=3))
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
         train(tiny(init_from="resume", n_layer=3))
@@ -92,7 +92,6 @@ def test_a_run_cannot_be_resumed_with_another_shape_seed_or_folder(tiny):
     [
         dict(sampling="random"),
         dict(optimizer="muon"),
-        dict(seed=2),
         dict(bias=True),
         dict(activation="gelu"),
         dict(position="rotary"),
@@ -148,7 +147,7 @@ def test_a_run_of_version_1_resumes_bitwise_identically(tiny, tmp_path):
 
 
 def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):
-    """It returned to its warmup, at a hundredth of the learning rate."""
+    """Its warmup started again, at a hundredth of the learning rate."""
     train(tiny(max_iters=5, warmup_iters=2))
     train(tiny(max_iters=100, warmup_iters=40, eval_interval=1000, init_from="resume"))
     rates = [line["lr"] for line in read_metrics(tiny().out_dir)]
@@ -156,7 +155,7 @@ def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):
 
 
 def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path, monkeypatch):
-    """The file's warmup_iters was scaled with --max_iters, so the warmup began again where the run had ended."""
+    """The file's warmup_iters was scaled with --max_iters, so the warmup started again."""
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text("max_iters = 40\nwarmup_iters = 4\nlearning_rate = 1e-3\n")
     small = "n_layer n_head n_embd block_size batch_size dataset data_dir dtype out_dir eval_iters".split()
@@ -177,7 +176,7 @@ def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path
 
 @pytest.fixture
 def run_file(tiny, tmp_path, monkeypatch):
-    """A function that trains with x.py and options, and returns the settings that the run ended up with."""
+    """A function that trains with x.py and options, and returns the settings in the checkpoint."""
     monkeypatch.chdir(tmp_path)
     names = "n_layer n_head n_embd block_size batch_size learning_rate eval_iters dataset data_dir dtype".split()
     lines = [f"{name} = {getattr(tiny(), name)!r}" for name in names]
@@ -192,8 +191,8 @@ def run_file(tiny, tmp_path, monkeypatch):
     return run
 
 
-def test_a_run_resumes_by_its_folder_alone(run_file, tmp_path, capsys):
-    """It failed twice in a row, for settings that the checkpoint holds."""
+def test_a_run_can_be_resumed_with_only_its_folder(run_file, tmp_path, capsys):
+    """It failed for settings that the checkpoint has."""
     first = run_file("x.py", "--out_dir=a", "--dropout=0.1", "--max_iters=4", "--lr_decay_iters=6")
     run_file("x.py", "--out_dir=b", "--dropout=0.1", "--max_iters=4", "--lr_decay_iters=6")
     assert run_file("--init_from=resume", "--out_dir=a") == first
@@ -204,11 +203,9 @@ def test_a_run_resumes_by_its_folder_alone(run_file, tmp_path, capsys):
     assert_same_run("a", "b")
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
         run_file("--init_from=resume", "--out_dir=a", "--n_layer=3", "--max_iters=8")
-    with pytest.raises(UserError, match="seed: 1337 before, 5 now"):
-        run_file("--init_from=resume", "--out_dir=a", "--seed=5", "--max_iters=8")
 
 
-def test_counts_of_the_file_follow_a_longer_run_and_those_of_the_command_line_do_not(run_file, capsys):
+def test_step_counts_of_the_file_are_scaled_and_those_of_the_command_line_are_not(run_file, capsys):
     run_file("x.py", "--out_dir=a")
     longer = run_file("--init_from=resume", "--out_dir=a", "--max_iters=12")
     assert longer["wsd_decay_iters"] == 6 and "wsd_decay_iters 6 (was 3)" in capsys.readouterr().out
@@ -217,7 +214,7 @@ def test_counts_of_the_file_follow_a_longer_run_and_those_of_the_command_line_do
     assert run_file("--init_from=resume", "--out_dir=b", "--max_iters=12")["wsd_decay_iters"] == 2
 
 
-def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file, capsys):
+def test_a_config_file_does_not_undo_changes_of_the_original_command_line(run_file, capsys):
     """The file sets 2 layers and batches of 4. The run has 3 layers and batches of 2 x 4."""
     changes = ["--n_layer=3", "--n_head=1", "--batch_size=2", "--gradient_accumulation_steps=4", "--seed=7"]
     run_file("x.py", "--out_dir=a", *changes)
@@ -225,24 +222,21 @@ def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file,
     assert [resumed[name] for name in ("n_layer", "n_head", "batch_size", "seed")] == [3, 1, 2, 7]
     assert resumed["max_iters"] == 8 and resumed["learning_rate"] == 1e-4 and resumed["wsd_decay_iters"] == 4
     out = capsys.readouterr().out
-    assert (
-        "what defines the run comes from a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)"
-        in out
-    )
+    assert "a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)" in out
     assert "max_iters 8 (was 6)" in out
 
 
-def test_a_minimum_is_compared_with_the_learning_rate_of_the_checkpoint(run_file):
+def test_min_lr_is_compared_with_the_learning_rate_of_the_checkpoint(run_file):
     """--min_lr=1e-3 was compared with the default learning rate of 6e-4; the run's is 3e-3."""
     run_file("x.py", "--out_dir=a")
     resume = ["--init_from=resume", "--out_dir=a", "--max_iters=8"]
     assert run_file(*resume, "--min_lr=1e-3")["min_lr"] == 1e-3
     for change in (["--min_lr=4e-3"], ["--min_lr=2e-3", "--learning_rate=1e-3"], ["--learning_rate=5e-4"]):
-        with pytest.raises(UserError, match=r"min_lr=0\.00\d: it must be at most learning_rate"):
+        with pytest.raises(UserError, match=r"min_lr=0\.00\d: .*at most learning_rate"):
             run_file(*resume, *change)
 
 
-def test_a_setting_that_excludes_another_replaces_it(run_file):
+def test_a_setting_turns_off_the_one_that_it_excludes(run_file):
     run_file("x.py", "--out_dir=a", "--total_batch_tokens=256")
     run_file("--out_dir=a", "--init_from=resume", "--gradient_accumulation_steps=2", "--max_iters=7")
 
@@ -253,9 +247,7 @@ def test_max_iters_scales_the_counts_that_a_time_budget_had_scaled(resume_budget
 
 
 def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file, data_dir, tmp_path, capsys):
-    """The file's data set was opened, and the error proposed to start a new run. What the command line had set was
-    recorded as the file's.
-    """
+    """The file's data set was opened, which is an error. Settings of the command line were recorded as the file's."""
     copy = str(shutil.copytree(data_dir / "verse", tmp_path / "copy"))
     run_file("x.py", "--out_dir=a", f"--dataset={copy}", "--seed=7")
     Path("y.py").write_text("seed = 1\ndataset = 'verse'\nmax_iters = 9\n")
@@ -267,7 +259,7 @@ def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file
 
 @pytest.fixture
 def resume_budget(run_file, capsys):
-    """A function that returns the settings, and what is printed, of a resumed run with a time budget from x.py."""
+    """A function that returns the settings and the output of a resumed run with a time budget from x.py."""
     with open("x.py", "a") as file:
         file.write("\nminutes = 5.0\n")
     run_file("x.py", "--out_dir=a", "--minutes=None")
@@ -275,14 +267,14 @@ def resume_budget(run_file, capsys):
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
         capsys.readouterr()
-        given = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
-        return resumed(given, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
+        user_cfg = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
+        return resume_run(user_cfg, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
 
     return resume
 
 
 def test_max_iters_also_ends_the_time_budget_of_a_config_file(resume_budget):
-    """It had no effect while time was left, and later it was an error that proposed to use --max_iters."""
+    """It was ignored while time was left, and later it was an error that suggested --max_iters."""
     assert resume_budget("x.py")[0].minutes == 5
     cfg, _ = resume_budget("x.py", "--max_iters=12")
     assert cfg.minutes is None and cfg.max_iters == 12
@@ -299,11 +291,11 @@ def test_a_restart_keeps_the_time_budget_of_its_command(resume_budget):
     assert resume_budget("--max_iters=12", restarted=True)[0].minutes is None
 
 
-def test_step_counts_without_effect_on_a_time_budget_are_named(resume_budget):
-    """They were ignored in silence."""
+def test_step_counts_that_a_time_budget_ignores_are_named(resume_budget):
+    """They were silently ignored."""
     cfg, out = resume_budget("--eval_interval=1", "--lr_decay_iters=2", "--minutes=5")
-    assert cfg.eval_interval is None and "without effect: lr_decay_iters=2, eval_interval=1" in out
-    assert "without effect" not in resume_budget("x.py")[1]
+    assert cfg.eval_interval is None and "ignored: lr_decay_iters=2, eval_interval=1" in out
+    assert "ignored" not in resume_budget("x.py")[1]
 
 
 def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
@@ -315,7 +307,7 @@ def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
 
 
 def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
-    """The learning rate rose tenfold in silence."""
+    """The learning rate rose tenfold, but nothing was printed."""
     run_file("x.py", "--out_dir=a", "--lr_schedule=cosine", "--warmup_iters=0")
     capsys.readouterr()
     run_file("--out_dir=a", "--init_from=resume", "--max_iters=12")
@@ -324,7 +316,7 @@ def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
     expected = (
         f"learning rate: {rates[5]:.3g} at the last step, {rates[6]:.3g} at the next one, {rates[11]:.3g} at step 12"
     )
-    assert rates[6] > 1.5 * rates[5] and f"{expected} (cosine); it rises, so the loss will rise at first" in out
+    assert rates[6] > 1.5 * rates[5] and f"{expected} (cosine); it increases" in out
 
 
 def test_damaged_settings_of_a_checkpoint_are_an_error_in_one_line(tiny):
@@ -349,7 +341,7 @@ def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path,
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
         train(tiny(**finetune, n_layer=3))
     train(tiny(**{**finetune, **default_shape, "init_from": "resume", "max_iters": 8}))  # resuming also uses its shape
-    with pytest.raises(UserError, match="init_from=gone: it is not scratch, resume, gpt2"):
+    with pytest.raises(UserError, match=r"init_from=gone: .* scratch, resume, gpt2"):
         train(tiny(**{**finetune, "init_from": "gone"}))
     train(tiny(**finetune, block_size=16, overwrite=True))
     assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
@@ -357,7 +349,7 @@ def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path,
 
 
 def test_a_character_model_is_finetuned_on_pairs(tiny, tmp_path, data_dir, capsys):
-    """Its tokenizer has no end-of-text token: pairs ran into each other, and the model's answers were garbage."""
+    """Its tokenizer has no end-of-text token: pairs were not separated, and the model's answers were garbage."""
     base = tiny(max_iters=30)
     train(base)
     before = {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
@@ -387,14 +379,14 @@ def test_a_character_model_is_finetuned_on_pairs(tiny, tmp_path, data_dir, capsy
     assert load(str(tmp_path / "new")).generate("the vow ", max_new_tokens=50, temperature=0.0) == "swear"
     train(tiny(**{**new, "init_from": "resume"}, max_iters=82, learning_rate=1e-2, dropout=0.0))
     assert before == {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="was trained with another tokenizer"):  # the other way round
+    with pytest.raises(UserError, match=r"another tokenizer.*--tokenizer="):  # data without the token
         train(tiny(init_from=str(tmp_path / "new"), out_dir=str(tmp_path / "other")))
-    with pytest.raises(UserError, match="was trained with another tokenizer"):
+    with pytest.raises(UserError, match=r"another tokenizer.*--tokenizer="):
         train(tiny(**{**new, "init_from": "resume", "out_dir": base.out_dir}, max_iters=40))
 
 
-def test_a_new_run_from_a_runs_weights_says_that_it_is_new(tiny, tmp_path, capsys):
-    """--init_from=out-x, meant to continue out-x, started another run in out/ without a word."""
+def test_a_new_run_from_the_weights_of_a_run_is_reported(tiny, tmp_path, capsys):
+    """--init_from=out-x, meant to continue out-x, silently started a new run in out/."""
     train(tiny(max_iters=2))
     capsys.readouterr()
     train(tiny(max_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "new")))
@@ -417,7 +409,7 @@ def test_a_shape_on_the_command_line_is_refused_even_if_it_is_the_default(tiny, 
 
 
 def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, monkeypatch, capsys):
-    """Each of these settings had to be removed from the file before it could be used for finetuning."""
+    """A config file with another shape could not be used for finetuning."""
     train(tiny(max_iters=2))
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text("n_layer = 5\nn_head = 3\nn_embd = 48\nblock_size = 64\nmax_iters = 2\nbatch_size = 2\n")
@@ -431,7 +423,7 @@ def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, mon
         train(cfg.replace(overwrite=True))
 
 
-def test_the_position_method_is_that_of_the_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+def test_the_position_encoding_is_that_of_the_checkpoint(tiny, tmp_path, monkeypatch, capsys):
     train(tiny(max_iters=2, position="alibi"))
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text("position = 'rotary'\nmax_iters = 2\nbatch_size = 2\n")
@@ -450,7 +442,7 @@ def test_a_longer_context_is_possible_without_learned_positions(tiny, tmp_path, 
     learned, rotary = tiny(max_iters=2, out_dir=str(tmp_path / "learned")), tiny(max_iters=2, position="rotary")
     new = dict(max_iters=2, out_dir=str(tmp_path / "new"), overwrite=True)
     train(learned)
-    with pytest.raises(UserError, match=r"^block_size=64: the checkpoint .* has block_size=32, and only so many"):
+    with pytest.raises(UserError, match=r"^block_size=64: the checkpoint .* has block_size=32"):
         train(tiny(**new, init_from=learned.out_dir, block_size=64))
     train(rotary)
     for block_size in (64, 16):
@@ -470,7 +462,7 @@ def edit_last_state(out_dir: str, edit) -> None:
 @pytest.mark.parametrize("unknown", [{"rope": True}, {"position": "rope"}, {"position": ["rope"]}])
 @pytest.mark.parametrize("init_from", ["resume", "finetune"])
 def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path, init_from, unknown):
-    """A checkpoint of a later version ended in a TypeError, or in finetuning in a ValueError."""
+    """A checkpoint of a newer version ended in a TypeError, or ValueError when finetuning."""
     train(tiny(max_iters=2))
     edit_last_state(tiny().out_dir, lambda state: state["model"].update(unknown))
     changes = dict(init_from="resume", max_iters=4)
@@ -482,7 +474,7 @@ def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path,
 
 @pytest.mark.parametrize("init_from", ["resume", "finetune"])
 def test_a_checkpoint_without_the_setting_position_has_learned_positions(tiny, tmp_path, init_from):
-    """Earlier versions wrote no such setting."""
+    """Older versions did not have this setting."""
     train(tiny(max_iters=2))
     edit_last_state(tiny().out_dir, lambda state: [state[part].pop("position") for part in ("model", "config")])
     changes = dict(init_from="resume", max_iters=4)
@@ -495,7 +487,7 @@ def test_a_checkpoint_without_the_setting_position_has_learned_positions(tiny, t
 
 
 def test_a_setting_that_a_checkpoint_lacks_had_its_default(tiny):
-    """It was taken to be the new one, so that a resumed run could change its number of sequences per step."""
+    """The new value was used, so that a resumed run could change its number of sequences per step."""
     train(tiny(max_iters=2))
     edit_last_state(tiny().out_dir, lambda state: state["config"].pop("total_batch_tokens"))
     with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):

@@ -1,4 +1,4 @@
-"""What a training step changes: kept, restored, and compared with the best evaluation so far."""
+"""The state of training: saved and restored, and the best evaluation so far."""
 
 import math
 import random
@@ -33,11 +33,11 @@ def take_steps(state: TrainState, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_restored_state_continues_as_if_it_had_not_been_saved(kind, seed):
+def test_a_restored_state_continues_identically(kind, seed):
     straight, saved, restored = new_state(seed, kind), new_state(seed, kind), new_state(seed + 1, kind)
     take_steps(straight, 7)
     take_steps(saved, 4)
-    saved.note_evaluation(2.5)
+    saved.record_evaluation(2.5)
     weights, optimizer = saved.tensors(keep=True, copy=True)
     progress = saved.progress()
     take_steps(saved, 2)  # does not change the copies
@@ -53,7 +53,7 @@ def test_a_restored_state_continues_as_if_it_had_not_been_saved(kind, seed):
     assert restored.tensors(keep=False, copy=False) == ({}, {})
 
 
-def test_a_state_without_an_evaluation_is_restored_without_a_best_loss(seed):
+def test_a_state_without_an_evaluation_has_no_best_loss(seed):
     """JSON has no infinity."""
     state, restored = new_state(seed, "adamw"), new_state(seed, "adamw")
     assert state.progress()["best_val_loss"] is None
@@ -61,7 +61,7 @@ def test_a_state_without_an_evaluation_is_restored_without_a_best_loss(seed):
     assert restored.best_val_loss == math.inf and restored.best_step == 0
 
 
-def test_the_best_evaluation_is_the_first_of_the_lowest(seed):
+def test_the_first_evaluation_with_the_lowest_loss_is_the_best(seed):
     rng = random.Random(seed)
     for patience in (1, 3, None):
         state, losses = new_state(1, "adamw"), []
@@ -69,6 +69,6 @@ def test_the_best_evaluation_is_the_first_of_the_lowest(seed):
             state.step = step
             losses.append(float(rng.randrange(10)))
             best = min(losses)
-            assert state.note_evaluation(losses[-1]) == (losses.index(best) == step - 1)
+            assert state.record_evaluation(losses[-1]) == (losses.index(best) == step - 1)
             assert (state.best_val_loss, state.best_step) == (best, losses.index(best) + 1)
             assert state.is_out_of(patience) == (patience is not None and step - state.best_step >= patience)

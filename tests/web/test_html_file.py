@@ -292,7 +292,7 @@ def test_models_that_are_refused(run, tmp_path, monkeypatch):
     refuse_changed("no place for the model's setting window=8", {}, window=8)
     monkeypatch.setattr(model_py, "ACTIVATIONS", {**model_py.ACTIVATIONS, "relu": F.relu})
     refuse_changed("no place for activation='relu', only for gelu_new, gelu", {}, activation="relu")
-    monkeypatch.setitem(model_py.POSITIONS, "fourier", model_py.Positions)
+    monkeypatch.setitem(model_py.POSITIONS, "fourier", model_py.PositionEncoding)
     refuse_changed("no place for position='fourier'", {}, position="fourier")
     with pytest.raises(UserError, match=r"^wte has weights that float16 cannot hold; use --dtype=float32$"):
         pack_weights({"wte": torch.full((2, 2), 70_000.0)}, "float16")
