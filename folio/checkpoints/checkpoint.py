@@ -267,7 +267,7 @@ class Saver:
 
     def folder_now(self) -> Path | None:
         """Where this folder is now, if that is known; None if it was removed."""
-        return self.folder.where()
+        return self.folder.current_path()
 
     def __enter__(self) -> "Saver":
         return self
