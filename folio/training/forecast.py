@@ -10,7 +10,7 @@ import torch
 from folio import UserError
 from folio.base.settings import Settings
 from folio.machine import memory
-from folio.machine.kernels import LOGITS_AT_ONCE, ManualAttention, choose_attention, trains_bias
+from folio.machine.kernels import MAX_LOGITS, ManualAttention, choose_attention, trains_bias
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
@@ -109,9 +109,9 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
 def bytes_of_loss(tokens: int, config: GPTConfig, s: int) -> int:
     """Bytes that logits and their gradients take at worst. s: bytes of a logit."""
     logits = tokens * config.vocab_size
-    if logits <= LOGITS_AT_ONCE:
+    if logits <= MAX_LOGITS:
         return logits * (12 if s == 4 else 14)  # log-probabilities, two float32 gradients
-    of_chunk = LOGITS_AT_ONCE * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
+    of_chunk = MAX_LOGITS * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
     return of_chunk + (4 + s) * config.vocab_size * config.n_embd  # the weights' gradient, of all chunks and of one
 
 

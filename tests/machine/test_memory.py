@@ -4,7 +4,7 @@ from folio.machine import memory
 
 
 def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
-    """It counted as used, so after reading large files no model seemed to fit into memory."""
+    """It counted as used, so that after reading large files no model seemed to fit into memory."""
     for name, content in (
         ("memory.max", 2**30),
         ("memory.current", 2**30),
@@ -17,8 +17,8 @@ def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
     assert memory.free(torch.device("cpu")) > 2**20
 
 
-def test_memory_that_torch_keeps_on_a_gpu_counts_as_free(monkeypatch):
-    """It counted as used, so after a model was deleted, another one of its size did not seem to fit."""
+def test_memory_cached_by_torch_on_a_gpu_counts_as_free(monkeypatch):
+    """It counted as used, so that after a model was deleted, another one of its size did not seem to fit."""
     for name, value in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 50)):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     assert memory.free(torch.device("cuda")) == 750
