@@ -225,7 +225,7 @@ class Session:
 
     def _moved(self) -> TrainingError:
         """The error of a run whose folder was moved or removed. Another run may write to a folder at its path."""
-        place = self.group.broadcast(self.saver.folder_now())
+        place = self.group.broadcast(self.saver.current_folder())
         stops = f"so the run stops after step {self.state.step:,}"
         if place is None:
             return TrainingError(f"out_dir={self.out_dir} was removed, {stops}")

@@ -234,7 +234,7 @@ def starting_point(given: Config) -> Start[Config]:
     given: train.py's settings. A run that torchrun has restarted resumes, whatever init_from says.
     """
     out_dir = Path(given.out_dir)
-    restarted = under_torchrun() and distributed.is_restart(run_folder.written_by(out_dir))
+    restarted = under_torchrun() and distributed.is_restart(run_folder.torchrun_id(out_dir))
     if restarted or given.init_from == "resume":
         return resumed(given, checkpoint.load(out_dir), restarted)
     start = Start(given, None) if given.init_from == "scratch" else finetuning(given, load_weights(given.init_from))

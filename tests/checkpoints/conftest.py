@@ -1,4 +1,4 @@
-"""Fixtures of the tests that read other programs' files: transformers' tiny GPT-2, and its folder."""
+"""Fixtures for reading other programs' files: a tiny GPT-2 from transformers, and its folder."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def theirs(seed: int) -> Any:
 
 @pytest.fixture
 def folder(theirs: Any, tmp_path: Path) -> Path:
-    """A folder as transformers saves it, with a tiny table of merges."""
+    """A folder as transformers saves it, with a few merges."""
     theirs.save_pretrained(tmp_path / "theirs")
     lines = "".join(" ".join(pair) + "\n" for pair in PAIRS)
     (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")

@@ -18,7 +18,7 @@ def save(out_dir: Path, step: int, best: bool = True, keep_last: int = 1) -> Pat
     state = blank_state(step, next_sequence=7 * step, config={"start": "é\n"}, best_val_loss=1 / step)
     del state["format_version"]
     if not best:
-        named = run_folder.RunFolder(out_dir).named("best")
+        named = run_folder.RunFolder(out_dir).expected("best")
         best_before = read_json(named[0] / "state.json") if named else {"best_step": 0, "best_val_loss": None}
         state |= {name: best_before[name] for name in ("best_step", "best_val_loss")}
     out_dir.mkdir(parents=True, exist_ok=True)
