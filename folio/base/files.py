@@ -49,7 +49,7 @@ def locked(path: Path, message: str, timeout: float = 0.0) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # Windows cannot remove an open file
-            if _identity(path) == identity:  # otherwise the folder was moved, and another process locks a new one
+            if _identity(path) == identity:  # otherwise the folder was moved, and another process may lock a new file
                 path.unlink()
         lock.release()
 

@@ -300,8 +300,8 @@ def _describe_bound(rule: Rule) -> str:
 def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
     """Call `main` with settings of class `cls` from the command line, or, without a class, with the arguments.
 
-    A UserError prints its message and exits with its code. The same holds for a path that the system refuses, because
-    its name is too long or a folder is not accessible, and for a package that is not installed.
+    For a UserError, prints its message and exits with its code; likewise for a path whose name is too long or whose
+    folder is not accessible, and for a package that is not installed.
     """
     gc.freeze()  # excludes imported modules from full collections, which scan torch's objects for 60 ms each
     for stream in (sys.stdout, sys.stderr):

@@ -224,7 +224,7 @@ def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
             activation=LLAMA_CPP_ACTIVATION,
         )
         saved = _gguf_tensors(path, reader)
-        names = {theirs: ours for ours, theirs in gguf_names(min(shape["n_layer"], len(saved))).items()}
+        names = {gguf_name: name for name, gguf_name in gguf_names(min(shape["n_layer"], len(saved))).items()}
         names["output.weight"] = "lm_head.weight"
         tensors = {names.get(name, name): tensor for name, tensor in saved.items()}
         return _checkpoint(path, shape, tensors, foreign_tokenizers.read_gguf(path, fields), lazy)

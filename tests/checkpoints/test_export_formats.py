@@ -42,12 +42,12 @@ def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
     folder = tmp_path / "hf"
     write_hugging_face(loaded, folder)
     assert "tokens are identical" in compare_export(loaded, FORMATS["hf"].open(folder))
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     text = TEXT.replace("<|endoftext|>", "")
-    ids = theirs(text, return_tensors="pt").input_ids
-    assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and theirs.decode(ids[0]) == text
-    assert theirs.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
+    ids = hf_tokenizer(text, return_tensors="pt").input_ids
+    assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and hf_tokenizer.decode(ids[0]) == text
+    assert hf_tokenizer.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
     ours = loaded.build().eval()
     torch.testing.assert_close(model(ids).logits, ours.logits(ids), atol=1e-4, rtol=1e-4)
 
@@ -58,11 +58,11 @@ def test_an_unknown_character_is_also_an_error_in_transformers(tmp_path):
     write_hugging_face(loaded, tmp_path / "hf")
     transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "again")
     for folder in ("hf", "again"):
-        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
-        assert theirs.decode(theirs("a cab").input_ids) == "a cab" and len(theirs) == 5
+        hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert hf_tokenizer.decode(hf_tokenizer("a cab").input_ids) == "a cab" and len(hf_tokenizer) == 5
         for text in ("x", ["a cab", "caxb"]):
             with pytest.raises(Exception, match=r"WordLevel error: Missing \[UNK\] token from the vocabulary"):
-                theirs(text)
+                hf_tokenizer(text)
     pipe = transformers.pipeline("text-generation", str(tmp_path / "hf"), max_new_tokens=2)
     assert pipe("a cab")[0]["generated_text"].startswith("a cab")
     with pytest.raises(Exception, match="Missing"):
@@ -117,12 +117,12 @@ def test_texts_are_truncated_to_the_context(tmp_path):
     loaded = checkpoint_of(bpe(), False)
     folder = tmp_path / "hf"
     write_hugging_face(loaded, folder)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     text = "hello world " * 50
     with pytest.raises(IndexError):  # as the model card says
-        model(theirs(text, return_tensors="pt", verbose=False).input_ids)
-    ids = theirs(text, return_tensors="pt", truncation=True).input_ids
+        model(hf_tokenizer(text, return_tensors="pt", verbose=False).input_ids)
+    ids = hf_tokenizer(text, return_tensors="pt", truncation=True).input_ids
     assert ids.shape == (1, 64) and model(ids).logits.shape[1] == 64
 
 
@@ -315,19 +315,19 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
     llama_cpp = pytest.importorskip("llama_cpp")
     loaded = checkpoint_of(KINDS[kind](), bias, padding)
     write_gguf(loaded, tmp_path / "exported.gguf")
-    theirs = llama_cpp.Llama(str(tmp_path / "exported.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    llama = llama_cpp.Llama(str(tmp_path / "exported.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
     text = TEXT.replace("<|endoftext|>", "")[:60]
-    ids = theirs.tokenize(text.encode(), add_bos=False, special=False)
-    assert ids == loaded.tokenizer.encode(text).tolist() and theirs.detokenize(ids).decode() == text
-    assert theirs.token_eos() == loaded.tokenizer.eot
-    theirs.eval(ids)
+    ids = llama.tokenize(text.encode(), add_bos=False, special=False)
+    assert ids == loaded.tokenizer.encode(text).tolist() and llama.detokenize(ids).decode() == text
+    assert llama.token_eos() == loaded.tokenizer.eot
+    llama.eval(ids)
     ours = loaded.build().eval()
     expected = ours.logits(torch.tensor([ids]))[0].detach()
-    logits = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    logits = torch.from_numpy(llama.scores[: len(ids)].copy())
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache
-    theirs.reset()
+    llama.reset()
     steps = generate(decoder_in("float32", ours), [ids], max_new_tokens=8, sampling=Sampling(temperature=0))
-    generated = list(itertools.islice(theirs.generate(ids, temp=0.0, repeat_penalty=1.0), 8))
+    generated = list(itertools.islice(llama.generate(ids, temp=0.0, repeat_penalty=1.0), 8))
     assert generated == [step.tokens[0] for step in steps]
 
 

@@ -34,18 +34,18 @@ from train import train
 pytestmark = pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 
 
-def assert_same(theirs: Any, init_from: Path) -> None:
+def assert_same(hf_model: Any, init_from: Path) -> None:
     ids = torch.arange(40).view(2, 20)
     loaded, lazy = foreign.load(str(init_from)), foreign.load(str(init_from), lazy=True)
     ours = loaded.build().eval()
     assert all(p.is_meta for p in lazy.build().parameters()) and lazy.model.keys() == loaded.model.keys()
     for name, tensor in loaded.model.items():
         assert torch.equal(lazy.model[name], tensor) and lazy.model[name].stride() == tensor.stride()
-    torch.testing.assert_close(ours(ids)[0], theirs(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours(ids)[0], hf_model(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
 
 
-def test_hugging_faces_weights_compute_the_same(theirs, folder):
-    assert_same(theirs, folder)
+def test_hugging_faces_weights_compute_the_same(hf_model, folder):
+    assert_same(hf_model, folder)
     loaded = foreign.load(str(folder))
     assert loaded.tokenizer.encode("hello").tolist() == [258, ord("o") - 33] and loaded.tokenizer.eot == 259
 
@@ -53,7 +53,7 @@ def test_hugging_faces_weights_compute_the_same(theirs, folder):
 def test_a_model_larger_than_memory_is_an_error(folder, monkeypatch):
     """It was copied until the system killed the process. int8 and int4 copy one tensor at a time."""
     monkeypatch.setattr(memory, "free", lambda device: 2**14)
-    with pytest.raises(UserError, match=r"theirs: .* 0 MiB, .*--dtype=int8"):
+    with pytest.raises(UserError, match=r"gpt2-tiny: .* 0 MiB, .*--dtype=int8"):
         foreign.load(str(folder))
     assert LanguageModel.load(folder, dtype="int4").generate("hello", max_new_tokens=2)
 
@@ -75,13 +75,13 @@ def test_copied_weights_count_once(folder, monkeypatch):
     assert LanguageModel.load(folder, dtype="float32").path == folder
 
 
-def test_old_files_with_buffers_and_without_prefix(theirs, folder):
+def test_old_files_with_buffers_and_without_prefix(hf_model, folder):
     tensors = load_file(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     old |= {"h.0.attn.bias": torch.ones(1, 1, 32, 32).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     torch.save(old, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert_same(theirs, folder)
+    assert_same(hf_model, folder)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(folder):
@@ -105,13 +105,13 @@ def test_incomplete_folders_are_errors(folder):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_an_untied_output_matrix_is_an_error(file, theirs, folder):
+def test_an_untied_output_matrix_is_an_error(file, hf_model, folder):
     """lm_head.weight was ignored, so that an untied model computed different logits than transformers."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save = save_file if file == "model.safetensors" else torch.save
     save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, folder / file)
-    assert_same(theirs, folder)
+    assert_same(hf_model, folder)
     save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1e-3}, folder / file)
     with pytest.raises(UserError, match=r"lm_head\.weight .* differs from the token embeddings"):
         foreign.load(str(folder))
@@ -166,10 +166,10 @@ def test_tensors_that_gpt2_does_not_have_are_errors(changes, message, folder):
         foreign.load(str(folder))
 
 
-def save_sharded(theirs: Any, folder: Path, kind: str) -> Path:
+def save_sharded(hf_model: Any, folder: Path, kind: str) -> Path:
     """Replace the weights in the folder by shards; returns the index."""
     (folder / "model.safetensors").unlink()
-    theirs.save_pretrained(folder, max_shard_size="9KB")
+    hf_model.save_pretrained(folder, max_shard_size="9KB")
     index = folder / "model.safetensors.index.json"
     if kind == "bin":  # as older versions of transformers save it
         weight_map = json.loads(index.read_text())["weight_map"]
@@ -184,15 +184,15 @@ def save_sharded(theirs: Any, folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_sharded_weights_are_read(kind, theirs, folder):
+def test_sharded_weights_are_read(kind, hf_model, folder):
     """For a folder with model.safetensors.index.json, the error was that it has no weights."""
-    index = save_sharded(theirs, folder, kind)
+    index = save_sharded(hf_model, folder, kind)
     assert len(set(json.loads(index.read_text())["weight_map"].values())) > 2
-    assert_same(theirs, folder)
+    assert_same(hf_model, folder)
 
 
-def test_shards_that_do_not_match_their_index_are_errors(theirs, folder, tmp_path):
-    index = save_sharded(theirs, folder, "safetensors")
+def test_shards_that_do_not_match_their_index_are_errors(hf_model, folder, tmp_path):
+    index = save_sharded(hf_model, folder, "safetensors")
     original = json.loads(index.read_text())["weight_map"]
     name, shard = next(iter(original.items()))
     save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
@@ -385,7 +385,7 @@ def test_checkpoints_of_nanogpt_and_its_forks_are_read(dtype, zipped, tmp_path):
         assert torch.equal(loaded.model[name], parameter.detach().float())
 
 
-def test_foreign_names_are_shortened_in_messages(folder, theirs, tmp_path):
+def test_foreign_names_are_shortened_in_messages(folder, hf_model, tmp_path):
     """A key of 1 MB caused a message of 1 MB."""
     long = "x" * 2**17
     checkpoints = [
@@ -414,9 +414,9 @@ def test_foreign_names_are_shortened_in_messages(folder, theirs, tmp_path):
     paths.append(Path(shutil.copytree(folder, tmp_path / "tensor")))
     change_tensors(paths[-1], {long: torch.ones(2)})
     paths += [
-        write_gguf(theirs, tmp_path / "field.gguf", {"tokenizer.ggml.model": long}),
-        write_gguf(theirs, tmp_path / "token.gguf", {"tokenizer.ggml.tokens": [*TOKENS[:258], long, TOKENS[259]]}),
-        write_gguf(theirs, tmp_path / "merge.gguf", {"tokenizer.ggml.merges": [f"{long} a"]}),
+        write_gguf(hf_model, tmp_path / "field.gguf", {"tokenizer.ggml.model": long}),
+        write_gguf(hf_model, tmp_path / "token.gguf", {"tokenizer.ggml.tokens": [*TOKENS[:258], long, TOKENS[259]]}),
+        write_gguf(hf_model, tmp_path / "merge.gguf", {"tokenizer.ggml.merges": [f"{long} a"]}),
     ]
     for path in paths:
         with pytest.raises(UserError) as error:
@@ -445,7 +445,7 @@ def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):
         foreign.load("gpt2")
 
 
-def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+def write_gguf(hf_model: Any, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
     """Write the model like llama.cpp's convert_hf_to_gguf.py, with its names and transposed matrices.
 
     fields, tensors: changes (None: omitted).
@@ -459,7 +459,7 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
         "gpt2.feed_forward_length": 64,
         "gpt2.attention.head_count": 2,
         "gpt2.attention.layer_norm_epsilon": 1e-5,
-        "general.name": "theirs",
+        "general.name": "gpt2-tiny",
         "general.file_type": 0,
         "general.quantization_version": 2,
         "tokenizer.ggml.model": "gpt2",
@@ -479,7 +479,7 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
             getattr(writer, f"add_{kind}")(name, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
     data = {}
-    for name, tensor in theirs.state_dict().items():
+    for name, tensor in hf_model.state_dict().items():
         if name != "lm_head.weight":
             tensor = tensor.T if name.endswith(foreign.TRANSPOSED) else tensor
             data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
@@ -502,31 +502,31 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
 QUANTIZED = np.ones((16, 64), np.float32)  # written in 8 bits
 
 
-def embeddings(theirs: Any) -> np.ndarray:
-    return theirs.transformer.wte.weight.detach().numpy().copy()
+def embeddings(hf_model: Any) -> np.ndarray:
+    return hf_model.transformer.wte.weight.detach().numpy().copy()
 
 
-def test_the_output_of_llama_cpps_converter_computes_the_same(theirs, tmp_path):
-    assert_same(theirs, write_gguf(theirs, tmp_path / "a.gguf"))
+def test_the_output_of_llama_cpps_converter_computes_the_same(hf_model, tmp_path):
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "a.gguf"))
     assert foreign.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
     # older converters repeat the embeddings as output.weight, and do not record the pre-tokenizer
     older = {"tokenizer.ggml.pre": None}
-    assert_same(theirs, write_gguf(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "b.gguf", older, {"output.weight": embeddings(hf_model)}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gguf_in_16_bits_is_read(dtype, theirs, tmp_path):
+def test_gguf_in_16_bits_is_read(dtype, hf_model, tmp_path):
     """bfloat16, which llama.cpp's converter may choose by default, was an error, as if it were quantized."""
-    rounded = theirs.transformer.wte.weight.detach().to(dtype)
-    theirs.transformer.wte.weight.data.copy_(rounded)
+    rounded = hf_model.transformer.wte.weight.detach().to(dtype)
+    hf_model.transformer.wte.weight.data.copy_(rounded)
     data = rounded.numpy() if dtype == torch.float16 else rounded.view(torch.uint8).numpy()
-    assert_same(theirs, write_gguf(theirs, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
 
 
-def test_a_padded_vocabulary_is_read(theirs, tmp_path):
+def test_a_padded_vocabulary_is_read(hf_model, tmp_path):
     pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
-    rows = {"token_embd.weight": np.concatenate([embeddings(theirs), np.ones((1, 16), np.float32)])}
-    loaded = foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", pads, rows)))
+    rows = {"token_embd.weight": np.concatenate([embeddings(hf_model), np.ones((1, 16), np.float32)])}
+    loaded = foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", pads, rows)))
     assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
 
 
@@ -564,10 +564,10 @@ TOKENS = list(VOCAB)
         ({"tokenizer.ggml.token_type": [77] * 260}, "no merge|lacks the token"),
     ],
 )
-def test_an_unsupported_gguf_is_an_error(fields, message, theirs, tmp_path):
+def test_an_unsupported_gguf_is_an_error(fields, message, hf_model, tmp_path):
     """A different epsilon, tokens in another order or of another type, and added tokens were loaded silently."""
     with pytest.raises(UserError, match=message) as error:
-        foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", fields)))
+        foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", fields)))
     assert len(str(error.value).splitlines()) == 1 and "x.gguf" in str(error.value)
 
 
@@ -580,7 +580,7 @@ def test_an_unsupported_gguf_is_an_error(fields, message, theirs, tmp_path):
         ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
     ],
 )
-def test_gguf_tensors_that_gpt2_does_not_have_are_errors(tensors, message, theirs, tmp_path):
+def test_gguf_tensors_that_gpt2_does_not_have_are_errors(tensors, message, hf_model, tmp_path):
     """output.weight was ignored, even if it differed from the token embeddings."""
     with pytest.raises(UserError, match=message):
-        foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", tensors=tensors)))
+        foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", tensors=tensors)))

@@ -105,9 +105,9 @@ def test_a_merge_that_never_applies_is_an_error(folder):
     """tiktoken merges by the result: it merged "ab" and "c" to "abc", transformers only "a" and "bc"."""
     pairs = [("a", "b"), ("b", "c"), ("a", "bc")]
     vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
-    theirs = transformers.GPT2Tokenizer(vocab=vocab, merges=pairs)
+    hf_tokenizer = transformers.GPT2Tokenizer(vocab=vocab, merges=pairs)
     ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
-    assert theirs("abc").input_ids != foreign_tokenizers.GPT2Tokenizer(ranks).encode("abc").tolist()
+    assert hf_tokenizer("abc").input_ids != foreign_tokenizers.GPT2Tokenizer(ranks).encode("abc").tolist()
     lines = "".join(" ".join(pair) + "\n" for pair in pairs)
     (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
     with pytest.raises(UserError, match="the merge 'a bc' never applies"):

@@ -152,9 +152,9 @@ def test_the_folder_has_the_files_and_names_that_other_programs_expect(exported)
     names = {path.name for path in exported.folder.iterdir()}
     large = {"model.onnx.data"} if exported.loaded.config().position == "alibi" else set()
     assert names == {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json"} | large
-    theirs, text = transformers.AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
-    ids = theirs(text).input_ids
-    assert ids == exported.loaded.tokenizer.encode(text).tolist() and theirs.decode(ids) == text
+    hf_tokenizer, text = transformers.AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
+    ids = hf_tokenizer(text).input_ids
+    assert ids == exported.loaded.tokenizer.encode(text).tolist() and hf_tokenizer.decode(ids) == text
     graph = onnx.load(exported.folder / "model.onnx").graph
     shapes = {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -182,9 +182,9 @@ def test_the_code_in_the_docs_generates_the_same_text_as_the_model(exported, mon
     prompt = torch.from_numpy(tokenizer.encode("hello").astype(np.int64))[None]
     n_new = int(re.search(r"range\((\d+)\)", code)[1])
     text = exported.model.generate(prompt, n_new, top_k=1)[0]
-    theirs = transformers.AutoTokenizer.from_pretrained(exported.folder)
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(exported.folder)
     # the model also generates ids that pad its vocabulary
-    assert capsys.readouterr().out == theirs.decode(text) + "\n"
+    assert capsys.readouterr().out == hf_tokenizer.decode(text) + "\n"
 
 
 # --- a modified model.py ----------------------------------------------------------------------------------------------

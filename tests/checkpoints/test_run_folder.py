@@ -1,4 +1,4 @@
-"""A run's folder: kept checkpoints, pointers, and folders that are not checkpoints."""
+"""A run's folder: which checkpoints remain, pointers, and folders that are not checkpoints."""
 
 import os
 import shutil
@@ -119,7 +119,7 @@ def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path):
 
 
 def test_a_missing_checkpoint_is_an_error_that_names_the_newest_runs(tmp_path, monkeypatch):
-    """Those in the same folder, or the run that would contain the checkpoint."""
+    """The runs in the same folder, or the run that would contain the checkpoint."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(NoCheckpointError, match=r"^out .*train one first: python train\.py config/"):

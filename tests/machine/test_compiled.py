@@ -114,9 +114,9 @@ except UserError as error:
 """
     result = run_code(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
     reason = f"{package} cannot be imported (numba needs NumPy 2.3 or less): pip install -r requirements.txt"
-    *decoders, refusal = result.stdout.splitlines()
+    *decoders, message = result.stdout.splitlines()
     assert decoders == ["TorchDecoder"] * 2 and result.stderr.endswith(f"{reason}\n") and result.stderr.count("\n") == 1
-    assert refusal.startswith("dtype=int4: ") and refusal.endswith(f"{reason}; use --dtype=auto")
+    assert message.startswith("dtype=int4: ") and message.endswith(f"{reason}; use --dtype=auto")
 
 
 def test_without_numba_a_text_is_prepared_and_near_duplicates_are_an_error(tmp_path):

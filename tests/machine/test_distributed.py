@@ -309,7 +309,7 @@ def test_two_processes_share_one_time_budget(tiny):
     assert 0.8 * 18 < state["budget"]["spent"] < 1.5 * 18  # other processes also use the machine
 
 
-def test_settings_that_cannot_work_with_several_processes_are_refused(tiny, monkeypatch):
+def test_settings_that_cannot_work_with_several_processes_are_errors(tiny, monkeypatch):
     with pytest.raises(UserError, match=r"parallel=fsdp: .*torchrun"):
         train(tiny(parallel="fsdp"))
     for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="here").items():

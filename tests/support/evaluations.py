@@ -24,9 +24,9 @@ def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: s
 
 
 @torch.inference_mode()
-def nats_of(theirs: torch.nn.Module, before: np.ndarray, token: int) -> float:
+def nats_of(hf_model: torch.nn.Module, before: np.ndarray, token: int) -> float:
     """The loss of a token after `before`, computed by transformers."""
-    return -float(theirs(torch.from_numpy(before)[None]).logits[0, -1].log_softmax(-1)[token])
+    return -float(hf_model(torch.from_numpy(before)[None]).logits[0, -1].log_softmax(-1)[token])
 
 
 def measure_of(values: list[float], weights: list[float] | None = None, **settings) -> Measure:
