@@ -142,7 +142,7 @@ def store_for_attempt(rank: int, size: int) -> dist.Store:
 
 
 def destroy_process_group() -> None:
-    """Leave the process group, if there is one."""
+    """Destroy the process group if it is initialized."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -22,8 +22,8 @@ def require_free(required: int, what: str, remedy: str, available: int | None) -
         )
 
 
-def free(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on the device; None if unknown."""
+def free(device: torch.device, cgroup: Path = CGROUP) -> int | None:
+    """Bytes that can still be allocated on the device; None if unknown. cgroup: folder of a container's limits."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch's allocator
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -32,11 +32,11 @@ def free(device: torch.device) -> int | None:
     import psutil
 
     available = psutil.virtual_memory().available
-    limit = CGROUP / "memory.max"
+    limit = cgroup / "memory.max"
     if limit.exists() and limit.read_text().strip().isdigit():  # a container with a limit
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
         file_cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-        used = int((CGROUP / "memory.current").read_text()) - file_cache
+        used = int((cgroup / "memory.current").read_text()) - file_cache
         available = min(available, int(limit.read_text()) - used)
     return max(0, available)
 

@@ -95,7 +95,7 @@ def test_errors_say_how_to_fix_them(arguments, message):
 
 def test_a_config_file_holds_assignments_and_arithmetic(write):
     path = write(
-        '"""A record."""\nimport_rate = 2\n'.replace("import_rate", "_scratch")
+        '"""A record."""\n_scratch = 2\n'
         + "max_iters = 4 * 10**2 // _scratch\n"
         + "eval_iters = max_iters / 100\n"
         + "learning_rate: float = 1\n"

@@ -3,7 +3,7 @@ import torch
 from folio.machine import memory
 
 
-def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
+def test_a_containers_file_cache_counts_as_free(tmp_path):
     """It counted as used, so that after reading large files no model seemed to fit into memory."""
     for name, content in (
         ("memory.max", 2**30),
@@ -11,10 +11,9 @@ def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
         ("memory.stat", "anon 5\ninactive_file 600\nactive_file 300"),  # active: read more than once
     ):
         (tmp_path / name).write_text(f"{content}\n")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert memory.free(torch.device("cpu")) == 900
+    assert memory.free(torch.device("cpu"), tmp_path) == 900
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free(torch.device("cpu")) > 2**20
+    assert memory.free(torch.device("cpu"), tmp_path) > 2**20
 
 
 def test_memory_cached_by_torch_on_a_gpu_counts_as_free(monkeypatch):
