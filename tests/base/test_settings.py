@@ -83,6 +83,7 @@ def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, v
         (["zzzz"], "zzzz .*Folio has config/"),
         (["--max_iters=1.5"], "command line: max_iters=1.5: .*an integer"),
         (["--max_iters=inf"], "command line: max_iters=inf: .*an integer"),
+        (["--learning_rate=1" + 400 * "0"], "command line: learning_rate=10.*a number"),
         (["--eval_iters=x"], "eval_iters=x: .*an integer or None"),
         (["--compile=1"], "command line: compile=1: .*True or False or 'auto'"),
         (["--dtype=fp32"], "dtype=fp32: .*'auto' or 'float32'"),
