@@ -107,7 +107,7 @@ def test_masked_targets_have_equal_weight_in_two_processes(tiny, masked_dir, tmp
 
 
 def test_fsdp_in_bfloat16_does_not_round_the_angles_of_rotary_positions(seed):
-    """FSDP cast the inputs of each block, including the angles. The logits are bitwise identical without FSDP."""
+    """FSDP cast the inputs of each block, including the angles. Without FSDP, the logits are bitwise identical."""
     torch.manual_seed(seed)
     config, device = GPTConfig(64, 50, 2, 2, 32, position="rotary"), torch.device("cpu")
     model, runtime = GPT(config), resolve_runtime("cpu", "bfloat16", False)
