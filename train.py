@@ -302,7 +302,7 @@ def train_step(
     loss = torch.zeros((), device=loader.runtime.device)  # mean over the step's targets of all ranks
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
         torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.count + micro_step))
-        distributed.sync_gradients(state.net, now=micro_step == loader.count - 1)
+        distributed.sync_gradients(state.net, enabled=micro_step == loader.count - 1)
         micro_loss = loss_fn(x, y) * share  # share: this micro-batch's fraction of the step's targets
         scaler.scale(micro_loss * group.size).backward()  # gradients are averaged over ranks, losses summed
         loss += micro_loss.detach()

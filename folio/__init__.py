@@ -1,4 +1,4 @@
-"""What Folio's scripts share. The public API, for your own programs, is `load` and `UserError`."""
+"""The library behind Folio's scripts. Its public API is `load` and `UserError`."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ class UserError(Exception):
 
 
 def load(init_from: str | Path, which: str = "best", device: str = "auto", dtype: str = "auto") -> "LanguageModel":  # noqa: F821
-    """Load a model that continues text: `load("out").generate("ROMEO:")`. See folio/decoding/language_model.py.
+    """Load a model to generate text: `load("out").generate("ROMEO:")`. See folio/decoding/language_model.py.
 
-    init_from: a run, a checkpoint, "gpt2", a Hugging Face folder, nanoGPT's ckpt.pt, or a GGUF file. which: of a run's
-    checkpoints, "best" or "last". device, dtype: as in sample.py. Raises UserError.
+    init_from: a run, a checkpoint, "gpt2", a Hugging Face folder, nanoGPT's ckpt.pt, or a GGUF file. which: a run's
+    checkpoint, "best" or "last". device, dtype: as in sample.py. Raises UserError.
     """
     from folio.decoding.language_model import LanguageModel  # imports torch, which the prepare scripts do not need
 

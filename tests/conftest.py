@@ -1,4 +1,4 @@
-"""Fixtures: a random seed that is printed, a small text, a data set made from it, and a project's folder."""
+"""Fixtures shared by all tests: a printed random seed, a small text and data set, short runs, and browsers."""
 
 import hashlib
 import json
@@ -31,22 +31,23 @@ from tests.support.music import write_pieces
 from train import TrainConfig, train
 from train import main as train_and_print
 
-MOST_PROCESSES = 4  # each may take 3.5 GB
+MAX_PROCESSES = 4  # each may take 3.5 GB
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
 
 
 def pytest_configure() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background commands ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background commands ignore it
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes run the tests. 0: this one, for a few files and for slow and GPU tests."""
-    is_everything = config.args == config.getini("testpaths") and config.option.markexpr.startswith(("not ", "browser"))
-    return min(cores(), MOST_PROCESSES) if is_everything else 0
+    """The number of processes for the whole suite; 0 (only this process) for single files, slow and GPU tests."""
+    is_whole_suite = config.args == config.getini("testpaths")
+    is_parallel = is_whole_suite and config.option.markexpr.startswith(("not ", "browser"))
+    return min(cores(), MAX_PROCESSES) if is_parallel else 0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs an optional package, by the name of its module, which is not installed."""
+    """Skip a test marked with `needs` if one of the modules is not installed."""
     for marker in item.iter_markers("needs"):
         for module in marker.args:
             pytest.importorskip(module)
@@ -54,11 +55,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to a failed test of GPT-2's architecture where to teach it a change of model.py."""
+    """Add a hint to a failed test marked with `architecture`: the place to adapt after a change of model.py."""
     report = yield
     marker = item.get_closest_marker("architecture")
     if marker and report.failed:
-        hint = f"This test describes the architecture as model.py had it. Teach it the change in {marker.args[0]}"
+        hint = f"This test assumes the original architecture of model.py. Adapt {marker.args[0]}"
         report.sections.append(("if you changed the model on purpose", hint))
     return report
 
@@ -69,8 +70,8 @@ def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_waiting_for_the_disk() -> Generator[None, None, None]:
-    """Files are not forced onto the disk, which only matters if the machine crashes and takes most of a save's time."""
+def no_fsync() -> Generator[None, None, None]:
+    """Disable os.fsync, which matters only if the machine crashes, and takes most of the time of a save."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -78,7 +79,7 @@ def no_waiting_for_the_disk() -> Generator[None, None, None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def short_last_sample() -> Generator[None, None, None]:
-    """A run ends with a sample of 20 tokens. 300 take longer than most tests' training."""
+    """End each run with a sample of 20 tokens. The default of 300 takes longer than most tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("folio.training.session.FINAL_SAMPLE_TOKENS", 20)
         yield
@@ -86,7 +87,7 @@ def short_last_sample() -> Generator[None, None, None]:
 
 @pytest.fixture
 def seed() -> int:
-    """A new seed for each run of a test. pytest prints it if the test fails; set $SEED to use it again."""
+    """A random seed. pytest prints it if the test fails; set $SEED to reuse it."""
     value = int(os.environ.get("SEED") or random.randrange(2**31))
     print(f"SEED={value}")
     return value
@@ -94,7 +95,7 @@ def seed() -> int:
 
 @pytest.fixture
 def terminal(capfd: pytest.CaptureFixture[str]) -> Generator[pytest.CaptureFixture[str], None, None]:
-    """What is printed. Python prints uvicorn's messages where no handler takes them, as pytest's would."""
+    """capfd, including uvicorn's messages, which pytest's log handler would otherwise capture."""
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(logging.lastResort)
     yield capfd
@@ -121,7 +122,7 @@ def data_dir(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is taken for Folio's, whose prepare/mine.py prepares a text of 2,100 characters."""
+    """A folder that replaces Folio's. Its prepare/mine.py prepares a text of 2,100 characters."""
     project = Path(find_data.ROOT)
     source = (project / "prepare" / "shakespeare_char.py").read_text(encoding="utf-8")
     source = source.replace("Path(__file__).resolve().parent.parent", f"Path({str(project)!r})")
@@ -138,7 +139,7 @@ def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_in(data_dir: Path) -> Callable[..., TrainConfig]:
-    """A function that returns settings for a run of a second. Its keyword arguments, such as out_dir, change them."""
+    """A function that returns settings for a run of a second, changed by its keyword arguments."""
 
     def make(**settings) -> TrainConfig:
         small = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=4, max_iters=12, warmup_iters=2)
@@ -151,13 +152,13 @@ def tiny_in(data_dir: Path) -> Callable[..., TrainConfig]:
 
 @pytest.fixture
 def tiny(tiny_in: Callable[..., TrainConfig], tmp_path: Path) -> Callable[..., TrainConfig]:
-    """Like tiny_in, with a folder for the run of this test."""
+    """Like tiny_in, with an out_dir for this test."""
     return lambda **settings: tiny_in(**{"out_dir": str(tmp_path / "out"), **settings})
 
 
 @pytest.fixture
 def masked_dir(data_dir, tmp_path, seed) -> str:
-    """A folder with the data set "verse", masked so that some micro-batches have no target that counts."""
+    """A folder with the data set "verse", masked so that some micro-batches have only masked targets."""
     shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
     folder = tmp_path / "masked" / "verse"
     meta = json.loads((folder / "meta.json").read_text())
@@ -186,7 +187,7 @@ def mixed_dir(data_dir, tmp_path) -> str:
 
 @pytest.fixture(scope="module")
 def trained_once(tiny_in, tmp_path_factory) -> Path:
-    """The folder of the run of which each test gets a copy."""
+    """The run that is copied for each test by the fixture `run`."""
     cfg = tiny_in(max_iters=20, out_dir=str(tmp_path_factory.mktemp("run") / "out"))
     with redirect_stdout(io.StringIO()):
         train(cfg)
@@ -201,7 +202,7 @@ def run(trained_once, tmp_path) -> str:
 
 @pytest.fixture
 def music_run(tiny, tmp_path, capsys) -> str:
-    """The folder of a short run on MIDI files, which are in tmp_path / "pieces"."""
+    """The folder of a short run on the MIDI files in tmp_path / "pieces"."""
     write_pieces(tmp_path / "pieces", 4)
     data = str(tmp_path / "data")
     midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
@@ -212,7 +213,7 @@ def music_run(tiny, tmp_path, capsys) -> str:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """A function that writes a config file into the working directory. Returns its name."""
+    """A function that writes a config file into the working directory and returns its name."""
     monkeypatch.chdir(tmp_path)
 
     def write(content: str) -> str:
@@ -236,7 +237,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """A function that opens HTML in Chromium. At the end, no page may have had an error or have asked for anything."""
+    """A function that opens HTML in Chromium. Errors and network requests of the pages fail the test."""
     problems, pages = [], []
 
     def open_page(html: str, width: int = 1000, **options: Any) -> Any:

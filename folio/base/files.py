@@ -1,6 +1,6 @@
-"""Atomic writes, lock files, checksums, JSON, and limits for files from strangers.
+"""Atomic writes, lock files, checksums, JSON, and limits for untrusted files.
 
-A file or folder is written under a temporary name, synced to the disk and then renamed: it is complete or absent.
+A file or folder is written under a temporary name, synced to disk, then renamed: it is either complete or absent.
 """
 
 import errno
@@ -20,16 +20,16 @@ from typing import Any
 from folio import UserError
 from folio.base.progress import note
 
-MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file that is read as a whole; the largest tokenizer.json have about 35 MB
-STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint's folder, and a snapshot's without its suffix
+MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file read at once; the largest tokenizer.json files have about 35 MB
+STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint folder, or of a snapshot without its suffix
 
 
 @contextmanager
-def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
+def locked(path: Path, message: str, timeout: float = 0.0) -> Iterator[None]:
     """Hold the lock file `path` inside the block.
 
-    Raises UserError(busy) if another process still holds the lock after `timeout` seconds, and OSError if the file
-    cannot be created. If a process is killed, the operating system releases its locks. On a file system without locks,
+    Raises UserError(message) if another process still holds the lock after `timeout` seconds, and OSError if the file
+    cannot be created. The operating system releases the locks of a killed process. On a file system without locks,
     this prints a warning and locks nothing.
     """
     from filelock import FileLock, Timeout
@@ -39,23 +39,23 @@ def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise UserError(busy) from None
+        raise UserError(message) from None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
-        note(f"{path.parent}: its file system has no locks, so do not start another run there")
-    held = _identity(path)
+        note(f"{path.parent}: the file system does not support locks; do not start another run there")
+    identity = _identity(path)
     try:
         yield
     finally:
         with suppress(OSError):  # Windows cannot remove an open file
-            if _identity(path) == held:  # the folder may have been moved, and another process may lock a new one
+            if _identity(path) == identity:  # otherwise the folder was moved, and another process may lock a new file
                 path.unlink()
         lock.release()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode number of what is at a path; None if it is missing."""
+    """Device and inode number of a file or folder; None if it does not exist."""
     try:
         info = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -64,29 +64,29 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class FolderWatch:
-    """Tells whether a folder has been moved or removed. It is kept open, so that its new place can be found."""
+    """Detects that a folder was moved or removed. Holds the folder open, to find its new path."""
 
     def __init__(self, path: Path):
         self.path, self.identity = path, _identity(path)
-        self.descriptor = None if os.name == "nt" else os.open(path, os.O_RDONLY)  # Windows moves no folder in use
+        self.descriptor = None if os.name == "nt" else os.open(path, os.O_RDONLY)  # Windows cannot move an open folder
 
     def is_in_place(self) -> bool:
         try:
             return _identity(self.path) == self.identity
-        except OSError:  # a disk that does not answer has not moved the folder
+        except OSError:  # an I/O error does not mean that the folder was moved
             return True
 
-    def where(self) -> Path | None:
-        """The folder's path now, as far as the system says it; None for one that was removed."""
-        place = None
+    def current_path(self) -> Path | None:
+        """The folder's current path; None if it was removed or the system does not report it."""
+        path = None
         with suppress(OSError):
             if sys.platform == "linux":
-                place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
+                path = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
             elif sys.platform == "darwin":
                 import fcntl
 
-                place = Path(os.fsdecode(fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
-            return place if place and _identity(place) == self.identity else None
+                path = Path(os.fsdecode(fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+            return path if path and _identity(path) == self.identity else None
         return None
 
     def close(self) -> None:
@@ -95,12 +95,12 @@ class FolderWatch:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock file `path`; None if that cannot be known. It waits for nothing.
+    """Whether a process holds the lock file `path`; None if this is unknown. Does not block.
 
-    While this tests a lock that nobody holds, for some microseconds, another process cannot acquire it.
+    The test itself holds a free lock for some microseconds, in which other processes cannot acquire it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO waits for a writer
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a FIFO would block
     except FileNotFoundError:
         return False
     except OSError:
@@ -118,12 +118,12 @@ def is_locked(path: Path) -> bool | None:
     except OSError as error:
         return True if error.errno in (errno.EACCES, errno.EAGAIN) else None
     finally:
-        os.close(descriptor)  # which releases the lock
+        os.close(descriptor)  # releases the lock
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`. If the block succeeds, the file written there replaces `path`."""
+    """Yield a temporary path in the same folder. If the block succeeds, the file written there replaces `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -136,7 +136,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:
-    """Rename a finished `temporary` folder to `folder`, and delete the folder that it replaces, if there is one."""
+    """Rename the folder `temporary` to `folder`, replacing any folder of that name."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -147,7 +147,7 @@ def replace_folder(temporary: Path, folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the file or folder is on the disk. Does nothing for a folder on Windows, which cannot sync one."""
+    """Flush a file or folder to disk. Does nothing for a folder on Windows, which cannot sync one."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -157,13 +157,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-# --- files from strangers ---------------------------------------------------------------------------------------------
+# --- untrusted files --------------------------------------------------------------------------------------------------
 
 
 def check_regular(path: Path, max_bytes: int | None = None) -> None:
     """Raise OSError unless `path` is a regular file or a link to one, and ValueError if it has more than `max_bytes`.
 
-    Opening a FIFO would wait for a writer, and reading /dev/zero would never end.
+    Opening a FIFO would block, and reading /dev/zero would never end.
     """
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
@@ -173,7 +173,7 @@ def check_regular(path: Path, max_bytes: int | None = None) -> None:
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """The text of a file. Raises OSError unless it is a regular one, and ValueError if it is larger or not UTF-8."""
+    """The text of a regular file. Raises OSError, or ValueError if it is too large or not UTF-8."""
     check_regular(path, max_bytes)
     return path.read_text(encoding="utf-8")
 
@@ -184,7 +184,7 @@ def shorten(text: str, limit: int = 300) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """The repr of a value from a stranger's file, for a message: at most 120 characters, whatever its size."""
+    """The repr of an untrusted value for a message, cut to about 120 characters."""
     short = reprlib.Repr()
     short.maxlevel, short.maxstring, short.maxother, short.maxlong = 4, 80, 80, 80
     try:
@@ -194,7 +194,7 @@ def short_repr(value: Any) -> str:
 
 
 def step_number(name: str) -> int | None:
-    """The N of step-N, the name of a checkpoint or snapshot; None for any other name."""
+    """The N of a checkpoint or snapshot named step-N; None for other names."""
     match = STEP.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -203,10 +203,7 @@ def step_number(name: str) -> int | None:
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file in hexadecimal, computed without reading the whole file into memory.
-
-    Raises OSError.
-    """
+    """The sha256 of a file in hexadecimal, computed in chunks. Raises OSError."""
     check_regular(path)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -225,15 +222,15 @@ def write_json(path: Path, value: Any) -> None:
 def json_bytes(value: Any) -> bytes:
     """`value` as indented JSON in UTF-8."""
     content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    # A lone surrogate, as in a file name that is not UTF-8, is written as its escape \udc80.
+    # A lone surrogate, as in a file name that is not UTF-8, is written as an escape such as \udc80.
     return content.encode("utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
-    Raises OSError unless it is a regular file, and ValueError if it has more than MAX_TEXT_BYTES, is not JSON, or is
-    nested too deeply.
+    Raises OSError unless it is a regular file, and ValueError if it is larger than MAX_TEXT_BYTES, not JSON, or nested
+    too deeply.
     """
     try:
         return json.loads(read_text(path))

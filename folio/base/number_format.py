@@ -1,10 +1,10 @@
-"""Numbers in few characters, for tables and messages."""
+"""Short forms of numbers for tables and messages."""
 
 from typing import Any
 
 
 def format_value(value: Any) -> str:
-    """A setting or another value as text; a float exactly if 10 digits are enough, otherwise rounded to four."""
+    """A value as text. A float is exact if 10 digits suffice, otherwise rounded to four."""
     if not isinstance(value, float):
         return str(value)
     text = f"{value:.10g}"
@@ -12,7 +12,7 @@ def format_value(value: Any) -> str:
 
 
 def counted(n: float, noun: str, plural: str | None = None) -> str:
-    """A number of things: 1 minute, 2,000 steps. plural: None: the noun with an s."""
+    """A number and a noun: 1 minute, 2,000 steps. plural: None: the noun with an s."""
     number = f"{n:,}" if isinstance(n, int) else f"{n:g}"
     return f"{number} {noun if n == 1 else plural or f'{noun}s'}"
 

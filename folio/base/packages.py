@@ -1,4 +1,4 @@
-"""Packages that only some commands need: whether they are installed, and which requirements file brings them."""
+"""Optional packages: whether they are installed, and which requirements file lists them."""
 
 import os
 import re
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def require(feature: str, *modules: str) -> None:
-    """Raise UserError if a module that the feature needs cannot be imported, before anything else is done for it."""
+    """Raise UserError if a module cannot be imported. Called before the feature's work begins."""
     for module in modules:
         try:
             import_module(module)
@@ -22,7 +22,7 @@ def require(feature: str, *modules: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported, which this does: one that is found may still fail."""
+    """Whether a module can be imported. Imports it, because an installed package can be broken."""
     try:
         import_module(module)
     except ImportError:
@@ -31,7 +31,7 @@ def is_installed(module: str) -> bool:
 
 
 def describe_missing(module: str | None) -> str | None:
-    """How to install the package of a module; None if no requirements file has it.
+    """How to install the package of a module; None if no requirements file lists it.
 
     module: as in ModuleNotFoundError.name.
     """
@@ -43,6 +43,6 @@ def describe_missing(module: str | None) -> str | None:
 
 
 def packages_in(requirements: Path) -> set[str]:
-    """The packages that a requirements file lists itself, by the names of their modules."""
+    """Module names of the packages in a requirements file, without the files that it includes."""
     lines = requirements.read_text(encoding="utf-8").replace("-", "_")
     return {*re.findall(r"^[a-z]\w*", lines, re.MULTILINE)}

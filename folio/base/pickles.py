@@ -1,6 +1,6 @@
-"""Pickles of other programs, checked opcode by opcode before they are opened.
+"""Checks a foreign pickle opcode by opcode before it is loaded.
 
-A check follows what the opcodes build without building it: nothing is called, and a shared value is not copied.
+The check traces the opcodes without executing them: nothing is called, and a shared value is not copied.
 """
 
 import pickletools
@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 from folio.base.files import short_repr
 
 MAX_OPCODES = 1 << 20
-MAX_DEPTH = 50  # of values in values
-MAX_VALUES = 1 << 20  # a shared value counts wherever it occurs, as it does when it is printed or compared
+MAX_DEPTH = 50  # of nested values
+MAX_VALUES = 1 << 20  # a shared value counts at each occurrence, as when it is printed or compared
 
 ORDERED_DICT = "collections OrderedDict"
 SCALARS = {
@@ -20,31 +20,32 @@ SCALARS = {
     *("BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINSTRING", "GLOBAL"),
 }
 EMPTY = {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"}
-NEW = {"TUPLE": None, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "BINPERSID": 1, "REDUCE": 2}  # values taken; None: to MARK
-ADDED = {"APPEND": 1, "APPENDS": None, "SETITEM": 2, "SETITEMS": None, "BUILD": 1}  # to the value before them
+# Number of values that an opcode pops from the stack; None: all after the last MARK.
+CREATES = {"TUPLE": None, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "BINPERSID": 1, "REDUCE": 2}
+EXTENDS = {"APPEND": 1, "APPENDS": None, "SETITEM": 2, "SETITEMS": None, "BUILD": 1}  # the value below them
 DICTS = {"PROTO", "FRAME", "STOP", "MARK", "EMPTY_DICT", "SETITEM", "SETITEMS"}
 MEMO = {"MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
 PLAIN = DICTS | MEMO | {"BININT", "BININT1", "BININT2", "BINUNICODE", "SHORT_BINUNICODE"}  # dicts, strings and integers
-ALL = DICTS | MEMO | SCALARS | EMPTY | NEW.keys() | ADDED.keys()  # what torch.save writes
+ALL = DICTS | MEMO | SCALARS | EMPTY | CREATES.keys() | EXTENDS.keys()  # the opcodes that torch.save writes
 
 
 class PickledValues(list):
-    """The values in a list, dict or tuple, or the arguments that make an object."""
+    """The values of a list, dict or tuple, or the arguments of an object's constructor."""
 
 
 @dataclass
 class Content:
-    """What a pickle builds."""
+    """The content of a pickle."""
 
     value: Any = None  # PickledValues, a scalar, or the name of a global as "MODULE NAME"
-    persistent: list[PickledValues] = field(default_factory=list)  # the persistent ids, which name tensors' data
+    persistent: list[PickledValues] = field(default_factory=list)  # persistent ids, which refer to the data of tensors
 
 
 def check(file: BinaryIO, opcodes: Collection[str] = ALL, names: Collection[str] = ()) -> Content:
-    """Read one pickle, up to its end, and return what it builds. names: the globals that it may use.
+    """Read one pickle and return its content. opcodes, names: the allowed opcodes and globals.
 
-    Raises ValueError for any other opcode or name, for a key that is not a scalar (to compute the hash of a nested
-    tuple may take forever), and for too many or too deeply nested values.
+    Raises ValueError for any other opcode or global, for a key that is not a scalar (hashing a nested tuple can take
+    exponential time), and for too many or too deeply nested values.
     """
     content = Content()
     memo: dict[int, Any] = {}
@@ -61,17 +62,17 @@ def check(file: BinaryIO, opcodes: Collection[str] = ALL, names: Collection[str]
                 stack.append(argument)
             elif name in EMPTY:
                 stack.append(PickledValues())
-            elif name in NEW:
-                values = PickledValues(_take(stack, NEW[name])) if NEW[name] else stack
-                stack = stack if NEW[name] else outer.pop()
+            elif name in CREATES:
+                values = PickledValues(_pop(stack, CREATES[name])) if CREATES[name] else stack
+                stack = stack if CREATES[name] else outer.pop()
                 if name == "BINPERSID":
                     content.persistent.append(values)
                 elif name == "REDUCE" and values[0] == ORDERED_DICT and values[1]:
                     raise ValueError("it makes an OrderedDict from items")
                 stack.append(values)
-            elif name in ADDED:
-                values = _take(stack, ADDED[name]) if ADDED[name] else stack
-                stack = stack if ADDED[name] else outer.pop()
+            elif name in EXTENDS:
+                values = _pop(stack, EXTENDS[name]) if EXTENDS[name] else stack
+                stack = stack if EXTENDS[name] else outer.pop()
                 if name.startswith("SETITEM") and any(isinstance(key, PickledValues) for key in values[::2]):
                     raise ValueError("a key of a dict is not a string or a number")
                 stack[-1].extend(values)
@@ -81,7 +82,7 @@ def check(file: BinaryIO, opcodes: Collection[str] = ALL, names: Collection[str]
             elif name == "MEMOIZE":
                 memo[len(memo)] = stack[-1]
             elif name.endswith("PUT"):
-                if argument > count:  # the unpickler allocates as many entries
+                if argument > count:  # the unpickler allocates that many entries
                     raise ValueError(f"it uses {name} with the index {argument:,}")
                 memo[argument] = stack[-1]
             elif name.endswith("GET"):
@@ -93,8 +94,8 @@ def check(file: BinaryIO, opcodes: Collection[str] = ALL, names: Collection[str]
     return content
 
 
-def _take(stack: PickledValues, count: int) -> PickledValues:
-    """Remove the last values of the stack. Raises IndexError if it has fewer."""
+def _pop(stack: PickledValues, count: int) -> PickledValues:
+    """Pop the last `count` values from the stack. Raises IndexError if it has fewer."""
     values = stack[-count:]
     if len(values) < count:
         raise IndexError
@@ -105,7 +106,7 @@ def _take(stack: PickledValues, count: int) -> PickledValues:
 def _check_size(root: Any) -> None:
     """Raise ValueError if a value is nested too deeply or has too many values, or contains itself."""
     sizes: dict[int, tuple[int, int]] = {}  # by id: values and depth
-    path: set[int] = set()  # the values around the last of `remaining`
+    path: set[int] = set()  # ids of the last value in `remaining` and of the values that contain it
     remaining = [root] if isinstance(root, PickledValues) else []
     while remaining:
         values = remaining[-1]

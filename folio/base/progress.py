@@ -1,7 +1,7 @@
-"""What a terminal shows: progress bars, and texts whose control characters are visible.
+"""Terminal output: progress bars, and text with visible control characters.
 
-Text of a model, of a file's name or of a foreign file may contain sequences that move the cursor, rename the window or
-hide what was printed before. A terminal shows them as symbols; files and pipes receive the exact text.
+Generated text, file names and foreign files may contain escape sequences that move the cursor, rename the window or
+hide earlier output. On a terminal, control characters appear as symbols; files and pipes receive the exact text.
 """
 
 import os
@@ -10,17 +10,17 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-DIRECTIONS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # reorder the text around them
-CONTROLS = {  # code point -> what is shown; line breaks and tabs stay
+BIDI_CONTROLS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # reorder the text around them
+CONTROLS = {  # code point -> replacement; line breaks and tabs stay
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
     **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},
-    **{code: f"\\u{code:04x}" for code in DIRECTIONS},
+    **{code: f"\\u{code:04x}" for code in BIDI_CONTROLS},
 }
 
 
-class VisibleText:
-    """A terminal that shows control characters as symbols."""
+class ControlCharacterFilter:
+    """A terminal stream that replaces control characters by symbols."""
 
     def __init__(self, terminal: TextIO):
         self.terminal = terminal
@@ -33,20 +33,20 @@ class VisibleText:
         return getattr(self.terminal, name)
 
 
-def visible(stream: TextIO) -> TextIO | VisibleText:
-    """The stream itself, or, for a terminal, one that shows control characters as symbols."""
-    return VisibleText(stream) if stream.isatty() else stream
+def filter_controls(stream: TextIO) -> TextIO | ControlCharacterFilter:
+    """Wrap a terminal so that control characters appear as symbols. Returns any other stream unchanged."""
+    return ControlCharacterFilter(stream) if stream.isatty() else stream
 
 
 def note(text: object, flush: bool = False) -> None:
-    """Print a line on standard error, which itself is not wrapped, because progress bars move the cursor."""
-    print(text, file=visible(sys.stderr), flush=flush)
+    """Print a line to standard error. sys.stderr itself is not wrapped, because progress bars move the cursor."""
+    print(text, file=filter_controls(sys.stderr), flush=flush)
 
 
 def progress_bar(**settings: Any) -> tqdm:
-    """tqdm's bar with these settings, disabled if standard error is not a terminal.
+    """A tqdm bar, disabled if standard error is not a terminal.
 
-    Some containers' terminals report a size of 0 by 0, at which tqdm shows nothing: they are taken for 80 by 24.
+    Terminals of some containers report a size of 0 by 0, at which tqdm shows nothing; 80 by 24 is assumed then.
     """
     size_is_unknown = sys.stderr.isatty() and 0 in os.get_terminal_size(sys.stderr.fileno())
     size = {"ncols": 80, "nrows": 24} if size_is_unknown else {"dynamic_ncols": True}

@@ -1,7 +1,7 @@
-"""Config files and options (--key=value or --key value), turned into a typed, frozen dataclass.
+"""Config files and options (--key=value or --key value), parsed into a typed, frozen dataclass.
 
 A config file holds assignments of constants, arithmetic and names defined above; it is parsed, never run. Files and
-options apply from left to right. The dataclass lists the settings with their types and rules, and is the --help.
+options apply from left to right. The dataclass defines the settings, their types and rules, and the --help.
 """
 
 import ast
@@ -30,17 +30,17 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from folio import UserError
 from folio.base.files import read_text, short_repr, shorten
 from folio.base.packages import describe_missing
-from folio.base.progress import note, visible
+from folio.base.progress import filter_controls, note
 from folio.base.workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
-MAX_CONFIG_BYTES = 1 << 16  # of a config file, and the characters of a text in it
+MAX_CONFIG_BYTES = 1 << 16  # of a config file; also the maximum length of a string in it
 MAX_ASSIGNMENTS = 1000  # in a config file
 MAX_NESTING = 50  # levels of an expression
-MAX_DIGITS = 100  # of an integer; Python does not print one of more than 4,300
-type_hints = functools.cache(get_type_hints)  # of a class; they take half a millisecond
+MAX_DIGITS = 100  # of an integer; Python prints at most 4,300
+type_hints = functools.cache(get_type_hints)  # a call takes half a millisecond
 
 # Types with rules, for the fields of settings.
 INT64 = Lt(2**63)
@@ -50,67 +50,67 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 NonEmptyStr = Annotated[str, MinLen(1)]
-CommaSeparated = Sequence[str]  # an option that may be repeated; arguments that are not options: tuple[str, ...]
+CommaSeparated = Sequence[str]  # a repeatable option; tuple[str, ...] is the type of positional arguments
 
 
 class ConfigError(UserError):
-    """Settings that cannot be used, one per line."""
+    """Invalid settings, one per line."""
 
 
 class Settings:
-    """Base of frozen dataclasses of settings. Rules about one setting are in its type, `Annotated[int, Ge(1)]`."""
+    """Base class of frozen settings dataclasses. A rule for one setting is in its type: `Annotated[int, Ge(1)]`."""
 
     origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
-    other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what people write -> what they mean, for an error
+    other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # name used elsewhere -> setting, for a message
 
     def problems(self) -> list[tuple[str, str]]:
-        """Rules across settings: (setting, what is wrong with it and how to fix it) for each that is broken.
+        """Violations of rules that involve several settings: (setting, what is wrong and how to fix it) for each.
 
-        It is also called for settings that break the rules in their types.
+        Also called if a setting breaks the rules in its type.
         """
         return []
 
     def with_overrides(self: Config, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> Config:
-        """Adapt settings of a config file to what the command line overrides. The default changes nothing.
+        """Adapt settings from config files to overrides on the command line. The default changes nothing.
 
-        origins: where each setting was set. overridden: a config file's values that the command line replaced.
+        origins: where each setting was set. overridden: values from config files that the command line replaced.
         """
         return self
 
     def is_set(self, name: str) -> bool:
-        """Whether somebody has set this setting: in a file, on the command line, or in Python to another value."""
+        """Whether a setting was set: in a file, on the command line, or in Python to a value other than the default."""
         return name in self.origins or getattr(self, name) != type(self).__dataclass_fields__[name].default
 
     def is_from_file(self, name: str) -> bool:
-        """Whether this setting was set in a config file."""
+        """Whether a setting was set in a config file."""
         return self.origins.get(name, COMMAND_LINE) != COMMAND_LINE
 
     def replace(self: Config, origins: Mapping[str, str] | None = None, **changes: Any) -> Config:
-        """dataclasses.replace, which also keeps the origins, or sets new ones."""
+        """dataclasses.replace that keeps the origins or sets new ones."""
         changed = replace(self, **changes)
         object.__setattr__(changed, "origins", MappingProxyType(dict(self.origins if origins is None else origins)))
         return changed
 
 
 def load(cls: type[Config], argv: list[str]) -> Config:
-    """The settings in `argv`: config files and options. `--help` prints the settings and exits.
+    """Parse the config files and options in `argv`. `--help` prints the settings and exits.
 
-    If the class has a field of type tuple[str, ...], arguments that are not options go there, and are not config files.
-    Raises ConfigError with all problems together.
+    If the class has a field of type tuple[str, ...], it receives the positional arguments, which then are not config
+    files. Raises ConfigError with all problems.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text(cls))
         raise SystemExit(0)
-    types_of = type_hints(cls)
-    hints = {field.name: types_of[field.name] for field in fields(cls)}
+    all_hints = type_hints(cls)
+    hints = {field.name: all_hints[field.name] for field in fields(cls)}
     values = {field.name: field.default for field in fields(cls)}
-    words = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
+    positional = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
     origins: dict[str, str] = {}  # setting -> where it was set
-    overridden: dict[str, Any] = {}  # values of config files that the command line replaced
+    overridden: dict[str, Any] = {}  # values from config files that the command line replaced
     errors: list[str] = []
 
     def assign(name: str, value: Any, origin: str, from_text: bool) -> None:
-        if name == "config" and not words:
+        if name == "config" and not positional:
             errors.append(f"{origin}: name the config file {value} without --config")
             return
         if name not in hints:
@@ -123,19 +123,19 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             values[name], origins[name] = (*values[name], *comma_separated(value)), origin
             return
         try:
-            new = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
+            converted = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
             if from_text and origins.get(name, COMMAND_LINE) != COMMAND_LINE:
                 overridden[name] = values[name]
-            values[name], origins[name] = new, origin
+            values[name], origins[name] = converted, origin
         except (ValueError, OverflowError):
             errors.append(f"{origin}: {name}={shorten(str(value))}: it takes {_describe(hints[name])}")
 
     for option, text in _split_options(argv, hints, errors):
         if option:
             assign(option, text, COMMAND_LINE, from_text=True)
-        elif words:
-            values[words] += (text,)
-            origins[words] = COMMAND_LINE
+        elif positional:
+            values[positional] += (text,)
+            origins[positional] = COMMAND_LINE
         elif (path := find_config(text)) is None:
             errors.append(_no_such_file(text, hints))
         else:
@@ -150,39 +150,39 @@ def load(cls: type[Config], argv: list[str]) -> Config:
 
 
 def parse_setting(cls: type[Config], name: str, text: str) -> Any:
-    """The value of one setting, written as on the command line. Raises ConfigError."""
-    rules, types_of = type_hints(cls, include_extras=True), type_hints(cls)
+    """Parse the value of one setting as on the command line. Raises ConfigError."""
+    annotated_hints, hints = type_hints(cls, include_extras=True), type_hints(cls)
     if name not in cls.__dataclass_fields__:
         raise ConfigError(_not_a_setting(cls, name))
     try:
-        value = _from_text(text, types_of[name])
+        value = _from_text(text, hints[name])
     except (ValueError, OverflowError):
-        raise ConfigError(f"{name}={text}: it takes {_describe(types_of[name])}") from None
-    if rule := broken_rule(value, rules[name]):
+        raise ConfigError(f"{name}={text}: it takes {_describe(hints[name])}") from None
+    if rule := broken_rule(value, annotated_hints[name]):
         raise ConfigError(f"{name}={text}: {rule}")
     return value
 
 
 def split_arguments(cls: type[Settings], others: type[Settings], argv: list[str]) -> tuple[list[str], list[str]]:
-    """The options in `argv` that set fields of `cls`, as --name=value, and all other arguments, for `others`.
+    """Split `argv` into options for fields of `cls`, as --name=value, and all other arguments, for `others`.
 
-    Raises ConfigError for an option that is not written like --name=value or --name value.
+    Raises ConfigError for an option that is not of the form --name=value or --name value.
     """
     errors: list[str] = []
     hints = {**get_type_hints(others), **get_type_hints(cls)}
-    mine, rest = [], []
+    own, rest = [], []
     for name, text in _split_options(argv, hints, errors):
         argument = f"--{name}={text}" if name else text
-        (mine if name in cls.__dataclass_fields__ else rest).append(argument)
+        (own if name in cls.__dataclass_fields__ else rest).append(argument)
     if errors:
         raise ConfigError("\n".join(errors))
-    return mine, rest
+    return own, rest
 
 
 def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
-    """Settings that were written as JSON. Names that the class does not have are ignored; missing ones have defaults.
+    """Settings from JSON values. Unknown names are ignored; missing ones have their defaults.
 
-    Raises ConfigError if a value is of another type or breaks a rule.
+    Raises ConfigError if a value has the wrong type or breaks a rule.
     """
     hints = type_hints(cls)
     typed = {}
@@ -197,42 +197,42 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def _not_a_setting(cls: type[Settings], name: str) -> str:
-    meant = cls.other_names.get(name)
-    hint = f"; write --{meant}" if meant else _did_you_mean(name, cls.__dataclass_fields__)
+    setting = cls.other_names.get(name)
+    hint = f"; write --{setting}" if setting else _did_you_mean(name, cls.__dataclass_fields__)
     return f"{shorten(name)} is not a setting{hint}"
 
 
 def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str]) -> Iterator[tuple[str | None, str]]:
     """Yield each option's name and value, and (None, argument) for each other argument.
 
-    --key value is the same as --key=value, and a switch without a value means True. Messages about options that are
-    not written like that go to `errors`.
+    --key value is the same as --key=value, and a boolean option without a value means True. Messages about malformed
+    options are appended to `errors`.
     """
     remaining = deque(argv)
     while remaining:
         argument = remaining.popleft()
         name, equals, text = argument.lstrip("-").partition("=")
-        following = remaining[0] if remaining else "--"
+        next_argument = remaining[0] if remaining else "--"
         if not argument.startswith("-") or argument == "-":
             yield None, argument
         elif not argument.startswith("--"):
             errors.append(f"{COMMAND_LINE}: write --{name}=VALUE instead of {argument}")
         elif equals:
             yield name, text
-        elif bool in _options(hints.get(name)) and not _is_value(following, hints[name]):
+        elif bool in _options(hints.get(name)) and not _is_value(next_argument, hints[name]):
             yield name, "True"
-        elif following.startswith("--") and name in hints:
+        elif next_argument.startswith("--") and name in hints:
             errors.append(f"{COMMAND_LINE}: --{name} needs a value: --{name}=VALUE")
-        elif following.startswith("--"):
+        elif next_argument.startswith("--"):
             yield name, ""
         else:
             yield name, remaining.popleft()
 
 
 def check(config: Settings) -> None:
-    """Raise ConfigError with all broken rules, each with the setting's value and where it was set.
+    """Raise ConfigError with all broken rules, each with the setting's value and origin.
 
-    Of a setting that is invalid by itself, only that is reported.
+    If a setting breaks the rule in its type, its other problems are not reported.
     """
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     hints = type_hints(type(config), include_extras=True)
@@ -243,7 +243,7 @@ def check(config: Settings) -> None:
 
 
 def _describe_setting(config: Settings, name: str) -> str:
-    """Where a setting was set, its name and its value, before what is wrong with it. A default has no place."""
+    """The start of a message about a setting: its origin, unless it is a default, its name and its value."""
     value = getattr(config, name)
     if isinstance(value, tuple):
         value = " ".join(value) or None
@@ -252,7 +252,7 @@ def _describe_setting(config: Settings, name: str) -> str:
 
 
 def broken_rule(value: Any, hint: Any) -> str | None:
-    """What `value` breaks of the rules in its type, or None."""
+    """Describe the rules of a type that `value` breaks; None if it breaks none."""
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a finite number"
     options = _options(hint)
@@ -298,15 +298,15 @@ def _describe_bound(rule: Rule) -> str:
 
 
 def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
-    """Call `main` with the command line's settings, or, without a class, with its arguments.
+    """Call `main` with settings of class `cls` from the command line, or, without a class, with the arguments.
 
-    A UserError prints its message and exits with its code. So does a path that the system refuses: one with a name that
-    is too long, or in a folder that this user may not search. So does a package that is not installed.
+    For a UserError, prints its message and exits with its code; likewise for a path whose name is too long or whose
+    folder is not accessible, and for a package that is not installed.
     """
-    gc.freeze()  # keeps imported modules out of full collections, which scan torch's objects for 60 ms each
+    gc.freeze()  # excludes imported modules from full collections, which scan torch's objects for 60 ms each
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have other encodings
-    sys.stdout = visible(sys.stdout)
+        stream.reconfigure(encoding="utf-8", errors="replace")  # Windows consoles have other encodings
+    sys.stdout = filter_controls(sys.stdout)
     end_with_parent()
     try:
         main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
@@ -334,12 +334,12 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
 
 
 def find_config(name: str) -> Path | None:
-    """A config file by its path from the working directory, or else from Folio's folder."""
+    """The path of a config file, relative to the working directory or else to Folio's folder."""
     return next((path for path in (Path(name), ROOT / name) if os.path.isfile(path)), None)
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """The settings that a config file assigns. Raises ConfigError."""
+    """The assignments of a config file. Raises ConfigError."""
     errors: list[str] = []
     assignments = _parse(find_config(name), name, {}, errors)
     if errors:
@@ -347,7 +347,7 @@ def read_config(name: str) -> dict[str, Any]:
     return {name: value for name, value, _ in assignments}
 
 
-NANOGPT_CONFIGS = {  # nanoGPT's config files, and what replaces them here
+NANOGPT_CONFIGS = {  # nanoGPT's config files and their replacements
     "train_shakespeare_char.py": "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py",
     "train_gpt2.py": "config/gpt2_124m.py",
     "eval_gpt2.py": "--init_from=gpt2 --dataset=openwebtext --eval_only=True",
@@ -360,11 +360,11 @@ NANOGPT_CONFIGS = {  # nanoGPT's config files, and what replaces them here
 def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
     if "out_dir" in hints and name and os.path.isdir(name):
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
-    if "init_from" in hints and (meant := NANOGPT_CONFIGS.get(Path(name).name)):
-        return f"{COMMAND_LINE}: no config file {shorten(name)} exists; write {meant}"
+    if "init_from" in hints and (replacement := NANOGPT_CONFIGS.get(Path(name).name)):
+        return f"{COMMAND_LINE}: no config file {shorten(name)} exists; write {replacement}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
-    return f"command line: no config file {shorten(name)} exists{hint}"
+    return f"{COMMAND_LINE}: no config file {shorten(name)} exists{hint}"
 
 
 _OPERATORS = {
@@ -382,7 +382,10 @@ _OPERATORS = {
 
 
 def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) -> list[tuple[str, Any, int]]:
-    """The assignments (name, value, line) of a config file; messages about other statements go to `errors`."""
+    """The assignments (name, value, line) of a config file. Messages about other statements are appended to `errors`.
+
+    shown: the path in messages. values: names that expressions may use.
+    """
     try:
         content = read_text(path, MAX_CONFIG_BYTES)
     except (OSError, ValueError) as error:
@@ -401,7 +404,7 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
     if len(lines) > MAX_ASSIGNMENTS:
         errors.append(f"{shown}:{lines[MAX_ASSIGNMENTS]}: a config file has at most {MAX_ASSIGNMENTS:,} assignments")
         return []
-    scope, assignments, refused = dict(values), [], set()
+    scope, assignments, invalid_names = dict(values), [], set()
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             continue  # a docstring
@@ -420,9 +423,9 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             rule = "a config file holds assignments of constants, arithmetic and names defined above"
             used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)}
-            if not used & refused:  # otherwise the error of an earlier line explains this one
+            if not used & invalid_names:  # otherwise the error of an earlier line explains this one
                 errors.append(f"{shown}:{node.lineno}: {shorten(str(error))}; {rule}")
-            refused |= {target.id for target in targets if isinstance(target, ast.Name)}
+            invalid_names |= {target.id for target in targets if isinstance(target, ast.Name)}
             continue
         for target in targets:
             scope[target.id] = value
@@ -445,7 +448,7 @@ def _is_nested_deeply(node: ast.AST) -> bool:
 
 
 def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
-    """The value of a constant expression. Raises ValueError for anything else, and for a value that is too large."""
+    """Evaluate a constant expression. Raises ValueError for any other expression, and for a value that is too large."""
     value = _compute(node, scope)
     if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
         raise ValueError(f"the number has more than {MAX_DIGITS} digits")
@@ -470,7 +473,7 @@ def _compute(node: ast.expr, scope: dict[str, Any]) -> Any:
         numbers = all(isinstance(side, (int, float)) and abs(side) < 1e18 for side in (left, right))
         concatenates = isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str)
         if not (numbers or concatenates) or (isinstance(node.op, ast.Pow) and abs(right) > 64):
-            raise ValueError(f"{_source(node)} is not arithmetic with numbers of ordinary size")
+            raise ValueError(f"{_source(node)} is not arithmetic with numbers below 1e18 and exponents up to 64")
         return _OPERATORS[type(node.op)](left, right)
     raise ValueError(f"{_source(node)} is not a constant")
 
@@ -484,12 +487,12 @@ def line_breaks(text: str) -> str:
 
 
 def comma_separated(text: str) -> list[str]:
-    """The parts of a setting that is a list, without empty ones."""
+    """Split a list setting at commas, without empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def split_paths(text: str) -> list[str]:
-    """The paths in a setting that is a list. The name of an existing file or folder, even with a comma, is one path."""
+    """Split a list setting into paths. An existing file or folder is one path, even if its name has a comma."""
     return [text] if os.path.exists(text) else comma_separated(text)
 
 
@@ -519,7 +522,7 @@ def _coerce(value: Any, hint: Any) -> Any:
 
 
 def _from_text(text: str, hint: Any) -> Any:
-    """Parse a value of the command line. Raises ValueError."""
+    """Parse a value from the command line. Raises ValueError."""
     options = _options(hint)
     if type(None) in options and text.lower() == "none":
         return None
@@ -531,7 +534,7 @@ def _from_text(text: str, hint: Any) -> Any:
 
 
 def _is_value(text: str, hint: Any) -> bool:
-    """Whether the command line's text is a value of this type."""
+    """Whether text from the command line is a value of this type."""
     try:
         _from_text(text, hint)
     except ValueError:
@@ -559,7 +562,7 @@ def help_text(cls: type) -> str:
     """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
     lines = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""]
     names = {field.name for field in fields(cls)}
-    bases = [base for base in cls.__mro__ if is_dataclass(base)]  # a field that a class redefines is shown there
+    bases = [base for base in cls.__mro__ if is_dataclass(base)]  # an overridden field is shown with the subclass
     for line in "\n".join(textwrap.dedent(inspect.getsource(base)) for base in bases).splitlines():
         heading = re.match(r"    # --- (.*?) -*$", line)
         field = re.match(r"    (\w+): .*? = (.*?)(?:  # (.*))?$", line)
@@ -567,10 +570,10 @@ def help_text(cls: type) -> str:
             lines.append(f"\n{heading[1]}:")
         elif field and field[1] in names:
             names.remove(field[1])
-            is_name = re.fullmatch(r"[A-Z]\w*\.\w+", field[2])  # of a constant elsewhere
-            default = repr(getattr(cls, field[1])) if is_name else field[2].replace("()", "")
-            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={default}"
-            lines.append(f"  {shown:42} {field[3] or ''}".rstrip())
-        elif more := re.match(r"      +# (.*)", line):
-            lines.append(" " * 43 + more[1])
+            is_constant = re.fullmatch(r"[A-Z]\w*\.\w+", field[2])
+            default = repr(getattr(cls, field[1])) if is_constant else field[2].replace("()", "")
+            usage = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={default}"
+            lines.append(f"  {usage:42} {field[3] or ''}".rstrip())
+        elif continuation := re.match(r"      +# (.*)", line):
+            lines.append(" " * 43 + continuation[1])
     return "\n".join(lines)

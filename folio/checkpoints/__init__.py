@@ -1,1 +1,1 @@
-"""What a run leaves on disk, found, written and read, and the formats of other programs."""
+"""Run folders and checkpoints, and the checkpoint formats of other programs."""

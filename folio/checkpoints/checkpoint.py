@@ -1,18 +1,17 @@
 """Checkpoints: one directory each, written atomically, checksummed, without pickle, complete for sampling and resuming.
 
-    OUT_DIR/step-000250/    model.safetensors      the weights by parameter name, a tied one once
+    OUT_DIR/step-000250/    model.safetensors      the weights by parameter name; tied weights once
                             optimizer.safetensors  the optimizer's state, as PARAMETER/KEY
                             tokenizer.json         the complete tokenizer
                             state.json             format version, step, configuration, losses, the run's parts
-                            manifest.json          bytes and sha256 of each of these
+                            manifest.json          size and sha256 of the other files
     OUT_DIR/last.json       names the newest checkpoint
-    OUT_DIR/best.json       names the one with the lowest validation loss
+    OUT_DIR/best.json       names the checkpoint with the lowest validation loss
     OUT_DIR/snapshots/      see folio/checkpoints/snapshots.py
 
-Both names follow from the state.json of the checkpoints, which takes precedence over a pointer that is damaged or
-disagrees.
+The state.json files of the checkpoints determine both pointers, and take precedence over a damaged or wrong pointer.
 
-A directory that is being written or removed has a name that begins with a dot. After a kill, the next start removes it.
+While a directory is written or removed, its name begins with a dot. After a kill, the next start removes it.
 
 docs/checkpoints.md describes each file.
 """
@@ -61,15 +60,15 @@ from model import GPT, GPTConfig
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for and not kept, so that only those in use take memory."""
+    """Tensors by name, read on each access and not cached, so that only tensors in use take memory."""
 
     def __init__(self, shapes: dict[str, Sequence[int]], read: Callable[[str], Tensor]):
-        """read: the tensor of a name, in memory of its own."""
+        """read: returns the tensor of a name, in newly allocated memory."""
         self.shapes, self.read = shapes, read
 
     @classmethod
-    def of_file(cls, path: Path) -> "LazyTensors":
-        """Those of a safetensors file. It is not mapped: a mapping stays in memory, and must fit into it as a whole."""
+    def from_file(cls, path: Path) -> "LazyTensors":
+        """The tensors of a safetensors file, not memory-mapped, because a mapping must fit into memory as a whole."""
         file = safe_open(path, framework="pt", backend="pread")
         names = file.keys()
         return cls({name: file.get_slice(name).get_shape() for name in names}, file.get_tensor)
@@ -96,41 +95,42 @@ class Checkpoint:
     state: dict[str, Any]
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the run, with defaults for model settings newer than it; empty if none are recorded."""
-        recorded = self.state.get("config")
+        """The run's settings, with defaults for model settings that were added later; empty if none are saved."""
+        saved = self.state.get("config")
         defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
-        return {**defaults, **recorded} if recorded else {}
+        return {**defaults, **saved} if saved else {}
 
     @property
     def prompt_format(self) -> PromptFormat | None:
-        """How the prompts that the run was trained on are written; None: it was trained on text, or does not say."""
+        """The format of the training prompts; None if the run was trained on plain text, or does not record it."""
         dataset = self.state.get("dataset")
         value = dataset.get("prompt_format") if isinstance(dataset, dict) else None
         return value if value in get_args(PromptFormat) else None
 
     def config(self, **changes: Any) -> GPTConfig:
-        """The model's GPTConfig, of which `changes` replace fields. Raises CheckpointError."""
-        with self._fitting():
+        """The model's GPTConfig, with `changes` to its fields. Raises CheckpointError."""
+        with self._mismatch_errors():
             return GPTConfig(**{**self.state["model"], **changes})
 
     def build(self, **changes: Any) -> GPT:
-        """The model; `changes` replace fields of its GPTConfig. Raises CheckpointError.
+        """Build the model, with `changes` to its GPTConfig. Raises CheckpointError.
 
-        With LazyTensors it is on the meta device: it has shapes and no values.
+        With LazyTensors, the model is on the meta device, without values.
         """
         config, tensors = self.config(**changes), self.model
         if isinstance(tensors, LazyTensors):
             tensors = {name: torch.empty(shape, device="meta") for name, shape in tensors.shapes.items()}
-        with self._fitting():
+        with self._mismatch_errors():
             return GPT.from_tensors(config, tensors)
 
     @contextmanager
-    def _fitting(self) -> Iterator[None]:
+    def _mismatch_errors(self) -> Iterator[None]:
+        """Turn errors from weights, state.json and model.py that do not match into CheckpointError."""
         try:
             yield
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            first = " ".join(str(error).split())[:300]
-            raise CheckpointError(f"{self.path}: the weights do not fit state.json, or model.py: {first}") from None
+            reason = " ".join(str(error).split())[:300]
+            raise CheckpointError(f"{self.path}: the weights do not fit state.json, or model.py: {reason}") from None
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.path / "optimizer.safetensors")
@@ -148,10 +148,10 @@ def save(
 ) -> Path:
     """Write step-N into an existing folder, then the pointers; remove older checkpoints.
 
-    The directory is written and synced under a temporary name and then renamed, so that at no moment a checkpoint is
-    lost or incomplete. The best one and the newest `keep_last` (including this one) are kept. replace: the other
-    checkpoints are another run's, and are all removed. Raises OSError if the directory cannot be written, and then
-    leaves everything unchanged. A pointer that cannot be written is reported, and nothing is removed.
+    The directory is written and synced under a temporary name, then renamed, so that no checkpoint is ever lost or
+    incomplete. Keeps the best checkpoint and the newest `keep_last`, including this one. replace: remove all other
+    checkpoints, because they belong to another run. If the directory cannot be written, raises OSError and changes
+    nothing. If a pointer cannot be written, prints a line and removes nothing.
     """
     final = out_dir / f"step-{step:06d}"
     _write(final, model, optimizer, tokenizer, {"format_version": FORMAT_VERSION, "step": step, **state})
@@ -161,7 +161,7 @@ def save(
     except OSError as error:
         note(f"{final} is saved, but not all pointers to checkpoints could be written ({error})")
         return final
-    keep = {final} if replace else {*islice(folder.newest_first(), keep_last), *folder.named("best")}
+    keep = {final} if replace else {*islice(folder.newest_first(), keep_last), *folder.expected("best")}
     for path in folder.paths:
         if path not in keep:
             with suppress(OSError):  # failing to remove an old checkpoint is not an error
@@ -176,7 +176,7 @@ def _write(
     tokenizer: Tokenizer,
     state: dict[str, Any],
 ) -> None:
-    """Write a checkpoint's directory under a temporary name, sync it, and rename it. Raises OSError."""
+    """Write a checkpoint's directory under a temporary name, sync it and rename it. Raises OSError."""
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -189,7 +189,7 @@ def _write(
         manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
         (temporary / "manifest.json").write_bytes(json_bytes(manifest))
         for path in temporary.iterdir():
-            shutil.copymode(temporary / "manifest.json", path)  # safetensors makes its files readable by the owner only
+            shutil.copymode(temporary / "manifest.json", path)  # safetensors makes files readable by the owner only
             sync(path)
         sync(temporary)
         _replace(final, temporary)
@@ -200,9 +200,9 @@ def _write(
 
 
 def _replace(final: Path, temporary: Path) -> None:
-    """Rename a complete checkpoint. The one that it replaces, if there is one, stays if this fails. Raises OSError.
+    """Rename a complete checkpoint to `final`. If this fails, an existing checkpoint stays. Raises OSError.
 
-    A run that was resumed from an earlier checkpoint reaches the same step again.
+    One exists if the run was resumed from an earlier checkpoint and has reached the same step again.
     """
     hidden = _hide(final)
     try:
@@ -219,25 +219,25 @@ def _replace(final: Path, temporary: Path) -> None:
 class Saver:
     """Writes a run's checkpoints and snapshots in the background, one at a time and in order.
 
-    A context manager, which waits for the last one.
+    As a context manager, it waits for the last write on exit.
     """
 
     def __init__(self, out_dir: Path, tokenizer: Tokenizer, keep_last: int, replace: bool = False):
         self.out_dir, self.tokenizer, self.keep_last = out_dir, tokenizer, keep_last
-        self.replace = replace  # the first checkpoint replaces an earlier run's
+        self.replace = replace  # whether the first checkpoint replaces those of another run
         self.folder = FolderWatch(out_dir)
         self.thread = ThreadPoolExecutor(1, initializer=_lower_priority)
         self.writing: tuple[int, Future] | None = None  # a step and its save
         self.writing_snapshot: tuple[int, Future] | None = None
 
     def begin(self, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Start to `save` tensors that no longer change. Call wait() for the previous checkpoint before."""
+        """Start to `save` a checkpoint. The tensors must not change. Call wait() for the previous one first."""
         assert self.writing is None
         arguments = (self.out_dir, step, model, optimizer, self.tokenizer, state, self.keep_last, self.replace)
         self.writing = step, self.thread.submit(self._write, save, *arguments)
 
     def wait(self) -> str | None:
-        """Wait for the checkpoint that is being written. Returns why it failed, or None."""
+        """Wait for the pending checkpoint. Returns the reason of a failure, or None."""
         if not self.writing:
             return None
         writing, self.writing = self.writing, None
@@ -246,28 +246,28 @@ class Saver:
         return failure
 
     def begin_snapshot(self, step: int, weights: dict[str, Tensor]) -> None:
-        """As begin(), for a snapshot. Call wait_for_snapshot() for the previous one before."""
+        """Start to write a snapshot. Call wait_for_snapshot() for the previous one first."""
         assert self.writing_snapshot is None
         self.writing_snapshot = step, self.thread.submit(self._write, write_snapshot, self.out_dir, step, weights)
 
     def wait_for_snapshot(self) -> str | None:
-        """As wait(), for a snapshot."""
+        """Wait for the pending snapshot. Returns the reason of a failure, or None."""
         writing, self.writing_snapshot = self.writing_snapshot, None
         return _wait_for(*writing) if writing else None
 
     def _write(self, write: Callable[..., Any], *arguments: Any) -> None:
-        """Call `write`. Raises FileNotFoundError if out_dir was moved: another run may own the folder at its path."""
+        """Call `write`. Raises FileNotFoundError if out_dir was moved: its path may belong to another run now."""
         if not self.folder.is_in_place():
             raise FileNotFoundError(errno.ENOENT, "the folder was moved or removed", str(self.out_dir))
         write(*arguments)
 
     def folder_is_in_place(self) -> bool:
-        """Whether out_dir is still the folder that it was when this was created."""
+        """Whether out_dir is still the same folder as at the start."""
         return self.folder.is_in_place()
 
-    def folder_now(self) -> Path | None:
-        """Where this folder is now, if that is known; None if it was removed."""
-        return self.folder.where()
+    def current_folder(self) -> Path | None:
+        """The current path of the run's folder; None if it was removed or its path is unknown."""
+        return self.folder.current_path()
 
     def __enter__(self) -> "Saver":
         return self
@@ -278,7 +278,7 @@ class Saver:
 
 
 class NullSaver(Saver):
-    """Writes nothing; for every rank but 0."""
+    """A Saver that writes nothing, for every rank except 0."""
 
     replace = False
 
@@ -295,13 +295,13 @@ class NullSaver(Saver):
     def folder_is_in_place(self) -> bool:
         return True
 
-    def folder_now(self) -> None: ...
+    def current_folder(self) -> None: ...
 
     def __exit__(self, *exception: Any) -> None: ...
 
 
 def _wait_for(step: int, future: Future) -> str | None:
-    """Wait until a step is written. Returns why it failed, or None."""
+    """Wait until a step is written. Returns the reason of a failure, or None."""
     error = future.exception()
     if error and not isinstance(error, OSError):
         raise error
@@ -309,13 +309,13 @@ def _wait_for(step: int, future: Future) -> str | None:
 
 
 def _lower_priority() -> None:
-    """Give other threads precedence over this one. On a CPU, the threads of a matmul wait for the slowest of them."""
-    if sys.platform == "linux":  # threads have their own priorities
+    """Lower this thread's priority: on a CPU, it would otherwise delay the threads of matmuls."""
+    if sys.platform == "linux":  # only there, each thread has its own priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def clear_unfinished(out_dir: Path) -> None:
-    """Remove what a killed run left half-written or half-removed. Not while another run writes there."""
+    """Remove partly written or partly removed files of a killed run. Not while another run writes to the folder."""
     for path in [*out_dir.glob(".step-*.tmp"), *out_dir.glob(".*.json*.tmp")]:
         with suppress(OSError):  # a leftover is harmless
             if path.is_dir():
@@ -325,14 +325,14 @@ def clear_unfinished(out_dir: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, which is never seen incomplete. Raises OSError."""
+    """Remove a checkpoint, so that it is never visible incomplete. Raises OSError."""
     if hidden := _hide(path):
         shutil.rmtree(hidden)
 
 
 def _hide(path: Path) -> Path | None:
-    """Rename a checkpoint, so that it is no longer one; returns its new path. None if there is none, or only a link,
-    which is removed. Raises OSError.
+    """Rename a checkpoint to a hidden temporary name, and return its new path. Removes a link, and returns None for it
+    or if nothing exists. Raises OSError.
     """
     if path.is_symlink():
         path.unlink()
@@ -344,12 +344,12 @@ def _hide(path: Path) -> Path | None:
 
 
 def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool = False) -> Checkpoint:
-    """Load a checkpoint from its directory, or the "last" or "best" one of a run's folder.
+    """Load a checkpoint from its directory, or the "last" or "best" checkpoint from a run's folder.
 
-    The size and sha256 of every file are checked against the manifest. With optimizer=False, the optimizer's file is
-    not read and may be missing. lazy: with LazyTensors. In a run's folder, a pointer that is damaged or wrong is
-    reported, and so is a damaged checkpoint, and the best or newest one of the others is loaded instead. A run without
-    an evaluation has no best checkpoint; its last one is loaded. Raises CheckpointError.
+    The size and sha256 of every file are checked against the manifest. optimizer: if False, the optimizer's file is
+    not read and may be missing. lazy: with LazyTensors. In a run's folder, a damaged or wrong pointer and a damaged
+    checkpoint are reported, and the next best or newest checkpoint is loaded instead. "best" loads the last checkpoint
+    of a run without evaluations. Raises CheckpointError.
     """
     if (path / "manifest.json").exists():
         return _read(path, optimizer, lazy)
@@ -357,7 +357,7 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool 
     if not folder.paths:
         raise NoCheckpointError(path)
     if folder.pointer_problem(which):
-        folder = RunFolder(path)  # a run may have saved meanwhile
+        folder = RunFolder(path)  # read again, because a run may have just saved
     if problem := folder.pointer_problem(which):
         note(problem)
     candidates = folder.candidates(which)
@@ -376,7 +376,7 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
         manifest = read_json(path / "manifest.json")
         if not optimizer:
             del manifest["optimizer.safetensors"]
-        with ThreadPoolExecutor() as pool:  # sha256 takes 0.7 s per GB; meanwhile, the tokenizer is built
+        with ThreadPoolExecutor() as pool:  # sha256 takes 0.7 s per GB, while the tokenizer is built
             checks = {name: pool.submit(check_file, path, name, entry) for name, entry in manifest.items()}
             state = check_state(path, manifest)
             checks["tokenizer.json"].result()
@@ -384,5 +384,5 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
             for check in checks.values():
                 check.result()
         check_regular(path / "model.safetensors")
-        load_tensors = LazyTensors.of_file if lazy else load_file
+        load_tensors = LazyTensors.from_file if lazy else load_file
         return Checkpoint(path, load_tensors(path / "model.safetensors"), saved_tokenizer, state)

@@ -1,6 +1,6 @@
 """Writes checkpoints in the formats of other programs: Hugging Face's GPT-2, llama.cpp's GGUF, nanoGPT's ckpt.pt.
 
-FORMATS has an entry per format that holds GPT-2; tools/export.py also writes onnx and html, which hold other models.
+FORMATS has the formats for GPT-2; tools/export.py also writes onnx and html, which support other models.
 """
 
 import pickle
@@ -24,27 +24,27 @@ from folio.checkpoints.foreign import (
     TRANSPOSED,
     gguf_names,
 )
-from folio.checkpoints.foreign_tokenizers import merge_pairs, spell_tokens, to_library
+from folio.checkpoints.foreign_tokenizers import merge_pairs, spell_tokens, to_hugging_face
 from folio.data.sources.pairs import CHAT_TEMPLATES
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from folio.data.windows import parse_mixture
 from model import GPTConfig, sinusoids
 
-EMBEDDINGS = ("wte", "wpe")  # the only weights that never have a bias
-TABLE = "transformer.wpe.weight"  # of position embeddings
-OUTPUT = "transformer.wte.weight"  # token embeddings, which are the output matrix too
-DROPOUTS = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # which no exported model needs
-GELUS = ("gelu_new", "gelu")  # GPT-2's activation and the exact function that it approximates
-NANOGPT_DATASET = "folio_char"  # name of the data set whose meta.pkl is exported for nanoGPT
+EMBEDDINGS = ("wte", "wpe")  # modules without a bias
+POSITION_EMBEDDINGS = "transformer.wpe.weight"
+TOKEN_EMBEDDINGS = "transformer.wte.weight"  # also the output matrix
+DROPOUTS = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # not needed for inference
+GELUS = ("gelu_new", "gelu")  # GPT-2's tanh approximation, and the exact function
+NANOGPT_DATASET = "folio_char"  # name of the data set with the exported meta.pkl
 
 
 def with_position_table(loaded: Checkpoint) -> Checkpoint:
-    """The checkpoint with a table of position embeddings, as GPT-2 has it, if its positions are sinusoidal."""
+    """The checkpoint, with sinusoidal positions converted to a table of position embeddings as in GPT-2."""
     shape = loaded.state["model"]
     if shape.get("position") != "sinusoidal":
         return loaded
     config = loaded.config()
-    tensors = {**loaded.model, TABLE: sinusoids(torch.arange(config.block_size), config.n_embd)}
+    tensors = {**loaded.model, POSITION_EMBEDDINGS: sinusoids(torch.arange(config.block_size), config.n_embd)}
     return replace(loaded, model=tensors, state={**loaded.state, "model": {**shape, "position": "learned"}})
 
 
@@ -52,9 +52,9 @@ def with_position_table(loaded: Checkpoint) -> Checkpoint:
 
 
 def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
-    """Write a folder that transformers' AutoModelForCausalLM and AutoTokenizer open without Folio's code.
+    """Write a folder for transformers' AutoModelForCausalLM and AutoTokenizer, which need no code of Folio.
 
-    Biases that the model lacks are written as zeros; matrices are transposed to (in, out).
+    Missing biases are written as zeros; matrices are transposed to (in, out).
     """
     folder.mkdir(parents=True)
     hugging_face_config(loaded.state["model"], loaded.tokenizer.eot).save_pretrained(folder)
@@ -63,7 +63,7 @@ def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
 
 
 def write_tokenizer(loaded: Checkpoint, folder: Path) -> None:
-    """Write the files that transformers' AutoTokenizer opens."""
+    """Write the tokenizer's files for transformers' AutoTokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     settings: dict[str, Any] = {"model_max_length": loaded.state["model"]["block_size"]}
@@ -71,12 +71,12 @@ def write_tokenizer(loaded: Checkpoint, folder: Path) -> None:
         settings |= {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
         if loaded.prompt_format:
             settings["chat_template"] = CHAT_TEMPLATES[loaded.prompt_format]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=to_library(loaded.tokenizer), **settings)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=to_hugging_face(loaded.tokenizer), **settings)
     tokenizer.save_pretrained(folder)
 
 
 def transformers_model(shape: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """transformers' GPT-2 with the tensors of a model of that shape. It depends on nothing in model.py."""
+    """transformers' GPT-2 with these tensors. Independent of model.py."""
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel(hugging_face_config(shape, eot=None)).eval()
@@ -86,7 +86,7 @@ def transformers_model(shape: dict[str, Any], tensors: dict[str, Tensor]) -> Any
 
 
 def hugging_face_config(shape: dict[str, Any], eot: int | None) -> Any:
-    """transformers' GPT2Config for a model of that shape."""
+    """transformers' GPT2Config for a model of this shape."""
     from transformers import GPT2Config
 
     settings = dict(n_positions=shape["block_size"], activation_function=shape.get("activation", GPTConfig.activation))
@@ -95,7 +95,7 @@ def hugging_face_config(shape: dict[str, Any], eot: int | None) -> Any:
 
 
 def conv1d_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as transformers stores them: with all biases, and the blocks' matrices as (in, out)."""
+    """The tensors as transformers stores them: with all biases, and matrices of blocks as (in, out)."""
     return {
         name: (tensor.T if name.endswith(TRANSPOSED) else tensor).contiguous()
         for name, tensor in with_biases(tensors).items()
@@ -103,7 +103,7 @@ def conv1d_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with zeros for the biases that a model without biases lacks."""
+    """The tensors, with zeros for missing biases."""
     tensors = dict(tensors)
     for name, tensor in list(tensors.items()):
         if name.endswith(".weight") and name.split(".")[1] not in EMBEDDINGS:
@@ -139,24 +139,24 @@ outputs = model.generate(**inputs, max_new_tokens=n, do_sample=True)
 print(tokenizer.decode(outputs[0]))
 ```
 
-- The prompt and the generated text together must fit the context. With longer ones, transformers fails with
-  `IndexError: index out of range in self`. The code above therefore keeps only the end of a long prompt, so that there
-  is room for `n` new tokens.
+- The prompt and the generated text must fit the context. Otherwise transformers fails with
+  `IndexError: index out of range in self`. The code above therefore keeps only the end of a long prompt, leaving
+  space for `n` new tokens.
 - {unknown}
 
 ## Export
 
-Exported by Folio (`python tools/export.py --to=hf`). The check compared transformers {transformers} with Folio, on
-Folio's train.py as a text and on a text that the model generated: {checked}.
+Exported by Folio (`python tools/export.py --to=hf`). The check compared transformers {transformers} with Folio on the
+text of Folio's train.py and on a text generated by the model: {checked}.
 """
-UNKNOWN_CHARACTERS = """The vocabulary has {count:,} characters. The tokenizer fails at any other one, with
-  `WordLevel error: Missing [UNK] token from the vocabulary`: remove or replace it in your text."""
+UNKNOWN_CHARACTERS = """The vocabulary has {count:,} characters. For other characters, the tokenizer fails with
+  `WordLevel error: Missing [UNK] token from the vocabulary`: remove or replace them in your text."""
 
 
 def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
-    """README.md of a Hugging Face folder with that name: what the model is, how to use it, and its limits.
+    """README.md of a Hugging Face folder: a description of the model, its use, and its limits.
 
-    checked: the outcome of the check of the export.
+    name: of the folder. checked: the result of checking the export.
     """
     from transformers import __version__
 
@@ -166,12 +166,12 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
     zeros = sum(tensor.numel() for tensor in with_biases(loaded.model).values()) - parameters
     rows = {
         "architecture": f"GPT-2 (`GPT2LMHeadModel`): {sizes}, `{shape.get('activation', GPTConfig.activation)}`",
-        "parameters": f"{parameters:,}" + (f", and {zeros:,} biases of zero, which GPT-2 has" if zeros else ""),
+        "parameters": f"{parameters:,}" + (f", and {zeros:,} zero biases, which GPT-2 requires" if zeros else ""),
         "tokenizer": f"{TOKENIZER_NAMES[tokenizer.kind]}, {tokenizer.vocab_size:,} tokens",
         "context": f"{shape['block_size']:,} tokens",
     }
     if shape.get("position") == "sinusoidal":
-        rows["positions"] = f"sinusoidal (Vaswani et al. 2017): constants in `{TABLE}`, which were not trained"
+        rows["positions"] = f"sinusoidal (Vaswani et al. 2017): constants in `{POSITION_EMBEDDINGS}`, not trained"
     if "dataset" in state:
         rows["training data"] = ", ".join(Path(name).name for name, _ in parse_mixture(state["dataset"]["folder"]))
     if state.get("best_val_loss") is not None and state["best_step"] == state["step"]:
@@ -194,9 +194,9 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
 
 
 def write_gguf(loaded: Checkpoint, path: Path, matrices: str = "F32") -> None:
-    """Write a file for llama.cpp, with the tokenizer. Rows that pad the vocabulary become unused tokens.
+    """Write a file for llama.cpp, with the tokenizer. Padding rows of the vocabulary become unused tokens.
 
-    matrices: F32, F16, Q8_0 or Q4_0; the other tensors are float32, as llama-quantize leaves them.
+    matrices: F32, F16, Q8_0 or Q4_0; other tensors are float32, as with llama-quantize.
     """
     from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, TokenType, quants
 
@@ -235,23 +235,24 @@ def write_gguf(loaded: Checkpoint, path: Path, matrices: str = "F32") -> None:
 
 
 def gguf_type(name: str, tensor: Tensor, matrices: str) -> Any:
-    """The type of a tensor in a file whose matrices are of this type, as llama-quantize chooses it.
+    """The type of a tensor in a file with matrices of this type, as chosen by llama-quantize.
 
-    In Q4_0 it writes the output matrix, which GPT-2 shares with wte, in Q6_K. The package gguf cannot; Q8_0 is next.
+    For Q4_0, llama-quantize writes the output matrix, which GPT-2 shares with wte, in Q6_K. The package gguf cannot
+    write Q6_K, so Q8_0 is used.
     """
     from gguf import GGMLQuantizationType as Type
 
-    if tensor.dim() == 1 or name == TABLE:
+    if tensor.dim() == 1 or name == POSITION_EMBEDDINGS:
         return Type.F32
-    return Type.Q8_0 if matrices == "Q4_0" and name == OUTPUT else Type[matrices]
+    return Type.Q8_0 if matrices == "Q4_0" and name == TOKEN_EMBEDDINGS else Type[matrices]
 
 
 # --- nanoGPT ----------------------------------------------------------------------------------------------------------
 
 
 def write_nanogpt(loaded: Checkpoint, folder: Path) -> None:
-    """Write ckpt.pt as nanoGPT's sample.py and train.py read it, and for characters the data set's meta.pkl, which they
-    read from data/NAME/meta.pkl in the folder that they are started from.
+    """Write ckpt.pt for nanoGPT's sample.py and train.py. For characters, also write the data set's meta.pkl, which
+    they read from data/NAME/ in the working directory.
     """
     shape, tokenizer = loaded.state["model"], loaded.tokenizer
     folder.mkdir(parents=True)
@@ -261,10 +262,10 @@ def write_nanogpt(loaded: Checkpoint, folder: Path) -> None:
         itos = dict(enumerate(tokenizer.characters))
         if tokenizer.eot is not None:
             itos[tokenizer.eot] = EOT_TEXT
-        table = dict(vocab_size=shape["vocab_size"], itos=itos, stoi={token: i for i, token in itos.items()})
-        meta = folder / "data" / NANOGPT_DATASET / "meta.pkl"
-        meta.parent.mkdir(parents=True)
-        meta.write_bytes(pickle.dumps(table))
+        meta = dict(vocab_size=shape["vocab_size"], itos=itos, stoi={token: i for i, token in itos.items()})
+        path = folder / "data" / NANOGPT_DATASET / "meta.pkl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(pickle.dumps(meta))
     saved = {
         "model": {**loaded.model, "lm_head.weight": loaded.model["transformer.wte.weight"]},
         "model_args": {**{name: shape[name] for name in NANOGPT_ARGUMENTS}, "dropout": 0.0},
@@ -277,7 +278,7 @@ def write_nanogpt(loaded: Checkpoint, folder: Path) -> None:
 
 
 class ExportedModel(NamedTuple):
-    """An exported model, opened again by a reader of its format."""
+    """An exported model, loaded by a program that reads its format."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
@@ -294,11 +295,11 @@ def open_with_transformers(folder: Path) -> ExportedModel:
 
 
 def open_tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """ExportedModel's encode and decode, of what write_tokenizer wrote."""
+    """The encode and decode functions of a folder from write_tokenizer, for ExportedModel."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    # verbose=False: no warning for a text that is longer than the context
+    # verbose=False: no warning for texts longer than the context
     return lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids, tokenizer.decode
 
 
@@ -314,17 +315,17 @@ def open_with_folio(path: Path) -> ExportedModel:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """A format that a checkpoint can be exported to."""
+    """An export format of checkpoints."""
 
-    content: str  # what is written
+    content: str  # description of the output
     write: Callable[[Checkpoint, Path], None]
     open: Callable[[Path], ExportedModel]
-    tokenizers: tuple[str, ...]  # kinds that it has
-    activations: tuple[str, ...]  # that its program computes; the other one of GELUS is close
-    packages: tuple[str, ...] = ()  # that it needs
-    adds_biases: bool = False  # whether biases that the model lacks are written as zeros
-    suffix: str = ""  # of the file that is written; "" if it is a folder
-    card: Callable[[Checkpoint, str, str], str] | None = None  # of the checkpoint, the folder's name, and the check
+    tokenizers: tuple[str, ...]  # supported kinds
+    activations: tuple[str, ...]  # supported exactly; another one of GELUS is approximated
+    packages: tuple[str, ...] = ()  # required packages
+    adds_biases: bool = False  # whether missing biases are written as zeros
+    suffix: str = ""  # of the output file; "" for a folder
+    card: Callable[[Checkpoint, str, str], str] | None = None  # (checkpoint, name of the folder, result of the check)
 
 
 FORMATS = {
@@ -359,25 +360,23 @@ FORMATS = {
 
 
 def check_fits(loaded: Checkpoint, to: str) -> None:
-    """Raise UserError if anything of a checkpoint has no place in the format FORMATS[to], or the format needs more.
+    """Raise UserError if the format FORMATS[to] does not support something in a checkpoint, or requires more.
 
-    The checkpoint comes from with_position_table. What GPT-2 is comes from this file and not from model.py, which may
-    have been changed.
+    loaded: from with_position_table. GPT-2's parameters are defined in this file, because model.py may be modified.
     """
     target, shape, source = FORMATS[to], loaded.state["model"], f"{loaded.path}: --to={to}"
     for name in NANOGPT_ARGUMENTS:
         if name not in shape:
-            raise UserError(f"{source} needs the model's setting {name}, which the checkpoint does not have")
+            raise UserError(f"{source} requires the model's setting {name}, which the checkpoint does not have")
     for name, value in shape.items():
         if value and name not in (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation", "position"):  # None, False, 0: off
-            raise UserError(f"{source} has no place for the model's setting {name}={value!r}")
+            raise UserError(f"{source} does not support the model's setting {name}={value!r}")
     position = shape.get("position", "learned")
     if position != "learned":
-        table = "GPT-2 has a table of position embeddings, learned or sinusoidal"
-        raise UserError(f"{source} has no place for position={position!r}: {table}")
+        raise UserError(f"{source} does not support position={position!r}, only learned and sinusoidal")
     activation = shape.get("activation", GPTConfig.activation)
     if activation not in (*target.activations, *GELUS):
-        raise UserError(f"{source} has no place for activation={activation!r}, only for {' and '.join(GELUS)}")
+        raise UserError(f"{source} does not support activation={activation!r}, only {' and '.join(GELUS)}")
     check_tokenizer(loaded, to, target.tokenizers)
     allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
     required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)
@@ -385,41 +384,41 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
 
 
 def check_tokenizer(loaded: Checkpoint, to: str, kinds: tuple[str, ...]) -> None:
-    """Raise UserError unless the tokenizer is of one of the kinds, which are those of the format."""
+    """Raise UserError unless the tokenizer is of a kind that the format supports."""
     kind = loaded.tokenizer.kind
     if kind not in kinds:
         remedy = f"use --to=hf, or prepare the text with --tokenizer={kinds[-1]} and train again"
         if kind not in FORMATS["hf"].tokenizers:  # music
             remedy = "use --to=html"
         raise UserError(
-            f"{loaded.path}: --to={to} has no tokenizer of the kind {kind!r}, only {' and '.join(kinds)}; {remedy}"
+            f"{loaded.path}: --to={to} does not support the tokenizer {kind!r}, only {' and '.join(kinds)}; {remedy}"
         )
 
 
 def check_parameters(
     loaded: Checkpoint, allowed: dict[str, tuple[int, ...]], required: Iterable[str], source: str
 ) -> None:
-    """Raise UserError if a checkpoint lacks a required parameter, or has another one than allowed, by name and shape.
+    """Raise UserError if a checkpoint lacks a required parameter, or has one with a name or shape that is not allowed.
 
-    source: the beginning of the message.
+    source: the start of the message.
     """
     for name, tensor in loaded.model.items():
         if name not in allowed:
-            raise UserError(f"{source} has no place for the parameter {name}, which GPT-2 does not have")
+            raise UserError(f"{source} does not support the parameter {name}, which GPT-2 does not have")
         if tuple(tensor.shape) != allowed[name]:
-            raise UserError(f"{source} needs {name} in the shape {allowed[name]}, and not in {tuple(tensor.shape)}")
+            raise UserError(f"{source} requires {name} with shape {allowed[name]}, not {tuple(tensor.shape)}")
     for name in required:
         if name not in loaded.model:
-            raise UserError(f"{source} needs the parameter {name}, which the checkpoint does not have")
+            raise UserError(f"{source} requires the parameter {name}, which the checkpoint does not have")
 
 
-def gpt2_parameters(shape: dict[str, Any], most: int, bias: bool) -> dict[str, tuple[int, ...]]:
-    """The shape of each of GPT-2's parameters, by name, for a model of these sizes; of at most `most` layers."""
+def gpt2_parameters(shape: dict[str, Any], max_layers: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of GPT-2's parameters by name, for a model of these sizes with at most `max_layers` layers."""
     C = shape["n_embd"]
     sizes = {"wte": (shape["vocab_size"], C), "wpe": (shape["block_size"], C), "ln_f": (C,)}
     layer = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
     layer |= {"ln_2": (C,), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
-    for i in range(min(shape["n_layer"], most)):
+    for i in range(min(shape["n_layer"], max_layers)):
         sizes |= {f"h.{i}.{module}": size for module, size in layer.items()}
     parameters = {f"transformer.{module}.weight": size for module, size in sizes.items()}
     if bias:

@@ -1,4 +1,4 @@
-"""Finds the folders of runs: by a name, by a pattern, under a folder, or the one that was written to last."""
+"""Finds run folders: by name, by pattern, under a folder, or the most recently written."""
 
 import glob
 import os
@@ -14,11 +14,11 @@ from folio.base.settings import split_paths
 from folio.checkpoints import run_folder
 from folio.data.shards import has_data
 
-LATEST = "latest"  # names the run that was written to last
+LATEST = "latest"  # name of the most recently written run
 
 
 def find_runs(name: str) -> list[str]:
-    """The folders that match a pattern, as "out-*", or what resolve() makes of the name.
+    """The folders that match a pattern such as "out-*", or resolve(name).
 
     Raises UserError if a pattern has no match.
     """
@@ -29,15 +29,15 @@ def find_runs(name: str) -> list[str]:
 
 
 def expand_runs(names: Iterable[str]) -> list[str]:
-    """The runs of names, of patterns, and of lists of either that are separated by commas. Raises UserError."""
+    """The runs for names, patterns, and comma-separated lists of these. Raises UserError."""
     return [run for listed in names for name in split_paths(listed) for run in find_runs(name)]
 
 
 def resolve(name: str) -> str:
-    """The folder of the run that was written to last, if the name is "latest" and no folder is called that; any other
-    name as it is.
+    """The most recently written run under the working directory for the name "latest", unless a folder has that name.
+    Other names are returned unchanged.
 
-    A line on standard error says which run it is. Raises UserError if there is none under the working directory.
+    Prints the run to standard error. Raises UserError if there is none.
     """
     if name != LATEST or os.path.isdir(name):
         return name
@@ -49,20 +49,20 @@ def resolve(name: str) -> str:
 
 
 def runs_under(folder: Path) -> list[Path]:
-    """The folders of runs in and under a folder, in the order of their paths.
+    """The run folders in and under a folder, sorted by path.
 
-    Hidden folders and data sets under it are left out. A folder that symbolic links lead to again is listed once.
+    Skips hidden folders and data sets. A folder with several paths through symbolic links is listed once.
     """
     runs: list[Path] = []
     visited: set[tuple[int, int]] = set()
     folders, links = [folder], []
     while folders or links:
-        path = (folders or links).pop()  # links last, so that a folder is listed under its own name
+        path = (folders or links).pop()  # links last, so that a folder is listed under its real path
         try:
             info = path.stat()
             with os.scandir(path) as listing:
                 entries = list(listing)
-        except OSError:  # it is a file, cannot be read, or was removed
+        except OSError:  # a file, unreadable, or removed
             continue
         if (info.st_dev, info.st_ino) in visited or (path != folder and has_data(path)):
             continue
@@ -80,12 +80,12 @@ def runs_under(folder: Path) -> list[Path]:
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, otherwise those of the runs under it. Raises UserError if there is none."""
+    """The folder itself if it is a run, otherwise the runs under it. Raises UserError if there are none."""
     return [folder] if is_run(folder) else runs_under(folder) or no_runs(folder)
 
 
 def no_runs(folder: Path) -> NoReturn:
-    """Raise UserError about a folder without runs."""
+    """Raise UserError for a folder without runs."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
     raise UserError(
@@ -94,15 +94,15 @@ def no_runs(folder: Path) -> NoReturn:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has written to this folder, or is about to."""
+    """Whether a run has written to this folder or holds its lock."""
     lock = folder / ".lock"
     return (folder / "metrics.jsonl").is_file() or run_folder.exists(folder) or (lock.exists() and is_locked(lock))
 
 
 def written_at(folder: Path) -> float:
-    """When a run last wrote numbers, a sample or a checkpoint there, in seconds since 1970; 0 if it has not yet."""
+    """The time at which a run last wrote metrics, a sample or a checkpoint, in seconds since 1970; 0: never."""
     seconds = 0.0
     for name in ("metrics.jsonl", "samples.jsonl", "last.json"):
-        with suppress(OSError):  # there is no such file
+        with suppress(OSError):  # a missing file
             seconds = max(seconds, (folder / name).stat().st_mtime)
     return seconds

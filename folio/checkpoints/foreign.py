@@ -1,7 +1,7 @@
 """Reads checkpoints of other programs: Hugging Face's GPT-2, nanoGPT's ckpt.pt, llama.cpp's GGUF.
 
-No code in these files is run: tensors are safetensors or GGUF, or pickles that torch opens with weights_only=True after
-folio/base/pickles.py has checked them. A file that asks for anything that Folio computes differently is refused.
+No code in these files is run: tensors are safetensors or GGUF, or pickles that folio/base/pickles.py checks and torch
+loads with weights_only=True. A model that Folio would compute differently is an error.
 """
 
 import io
@@ -36,32 +36,32 @@ HUB = {  # nanoGPT's names -> repositories
     "distilgpt2": "distilbert/distilgpt2",
 }
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # Conv1D: (in, out)
-BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, which old files hold
-ACTIVATION_ALIASES = {"gelu_pytorch_tanh": "gelu_new"}  # other names that Hugging Face has for model.ACTIVATIONS
-NANOGPT_ACTIVATION = "gelu"  # the only one that nanoGPT computes
-LLAMA_CPP_ACTIVATION = "gelu_new"  # the only one that llama.cpp computes for GPT-2
-NANOGPT_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")  # of its GPTConfig; and dropout
+BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, stored in old files
+ACTIVATION_ALIASES = {"gelu_pytorch_tanh": "gelu_new"}  # Hugging Face's other names for model.ACTIVATIONS
+NANOGPT_ACTIVATION = "gelu"  # the only one in nanoGPT
+LLAMA_CPP_ACTIVATION = "gelu_new"  # the only one in llama.cpp for GPT-2
+NANOGPT_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")  # and dropout
 LAYER_NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm and model.py
 
 # --- GGUF ---
-GGUF_FIELDS = (  # that are read
+GGUF_FIELDS = (  # the fields that Folio reads
     *("general.architecture", "gpt2.attention.layer_norm_epsilon", "gpt2.attention.causal", "gpt2.context_length"),
     *("gpt2.block_count", "gpt2.attention.head_count", "gpt2.embedding_length"),
     *(f"tokenizer.ggml.{name}" for name in ("model", "pre", "add_bos_token", "add_eos_token")),
     *(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "eos_token_id")),
 )
-GGUF_NAMES = 1 << 14  # fields, or tensors; a GPT of 1,000 layers has 12,000 tensors
-GGUF_ELEMENTS = 1 << 21  # of an array
+MAX_GGUF_NAMES = 1 << 14  # fields, or tensors; a GPT of 1,000 layers has 12,000 tensors
+MAX_GGUF_ELEMENTS = 1 << 21  # of an array
 
 # --- pickles of torch.save ---
-PICKLE_BYTES = 1 << 24  # 16 MiB, without the tensors' data
-STORAGES = {  # the storages that a pickle may name -> bytes per element
+MAX_PICKLE_BYTES = 1 << 24  # 16 MiB, without the data of tensors
+STORAGES = {  # allowed storages -> bytes per element
     **dict.fromkeys(("torch DoubleStorage", "torch LongStorage"), 8),
     **dict.fromkeys(("torch FloatStorage", "torch IntStorage"), 4),
     **dict.fromkeys(("torch HalfStorage", "torch BFloat16Storage", "torch ShortStorage"), 2),
     **dict.fromkeys(("torch ByteStorage", "torch CharStorage", "torch BoolStorage"), 1),
 }
-NAMES = {
+GLOBALS = {  # allowed globals
     *STORAGES,
     *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "parameter")),
     *("torch Size", "torch device", "torch float32", "torch float16", "torch bfloat16"),
@@ -70,10 +70,11 @@ NAMES = {
 
 
 def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
-    """Load whatever training and sampling can start from: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's
-    ckpt.pt or its folder, llama.cpp's GGUF, or a checkpoint or run of Folio. Of a run, `which` ("best" or "last") is
-    loaded. The `state` of a foreign checkpoint has only "model", the arguments of GPTConfig. lazy: with LazyTensors,
-    for a model that need not fit into memory as it is stored. Raises UserError.
+    """Load a model for training or sampling: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt or its
+    folder, llama.cpp's GGUF, or a checkpoint or run of Folio.
+
+    which: the checkpoint of a run, "best" or "last". lazy: with LazyTensors, for a model that may not fit into memory
+    as stored. The `state` of a foreign checkpoint has only "model", the arguments of GPTConfig. Raises UserError.
     """
     path = Path(init_from)
     if init_from in HUB:
@@ -90,7 +91,7 @@ def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is something that is not a folder. A device or a FIFO is refused where it is read."""
+    """Whether the path exists and is not a folder. Reading a device or a FIFO raises an error later."""
     return path.exists() and not path.is_dir()
 
 
@@ -98,8 +99,8 @@ def _is_file(path: Path) -> bool:
 
 
 def from_hugging_face(folder: Path, lazy: bool = False) -> Checkpoint:
-    """GPT-2 as transformers saves it: config.json, model.safetensors or pytorch_model.bin (or their shards), and the
-    tokenizer's files.
+    """Load GPT-2 as saved by transformers: config.json, model.safetensors or pytorch_model.bin (or their shards), and
+    the tokenizer's files.
     """
     with _reading(folder, "a folder of Hugging Face's GPT-2"):
         config = read_json(folder / "config.json")
@@ -110,7 +111,7 @@ def from_hugging_face(folder: Path, lazy: bool = False) -> Checkpoint:
             "scale_attn_weights": [True],
             "scale_attn_by_inverse_layer_idx": [False],
             "tie_word_embeddings": [True],
-            "auto_map": [None],  # code that comes with the model
+            "auto_map": [None],  # custom code
         }
         check_fields(f"{folder}: config.json", config, supported)
         activation = config.get("activation_function", GPTConfig.activation)
@@ -129,26 +130,26 @@ def from_hugging_face(folder: Path, lazy: bool = False) -> Checkpoint:
 
 
 def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors by our names, each matrix as (out, in), with lm_head.weight if it is stored.
+    """The tensors under Folio's names, each matrix as (out, in), including lm_head.weight if stored.
 
     Raises CheckpointError.
     """
     tensors = {}
     for name, tensor in _saved_tensors(folder).items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{folder} holds {short_repr(name)}, which is not a tensor")
+            raise CheckpointError(f"{folder}: {short_repr(name)} is not a tensor")
         if name.endswith(BUFFERS):
             continue
         if name != "lm_head.weight":
             name = f"transformer.{name.removeprefix('transformer.')}"
         if name in tensors:
-            raise CheckpointError(f"{folder} holds {short_repr(name)} twice, with and without the prefix transformer.")
+            raise CheckpointError(f"{folder} has {short_repr(name)} twice, with and without the prefix transformer.")
         tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of model.safetensors or pytorch_model.bin, or of the shards that its index lists."""
+    """The tensors of model.safetensors or pytorch_model.bin, or of the shards in its index."""
     for name, load_tensors in (("model.safetensors", load_safetensors), ("pytorch_model.bin", load_pickle)):
         if (folder / name).exists():
             return load_tensors(folder / name)
@@ -161,9 +162,7 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
                 raise CheckpointError(f"{index} names a file outside its folder: {short_repr(shard)}")
             shard_tensors = load_tensors(folder / shard)
             if repeated := tensors.keys() & shard_tensors.keys():
-                raise CheckpointError(
-                    f"{folder / shard} holds {short_repr(min(repeated))}, which another shard also holds"
-                )
+                raise CheckpointError(f"{folder / shard} has {short_repr(min(repeated))}, which another shard also has")
             tensors.update(shard_tensors)
         return tensors
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
@@ -173,7 +172,7 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
-    """nanoGPT's ckpt.pt; the characters are those of its data set's meta.pkl (`foreign_tokenizers.read_nanogpt`)."""
+    """Load nanoGPT's ckpt.pt. The characters come from the data set's meta.pkl (`foreign_tokenizers.read_nanogpt`)."""
     with _reading(path, "nanoGPT's ckpt.pt"):
         saved = load_pickle(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
@@ -185,15 +184,15 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
         tensors = {}
         for name, tensor in saved["model"].items():
             if not isinstance(tensor, Tensor):
-                raise CheckpointError(f"{path} holds {short_repr(name)}, which is not a tensor")
+                raise CheckpointError(f"{path}: {short_repr(name)} is not a tensor")
             name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
             if name in tensors:
-                raise CheckpointError(f"{path} holds {short_repr(name)} twice, with and without _orig_mod. or module.")
+                raise CheckpointError(f"{path} has {short_repr(name)} twice, with and without _orig_mod. or module.")
             if not name.endswith(BUFFERS):
                 tensors[name] = tensor
         dataset = config.get("dataset")
-        named = dataset if isinstance(dataset, str) else ""
-        tokenizer = foreign_tokenizers.read_nanogpt(path, named, shape["vocab_size"])
+        dataset = dataset if isinstance(dataset, str) else ""
+        tokenizer = foreign_tokenizers.read_nanogpt(path, dataset, shape["vocab_size"])
         return _checkpoint(path, shape, tensors, tokenizer, lazy)
 
 
@@ -201,7 +200,7 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
 
 
 def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
-    """A GGUF file of GPT-2's architecture, with its tokenizer; weights in F32, F16 or BF16, not quantized."""
+    """Load a GGUF file of GPT-2's architecture, with its tokenizer. Weights are F32, F16 or BF16, not quantized."""
     with _reading(path, "a GGUF file of GPT-2"):
         reader = _open_gguf(path)
         fields = {name: _gguf_value(reader, name) for name in GGUF_FIELDS if name in reader.fields}
@@ -225,33 +224,33 @@ def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
             activation=LLAMA_CPP_ACTIVATION,
         )
         saved = _gguf_tensors(path, reader)
-        our_names = {theirs: ours for ours, theirs in gguf_names(min(shape["n_layer"], len(saved))).items()}
-        our_names["output.weight"] = "lm_head.weight"
-        tensors = {our_names.get(name, name): tensor for name, tensor in saved.items()}
+        names = {gguf_name: name for name, gguf_name in gguf_names(min(shape["n_layer"], len(saved))).items()}
+        names["output.weight"] = "lm_head.weight"
+        tensors = {names.get(name, name): tensor for name, tensor in saved.items()}
         return _checkpoint(path, shape, tensors, foreign_tokenizers.read_gguf(path, fields), lazy)
 
 
 def _open_gguf(path: Path) -> Any:
-    """The package gguf's reader, with every read checked against the end of the file, and with arrays as arrays. Raises
-    ValueError.
+    """Open a file with a subclass of the gguf package's reader that checks the bounds of each read and reads an array
+    as one array. Raises ValueError.
 
-    The package takes what is past the end as empty, and so loops as often as a damaged count says; and it makes an
-    object of 800 bytes for each element of an array. All its reads use the private method _get, which is overridden
-    here; test_a_small_file_with_a_huge_array_ends fails if a later version no longer calls it.
+    The package treats data past the end of the file as empty, so that a damaged count causes a long loop, and creates
+    an object of 800 bytes for each element of an array. All its reads use the private method _get, which is overridden
+    here; test_a_small_file_with_a_huge_array_ends fails if a later version does not call it.
     """
     from gguf import GGUFReader, GGUFValueType
 
     class BoundedReader(GGUFReader):
-        def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **named: Any) -> Any:
+        def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
             self._check_end(offset + int(count) * np.dtype(dtype).itemsize)
-            return super()._get(offset, dtype, count, *rest, **named)
+            return super()._get(offset, dtype, count, *args, **kwargs)
 
         def _check_end(self, offset: int) -> None:
             if offset > len(self.data):
                 raise ValueError(f"it ends at byte {len(self.data):,}, in the middle of a value")
 
         def _get_field_parts(self, offset: int, kind: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
-            """The bytes of a value, its parts, which of them are data, and its types. An array is one part."""
+            """The size of a value, its parts, the indices of the data parts, and its types. An array is one part."""
             if kind != GGUFValueType.ARRAY:
                 return super()._get_field_parts(offset, kind)
             inner, count = GGUFValueType(self._get(offset, np.uint32)[0]), int(self._get(offset + 4, np.uint64)[0])
@@ -266,9 +265,9 @@ def _open_gguf(path: Path) -> Any:
             return end - offset, [part], [0], [GGUFValueType.ARRAY, inner]
 
         def _find_strings(self, offset: int, count: int) -> tuple[np.ndarray, int]:
-            """The first byte and the end of each string of an array, (N, 2), and the end of the array."""
+            """The start and end offsets of the strings of an array, (N, 2), and the end of the array."""
             self._check_end(offset + 8 * count)
-            _check_count("strings in an array", count, GGUF_ELEMENTS)
+            _check_count("strings in an array", count, MAX_GGUF_ELEMENTS)
             bounds = np.empty((count, 2), np.int64)
             for i in range(count):
                 self._check_end(offset + 8)
@@ -279,16 +278,16 @@ def _open_gguf(path: Path) -> Any:
             return bounds, offset
 
         def _build_fields(self, offset: int, count: int) -> int:
-            _check_count("fields", count, GGUF_NAMES)
+            _check_count("fields", count, MAX_GGUF_NAMES)
             return super()._build_fields(offset, count)
 
         def _build_tensor_info(self, offset: int, count: int) -> Any:
-            _check_count("tensors", count, GGUF_NAMES)
+            _check_count("tensors", count, MAX_GGUF_NAMES)
             return super()._build_tensor_info(offset, count)
 
     check_regular(path)
     try:
-        with np.errstate(over="raise"):  # of a tensor's offset
+        with np.errstate(over="raise"):  # overflow of a tensor's offset
             reader = BoundedReader(path)
     except KeyError as error:  # two fields with the same name
         raise ValueError(error.args[0]) from None
@@ -300,19 +299,19 @@ def _open_gguf(path: Path) -> Any:
 
 
 def _check_count(what: str, count: int, limit: int) -> None:
-    """Raise ValueError if a GGUF file has more of something than the limit."""
+    """Raise ValueError if a count in a GGUF file is above the limit. what: a plural noun for the message."""
     if count > limit:
         raise ValueError(f"it has {count:,} {what}, more than {limit:,}")
 
 
 def _gguf_value(reader: Any, name: str) -> Any:
-    """The value of a field. Raises ValueError if it is larger than any model's."""
+    """The value of a field. Raises ValueError if it is implausibly large."""
     from gguf import GGUFValueType
 
     field = reader.fields[name]
     part, kind = field.parts[-1], field.types[-1]
     is_array, is_text = field.types[0] == GGUFValueType.ARRAY, kind == GGUFValueType.STRING
-    _check_count(f"elements in {name}", len(part) if is_array else 1, GGUF_ELEMENTS)
+    _check_count(f"elements in {name}", len(part) if is_array else 1, MAX_GGUF_ELEMENTS)
     if is_text:
         size = np.ptp(part) if is_array and len(part) else len(part)
         _check_count(f"bytes in {name}", size, MAX_TEXT_BYTES)
@@ -323,7 +322,7 @@ def _gguf_value(reader: Any, name: str) -> Any:
 
 
 def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
-    """The tensors by llama.cpp's names, in float32. Raises CheckpointError for quantized ones."""
+    """The tensors under llama.cpp's names, in float32. Raises CheckpointError for quantized tensors."""
     from gguf import GGMLQuantizationType as Kind
     from gguf import dequantize
 
@@ -339,7 +338,7 @@ def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
 
 
 def gguf_names(n_layer: int) -> dict[str, str]:
-    """Our names of the parameters, which are also Hugging Face's -> llama.cpp's names."""
+    """Folio's names of the parameters, which are also Hugging Face's -> llama.cpp's names."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
@@ -359,27 +358,26 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_pickle(path: Path) -> dict[str, Any]:
-    """The content of a file that torch.save wrote. Raises CheckpointError unless it is tensors and plain values."""
+    """Load a file of torch.save. Raises CheckpointError unless it contains only tensors and plain values."""
     try:
         check_regular(path)
         is_zip = zipfile.is_zipfile(path)
         storages = _storages_of_zip(path) if is_zip else _storages_of_old_format(path)
         if sum(storages.values()) > path.stat().st_size:
             raise ValueError("its tensors are larger than the file")
-        # A zip file is memory-mapped, not read.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except Exception as error:  # torch's unpickler raises whatever a damaged file makes its functions raise
+    except Exception as error:  # for a damaged file, torch's unpickler can raise any type
         reason = _first_line(error)
         raise CheckpointError(
-            f"{path} was not opened: it may run code, or is damaged ({reason}); download it again"
+            f"{path} was not loaded, because it is damaged or may run code ({reason}); download it again"
         ) from None
 
 
 def _storages_of_zip(path: Path) -> dict[str, int]:
-    """Check a zip file of torch.save: its records and its pickle. Returns the bytes of the storages by their keys.
+    """Check the records and the pickle of a zip file of torch.save. Returns the size of each storage by key.
 
-    Raises ValueError. What zipfile reads must be what torch reads: the first record is at byte 0, and no two records
-    have the same name.
+    Raises ValueError. So that zipfile and torch read the same records, the first one must be at byte 0, and their names
+    must be unique.
     """
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
@@ -389,31 +387,32 @@ def _storages_of_zip(path: Path) -> dict[str, int]:
         if sum(record.file_size for record in records) > path.stat().st_size:
             raise ValueError("its records are larger than the file")
         if len(pickled) != 1 or len({record.filename.lower() for record in records}) < len(records):
-            raise ValueError("its records have the same name, or it has no data.pkl")
+            raise ValueError("two records have the same name, or data.pkl is missing")
         if min(record.header_offset for record in records) != 0:
-            raise ValueError("its first record is not at its beginning")
-        if any(record.file_size > PICKLE_BYTES and "/data/" not in record.filename for record in records):
-            raise ValueError(f"a record that is not a tensor's data has more than {PICKLE_BYTES:,} bytes")
-        return _storages(pickles.check(io.BytesIO(archive.read(pickled[0])), names=NAMES))
+            raise ValueError("its first record is not at byte 0")
+        if any(record.file_size > MAX_PICKLE_BYTES and "/data/" not in record.filename for record in records):
+            raise ValueError(f"a record that is not tensor data has more than {MAX_PICKLE_BYTES:,} bytes")
+        return _storages(pickles.check(io.BytesIO(archive.read(pickled[0])), names=GLOBALS))
 
 
 def _storages_of_old_format(path: Path) -> dict[str, int]:
-    """Check a file of the format before torch 1.6: a magic number, the version, the machine, the values and the keys of
-    the storages, each a pickle; then the storages. Returns the bytes of the storages by their keys. Raises ValueError.
+    """Check a file in the format before torch 1.6. Returns the size of each storage by key. Raises ValueError.
+
+    The file contains five pickles (magic number, version, machine, values, storage keys), then the storages.
     """
     if tarfile.is_tarfile(path):  # an even older format
         raise ValueError("it is a tar file")
     with open(path, "rb") as file:
-        content = io.BytesIO(file.read(PICKLE_BYTES))
-    *_, values, keys = [pickles.check(content, names=NAMES) for _ in range(5)]
+        content = io.BytesIO(file.read(MAX_PICKLE_BYTES))
+    *_, values, keys = [pickles.check(content, names=GLOBALS) for _ in range(5)]
     storages = _storages(values)
     if not isinstance(keys.value, list) or {*keys.value} != storages.keys():
-        raise ValueError("its list of storages is not that of its tensors")
+        raise ValueError("its list of storages does not match its tensors")
     return storages
 
 
 def _storages(content: pickles.Content) -> dict[str, int]:
-    """The bytes of the storages that a pickle names, by their keys. Raises ValueError."""
+    """The size in bytes of each storage that a pickle uses, by key. Raises ValueError."""
     storages: dict[str, int] = {}
     for (identifier,) in content.persistent:
         _, storage, key, _, numel, *_ = identifier
@@ -425,7 +424,7 @@ def _storages(content: pickles.Content) -> dict[str, int]:
 
 @contextmanager
 def _reading(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a damaged or foreign file makes the block raise into a CheckpointError of one line."""
+    """Turn the exceptions from reading a damaged or foreign file into a one-line CheckpointError."""
     try:
         yield
     except (
@@ -442,7 +441,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message, or its beginning."""
+    """The first line of an error's message, shortened."""
     if isinstance(error, KeyError):
         return f"it has no {short_repr(error.args[0])}"
     return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
@@ -451,7 +450,9 @@ def _first_line(error: Exception) -> str:
 def _checkpoint(
     path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, lazy: bool
 ) -> Checkpoint:
-    """The checkpoint. Raises CheckpointError unless the tensors fit the model and it has a row for each token."""
+    """Build the checkpoint. Raises CheckpointError unless the tensors match the model and its vocabulary has a row for
+    each token.
+    """
     tensors = check_tensors(path, shape, tensors, lazy)
     if tokenizer.vocab_size > shape["vocab_size"]:
         raise CheckpointError(
@@ -466,21 +467,18 @@ def check_tensors(
 ) -> Mapping[str, Tensor]:
     """The model's tensors, contiguous and in float32, without lm_head.weight, which is tied to the token embeddings.
 
-    lazy: each is copied from the mapped file when it is asked for.
-    Raises CheckpointError unless the tensors are exactly the model's parameters and lm_head.weight, if it is stored,
-    equals the token embeddings.
+    lazy: copy each tensor from the mapped file on access. Raises CheckpointError unless the tensors are exactly the
+    model's parameters and lm_head.weight, if stored, equals the token embeddings.
     """
     tensors = dict(tensors)
     head = tensors.pop("lm_head.weight", None)
     GPTConfig(**shape)  # checks the values
-    n_layer = min(shape["n_layer"], len(tensors))  # with more layers than tensors, some tensor is missing in any case
+    n_layer = min(shape["n_layer"], len(tensors))  # limits the work; with more layers, tensors are missing in any case
     shapes = parameter_shapes({**shape, "n_layer": n_layer})
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(f"{path} has no {missing[0]}")
     if unknown := [name for name in tensors if name not in shapes]:
-        raise CheckpointError(
-            f"{path} has a tensor {short_repr(unknown[0])}, which the model of model.py does not have"
-        )
+        raise CheckpointError(f"{path} has a tensor {short_repr(unknown[0])}, which model.py does not have")
     for name, expected in shapes.items():
         if tuple(tensors[name].shape) != expected:
             raise CheckpointError(f"{path}: {name} has the shape {tuple(tensors[name].shape)} instead of {expected}")
@@ -488,11 +486,11 @@ def check_tensors(
             raise CheckpointError(f"{path}: {name} has the dtype {tensors[name].dtype}, which is not floating-point")
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
     if sum(t.numel() * t.itemsize for t in tensors.values()) > sum(storages.values()):
-        raise CheckpointError(f"{path} is damaged: its tensors are larger than the data that it stores")
+        raise CheckpointError(f"{path} is damaged: its tensors are larger than its data")
     if head is not None and not torch.equal(head.float(), tensors["transformer.wte.weight"].float()):
         raise CheckpointError(
-            f"{path} has an lm_head.weight (the output matrix) that differs from the token embeddings; Folio ties the "
-            f"two, so it cannot compute this model"
+            f"{path}: lm_head.weight (the output matrix) differs from the token embeddings; Folio supports only tied "
+            f"embeddings"
         )
     if lazy:
         return LazyTensors(shapes, lambda name: tensors[name].float().clone(memory_format=torch.contiguous_format))
@@ -503,7 +501,7 @@ def check_tensors(
 
 
 def parameter_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of each of the model's parameters, by name. All blocks are like the first one."""
+    """The shapes of the model's parameters by name. All blocks have the shapes of the first one."""
     with torch.device("meta"):
         parameters = GPT(GPTConfig(**{**shape, "n_layer": 1})).named_parameters()
     shapes = {}

@@ -1,7 +1,7 @@
-"""Tokenizers in the files of other programs: reading them with every rule checked, and spelling Folio's for them.
+"""Reads the tokenizer files of other programs, checking every rule, and converts Folio's tokenizers to their formats.
 
-Folio reads characters, bytes, and byte-level BPE with GPT-2's pre-tokenizer, whose only special token is the last one,
-<|endoftext|>. A file that asks for anything else is refused.
+Folio supports characters, bytes, and byte-level BPE with GPT-2's pre-tokenizer, whose only special token is the last
+one, <|endoftext|>. Anything else in a file is an error.
 """
 
 import json
@@ -23,15 +23,16 @@ from folio.data.tokenizer import (
     gpt2_tokenizer,
 )
 
-UNKNOWN = "<unk>"  # no exported vocabulary of characters has it, so an unknown character is an error there too
+OFF = [False, None]  # values of a setting that is off
+UNKNOWN = "<unk>"  # not in any exported vocabulary of characters, so that unknown characters are errors there, too
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
 def read_hugging_face(folder: Path, vocab_size: int) -> Tokenizer:
-    """The BPE of merges.txt or tokenizer.json in the folder; without both, GPT-2's if vocab_size is GPT-2's.
+    """The BPE from merges.txt or tokenizer.json in the folder; without both, GPT-2's if vocab_size is GPT-2's.
 
-    The other files of the tokenizer must agree with it. Raises CheckpointError.
+    The other tokenizer files must agree with it. Raises CheckpointError.
     """
     if (folder / "tokenizer.json").exists() and (exported := _exported_by_folio(folder / "tokenizer.json")):
         return exported
@@ -52,21 +53,20 @@ def read_hugging_face(folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def _check_other_files(folder: Path, ranks: list[bytes]) -> None:
-    """Raise CheckpointError if another file of the tokenizer contradicts its tokens or adds tokens to a text."""
+    """Raise CheckpointError if another tokenizer file contradicts the tokens or adds tokens to texts."""
     for name in ("vocab.json", "added_tokens.json"):
         if (folder / name).exists():
             _check_ids(f"{folder / name}", read_json(folder / name), ranks)
     if (folder / "tokenizer_config.json").exists():
         config = read_json(folder / "tokenizer_config.json")
         source = f"{folder}: tokenizer_config.json"
-        off = [False, None]
-        check_fields(source, config, {"add_prefix_space": off, "add_bos_token": off, "add_eos_token": off})
+        check_fields(source, config, dict.fromkeys(("add_prefix_space", "add_bos_token", "add_eos_token"), OFF))
         added_tokens = config.get("added_tokens_decoder") or {}
         _check_ids(source, {token["content"]: int(i) for i, token in added_tokens.items()}, ranks)
 
 
 def _exported_by_folio(path: Path) -> Tokenizer | None:
-    """The tokenizer of characters or bytes whose tokenizer.json is exactly what `to_library` writes, or None."""
+    """The tokenizer of characters or bytes if tokenizer.json is as `to_hugging_face` writes it, otherwise None."""
     content = read_json(path)
     vocab = content["model"]["vocab"]
     tokenizer: Tokenizer = ByteTokenizer()
@@ -75,14 +75,14 @@ def _exported_by_folio(path: Path) -> Tokenizer | None:
         if any(len(character) != 1 for character in characters):
             return None
         tokenizer = CharTokenizer("".join(characters), eot=bool(content["added_tokens"]))
-        content["model"]["unk_token"] = UNKNOWN  # earlier exports named their first character
-    expected = json.loads(to_library(tokenizer).to_str())
+        content["model"]["unk_token"] = UNKNOWN  # older exports have their first character here
+    expected = json.loads(to_hugging_face(tokenizer).to_str())
     compared = ("model", "pre_tokenizer", "normalizer", "added_tokens")
     return tokenizer if all(content[part] == expected[part] for part in compared) else None
 
 
 def _read_merges(path: Path) -> GPT2Tokenizer:
-    """The tokenizer of merges.txt and the vocab.json next to it."""
+    """The tokenizer from merges.txt and the vocab.json next to it."""
     lines = read_text(path).splitlines()[1:]  # the first line is a version
     vocab = read_json(path.with_name("vocab.json"))
     source = f"{path.parent}: merges.txt and vocab.json"
@@ -90,17 +90,17 @@ def _read_merges(path: Path) -> GPT2Tokenizer:
 
 
 def _read_tokenizer_json(path: Path) -> RankedTokenizer:
-    """The tokenizer of tokenizer.json: a BPETokenizer if the file is as Folio writes it, and a GPT2Tokenizer if the
-    end-of-text token is among the tokens of the model, as in GPT-2's own file.
+    """The tokenizer from tokenizer.json: a BPETokenizer if the file is as Folio writes it, and a GPT2Tokenizer if the
+    end-of-text token is in the model's vocabulary, as in GPT-2's file.
     """
     content = read_json(path)
     if (kind := content["model"].get("type", "BPE")) != "BPE":
         raise CheckpointError(
-            f"{path}: {short_repr(kind)} is not a byte-level BPE with GPT-2's pre-tokenizer, as Folio reads it"
+            f"{path}: {short_repr(kind)} is not supported, only byte-level BPE with GPT-2's pre-tokenizer"
         )
     model, pre_tokenizer, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
     if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
-        raise CheckpointError(f"{path} has a post_processor that adds tokens to each text; Folio adds none")
+        raise CheckpointError(f"{path} has a post_processor that adds tokens to texts, which Folio does not support")
     vocab = dict(model["vocab"])
     merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
     ranks = ranks_of_merges(f"{path}", merges, vocab)
@@ -109,7 +109,7 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
         model = {"type": "BPE", **model, "vocab": vocab, "merges": merges}
         tokenizer = BPETokenizer({**content, "model": model, "pre_tokenizer": {"use_regex": True, **pre_tokenizer}})
     except ValueError as error:
-        raise CheckpointError(f"{path} is not a tokenizer that Folio can read: {error}") from None
+        raise CheckpointError(f"{path} is not a supported tokenizer: {error}") from None
     return GPT2Tokenizer(ranks) if is_gpt2 else tokenizer
 
 
@@ -117,27 +117,27 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
 
 
 def read_nanogpt(checkpoint: Path, dataset: str, vocab_size: int) -> Tokenizer:
-    """The characters of data/DATASET/meta.pkl, searched from the checkpoint's folder upward; without one, GPT-2's
-    tokenizer if vocab_size is GPT-2's. Raises CheckpointError, or DatasetError for a damaged meta.pkl.
+    """The characters from data/DATASET/meta.pkl, searched for from the checkpoint's folder upward. Without this file,
+    GPT-2's tokenizer if vocab_size is GPT-2's. Raises CheckpointError, or DatasetError for a damaged meta.pkl.
     """
     if dataset:
         for parent in checkpoint.resolve().parents:
             meta = parent / "data" / dataset / "meta.pkl"
             if meta.exists():
-                # GPT-2's weights that were finetuned on characters keep GPT-2's vocabulary size
+                # GPT-2 finetuned on characters keeps its vocabulary size
                 return nanogpt_tokenizer(meta, None if is_gpt2_size(vocab_size) else vocab_size)
     if is_gpt2_size(vocab_size):
         return gpt2_tokenizer()
     name = shorten(" ".join(dataset.split()), 100) or "NAME"
     raise CheckpointError(
         f"{checkpoint}: a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl lists its characters: "
-        f"put that file into data/{name} next to {checkpoint.name}"
+        f"put this file into data/{name} next to {checkpoint.name}"
     )
 
 
 def read_gguf(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
-    """The tokenizer of a GGUF file, whose token list must be the tokens in the order of the merges, then the
-    end-of-text token, then unused tokens. Raises CheckpointError.
+    """The tokenizer from a GGUF file. Its list of tokens must be in the order of the merges, followed by the
+    end-of-text token and unused tokens. Raises CheckpointError.
     """
     from gguf import TokenType
 
@@ -148,8 +148,8 @@ def read_gguf(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
     for i in [fields["tokenizer.ggml.eos_token_id"], *special]:
         if i != len(ranks):
             raise CheckpointError(
-                f"{path}: the token {short_repr(i)} is special; Folio supports only one special token, the one after "
-                f"the last merge: {len(ranks)}"
+                f"{path}: the token {short_repr(i)} is special; Folio supports only one special token, after the last "
+                f"merge: {len(ranks)}"
             )
     return GPT2Tokenizer(ranks)
 
@@ -159,10 +159,10 @@ def read_gguf(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
 
 def ranks_of_merges(source: str, merges: list[list[str]], vocab: dict[str, int]) -> list[bytes]:
     """The tokens by id: the 256 bytes in the order of the vocabulary, then the result of each merge. Merges and
-    vocabulary are spelled in the byte alphabet.
+    vocabulary are in the byte alphabet.
 
-    Raises CheckpointError if a merge does not make a new token or never applies, or if the vocabulary has other tokens
-    or other ids.
+    Raises CheckpointError if a merge does not produce a new token or never applies, or if the tokens and ids of the
+    vocabulary differ.
     """
     alphabet = byte_alphabet()
     rank = {token: i for i, token in enumerate(sorted(alphabet, key=lambda letter: vocab.get(letter, 256)))}
@@ -170,9 +170,9 @@ def ranks_of_merges(source: str, merges: list[list[str]], vocab: dict[str, int])
     for pair in merges:
         token, problem = "".join(pair), None
         if len(pair) != 2 or not rank.keys() >= set(pair) or token in rank:
-            problem = "does not make a new token from two earlier tokens"
+            problem = "does not produce a new token from two earlier tokens"
         elif not merge_applies(*pair, rank, parts):
-            problem = "never applies, because earlier merges come first"
+            problem = "never applies, because earlier merges take precedence"
         if problem:
             raise CheckpointError(f"{source}: the merge {short_repr(' '.join(pair))} {problem}")
         rank[token], parts[token] = len(rank), pair
@@ -184,30 +184,30 @@ def ranks_of_merges(source: str, merges: list[list[str]], vocab: dict[str, int])
 
 
 def merge_applies(left: str, right: str, rank: dict[str, int], parts: dict[str, list[str]]) -> bool:
-    """Whether byte-pair encoding of left + right produces the tokens `left` and `right`. Only then is merging by the
-    rank of the result (tiktoken) the same as merging by the rank of the pair (Hugging Face's tokenizers).
+    """Whether byte-pair encoding of left + right produces the tokens `left` and `right`. Only then are merging by the
+    rank of the result (tiktoken) and by the rank of the pair (Hugging Face's tokenizers) equivalent.
 
-    Undoes the merges of the two tokens, the latest merge first, and looks at the two tokens next to the boundary: they
-    must not merge with each other earlier than within `left` or `right`.
+    Undoes the merges of the two tokens, latest merge first. The two tokens next to the boundary must not merge with
+    each other earlier than within `left` or `right`.
     """
     while left in parts or right in parts:
         if left in parts and (right not in parts or rank[left] > rank[right]):
-            before, left = rank[left], parts[left][1]
-        else:  # of two merges with the same rank, the left one is first
-            before, right = rank[right] + 1, parts[right][0]
-        if rank.get(left + right, before) < before:
+            limit, left = rank[left], parts[left][1]
+        else:  # for equal ranks, the left merge is first
+            limit, right = rank[right] + 1, parts[right][0]
+        if rank.get(left + right, limit) < limit:
             return False
     return True
 
 
 def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
-    """Raise CheckpointError unless each of these tokens has the same id in Folio."""
+    """Raise CheckpointError unless each token has the same id in Folio."""
     expected = {token: i for i, token in enumerate([*spell_tokens(ranks), EOT_TEXT])}
     for token, i in ids.items():
         if token not in expected:
             raise CheckpointError(
-                f"{source}: no merge makes the token {short_repr(token)} (id {short_repr(i)}), and the only token that "
-                f"Folio adds is {EOT_TEXT}"
+                f"{source}: no merge produces the token {short_repr(token)} (id {short_repr(i)}); Folio supports only "
+                f"the added token {EOT_TEXT}"
             )
         if i != expected[token]:
             raise CheckpointError(
@@ -217,12 +217,12 @@ def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
 
 
 def is_gpt2_size(vocab_size: int) -> bool:
-    """Whether a vocabulary may be GPT-2's: 50,257 tokens, or padded to a multiple of 64, as nanoGPT's 50,304."""
+    """Whether a vocabulary size is GPT-2's: 50,257, possibly padded to a multiple of 64, such as nanoGPT's 50,304."""
     return vocab_size == 50257 or (vocab_size % 64 == 0 and 50257 < vocab_size <= 51200)
 
 
 def check_fields(source: str, fields: dict[str, Any], supported: dict[str, list[Any]]) -> None:
-    """Raise CheckpointError for a field whose value is not among those that Folio supports. A field may be missing."""
+    """Raise CheckpointError for a field with an unsupported value. A field may be missing."""
     for name, values in supported.items():
         if name in fields and fields[name] not in values:
             allowed = " or ".join(map(repr, values))
@@ -232,8 +232,8 @@ def check_fields(source: str, fields: dict[str, Any], supported: dict[str, list[
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def to_library(tokenizer: Tokenizer) -> Any:
-    """The same tokenizer as a tokenizers.Tokenizer, of Hugging Face's library."""
+def to_hugging_face(tokenizer: Tokenizer) -> Any:
+    """Convert a tokenizer to tokenizers.Tokenizer of Hugging Face's library."""
     import tokenizers
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
@@ -258,13 +258,13 @@ def to_library(tokenizer: Tokenizer) -> Any:
 
 
 def spell_tokens(ranks: list[bytes]) -> list[str]:
-    """Tokens in the byte alphabet: the visible characters that stand for bytes in the files of other programs."""
+    """Tokens in the byte alphabet, the visible characters that represent bytes in tokenizer files."""
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
     return ["".join(letters[byte] for byte in token) for token in ranks]
 
 
 def merge_pairs(ranks: list[bytes]) -> list[tuple[int, int]]:
-    """The ids of the two tokens that each token after the 256 bytes is merged from."""
+    """The merge of each token after the 256 bytes, as the ids of two tokens."""
     rank_of = {token: rank for rank, token in enumerate(ranks)}
     pairs = []
     for rank, token in enumerate(ranks):

@@ -1,14 +1,14 @@
-"""Writes a model as an ONNX graph that takes and returns the key-value cache, and runs it with ONNX Runtime.
+"""Exports a model as an ONNX graph that takes and returns the key-value cache, and runs it with ONNX Runtime.
 
-torch.onnx traces model.py, so that the graph computes every position method, and a changed model.py too. Its inputs and
-outputs have the names that Hugging Face's optimum gives them:
+torch.onnx traces model.py, so that the graph supports every position method and a modified model.py. Its inputs and
+outputs have the names of Hugging Face's optimum:
 
     input_ids               (B, T)         the new tokens
-    attention_mask          (B, P + T)     1 for a token, 0 for padding: of the cached tokens and the new ones
-    position_ids            (B, T)         how many tokens are before each new one, without padding
-    past_key_values.I.key   (B, H, P, D)   the cache of layer I, and past_key_values.I.value; P is 0 for a prompt
+    attention_mask          (B, P + T)     1 for a token, 0 for padding, for the cached and the new tokens
+    position_ids            (B, T)         the positions of the new tokens, not counting padding
+    past_key_values.I.key   (B, H, P, D)   the cache of layer I, like past_key_values.I.value; P is 0 for a prompt
     logits                  (B, T, V)      of all new tokens
-    present.I.key           (B, H, P + T, D)   what past_key_values.I.key is in the next call, and present.I.value
+    present.I.key           (B, H, P + T, D)   past_key_values.I.key of the next call, like present.I.value
 
 The first three are int64, the others float32. Rows of different lengths can be padded on either side.
 
@@ -36,12 +36,12 @@ OPSET = 20  # the first with Gelu(approximate="tanh")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime", "transformers")
 MODEL = "model.onnx"
 INPUTS = ("input_ids", "attention_mask", "position_ids")  # and the cache
-STEPS = 32  # tokens at the end of a text that the check computes one by one
-PADDED = 2**31  # the position of padding: after every token, so that none attends to it
+STEPS = 32  # the check decodes the last tokens of a text one by one
+PADDING_POSITION = 2**31  # after every token, so that no token attends to padding
 
 
-class GivenCache(AttentionKernel):
-    """Attention to keys and values that are given, followed by those of the new tokens.
+class PastKeyValues(AttentionKernel):
+    """Attention to cached keys and values, followed by those of the new tokens.
 
     past, present: keys and values of each layer in turn, (B, H, P, D) and (B, H, S, D). mask: the attention_mask.
     """
@@ -52,7 +52,7 @@ class GivenCache(AttentionKernel):
 
     def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         key_positions = self.mask.cumsum(dim=1) - 1  # (B, S)
-        return self.position_ids, key_positions.masked_fill(self.mask == 0, PADDED)
+        return self.position_ids, key_positions.masked_fill(self.mask == 0, PADDING_POSITION)
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         keys = torch.cat([self.past[2 * layer.index], k], dim=2)  # (B, H, S, D)
@@ -62,7 +62,7 @@ class GivenCache(AttentionKernel):
 
 
 class DecodingStep(nn.Module):
-    """A model as a function of what the graph takes."""
+    """A model with the inputs and outputs of the graph."""
 
     def __init__(self, model: GPT):
         super().__init__()
@@ -71,15 +71,15 @@ class DecodingStep(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        attend = GivenCache(past, attention_mask, position_ids)
+        attend = PastKeyValues(past, attention_mask, position_ids)
         return self.model.logits(input_ids, attend), *attend.present
 
 
 def write_onnx(loaded: Checkpoint, folder: Path) -> None:
     """Write a folder with model.onnx, transformers' tokenizer, and the config.json that optimum needs.
 
-    Weights of more than 1.5 GiB are in model.onnx.data, because a protobuf holds at most 2 GiB. Raises UserError if
-    torch.onnx cannot trace model.py.
+    Weights above 1.5 GiB go to model.onnx.data, because a protobuf is limited to 2 GiB. Raises UserError if torch.onnx
+    cannot trace model.py.
     """
     folder.mkdir(parents=True)
     trace(loaded.build().eval()).save(folder / MODEL)
@@ -92,12 +92,12 @@ def trace(model: GPT) -> torch.onnx.ONNXProgram:
     from onnxscript import ir
 
     config = model.config
-    B, T, P = 3, 2, 4  # of an example; sizes that differ, and are not 1, remain variables
+    B, T, P = 3, 2, 4  # of the example inputs; distinct sizes other than 1 stay dynamic
     shape = (B, config.n_head, P, config.n_embd // config.n_head)
     names = [f"{i}.{part}" for i in range(config.n_layer) for part in ("key", "value")]
     ids, mask, positions = (torch.zeros(B, n, dtype=torch.long) for n in (T, P + T, T))
     try:
-        with without_logs():
+        with silenced_torch():
             program = torch.onnx.export(
                 DecodingStep(model),
                 (ids, mask, positions, [torch.zeros(shape) for _ in names]),
@@ -115,13 +115,13 @@ def trace(model: GPT) -> torch.onnx.ONNXProgram:
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UserError(f"--to=onnx: torch.onnx cannot trace this model.py ({reason})") from None
-    ir.passes.common.ClearMetadataAndDocStringPass()(program.model)  # it holds the paths of source files
+    ir.passes.common.ClearMetadataAndDocStringPass()(program.model)  # removes paths of source files
     return program
 
 
 @contextmanager
-def without_logs() -> Iterator[None]:
-    """Silence torch, which logs packages that it misses, and prints whole graphs after an error."""
+def silenced_torch() -> Iterator[None]:
+    """Silence torch, which logs missing packages and prints whole graphs after an error."""
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -137,15 +137,15 @@ def open_with_onnxruntime(folder: Path) -> ExportedModel:
     session = InferenceSession(folder / MODEL)
 
     def logits(ids: Tensor) -> Tensor:
-        """Those of a prompt in one call, and of the last tokens one by one."""
+        """Logits of a text: the prompt in one call, then the last tokens one by one."""
         prompt = max(1, ids.shape[1] - STEPS)
         caches = session.get_inputs()[len(INPUTS) :]
         past = {cache.name: np.zeros((len(ids), cache.shape[1], 0, cache.shape[3]), np.float32) for cache in caches}
         parts = []
         for start, end in [(0, prompt), *((i, i + 1) for i in range(prompt, ids.shape[1]))]:
             mask = np.ones((len(ids), end), dtype=np.int64)
-            given = (ids[:, start:end].numpy(), mask, mask.cumsum(axis=1)[:, start:] - 1)
-            part, *present = session.run(None, {**dict(zip(INPUTS, given, strict=True)), **past})
+            inputs = (ids[:, start:end].numpy(), mask, mask.cumsum(axis=1)[:, start:] - 1)
+            part, *present = session.run(None, {**dict(zip(INPUTS, inputs, strict=True)), **past})
             past = dict(zip(past, present, strict=True))
             parts.append(torch.from_numpy(part))
         return torch.cat(parts, dim=1)

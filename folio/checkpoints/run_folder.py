@@ -1,8 +1,8 @@
-"""The checkpoints in a run's folder: which there are, which is the last and the best, and what state.json says.
+"""The checkpoints in a run's folder: the list of them, the last and the best one, and the content of state.json.
 
 A run has parts: one from its start, and one from each resume. state.json records them; see schema.PartRecord.
 
-Nothing here reads weights, so that nothing needs torch. docs/checkpoints.md describes each file.
+This module does not read weights and needs no torch. docs/checkpoints.md describes each file.
 """
 
 from collections.abc import Iterator
@@ -16,25 +16,25 @@ from safetensors import SafetensorError
 from folio import UserError
 from folio.base.files import read_json, sha256, short_repr, shorten, step_number, write_json
 from folio.base.progress import note
-from folio.checkpoints.schema import PartRecord, wrong_values
+from folio.checkpoints.schema import PartRecord, invalid_fields
 
-FORMAT_VERSION = 2  # of state.json; version 1 is read, too
+FORMAT_VERSION = 2  # of state.json; version 1 is also read
 POINTERS = ("last", "best")
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged or does not fit."""
+    """A checkpoint is missing, damaged or does not match."""
 
 
 class NoCheckpointError(CheckpointError):
-    """A folder without a checkpoint. The message names the newest runs beside it, or the command that trains one.
+    """A folder without a checkpoint. The message names the newest runs next to it, or the command that trains one.
 
-    option: what precedes a run's folder on the command line, such as "--out_dir=".
+    option: the option that takes a run's folder, such as "--out_dir=".
     """
 
     def __init__(self, path: Path, option: str = ""):
         self.path = path
-        runs = " or ".join(f"{option}{run}" for run in _runs_beside(path)[:3])
+        runs = " or ".join(f"{option}{run}" for run in _neighboring_runs(path)[:3])
         advice = f"try {runs}" if runs else "train one first: python train.py config/shakespeare_char.py"
         super().__init__(f"{path} holds no checkpoint: {advice}")
 
@@ -46,32 +46,32 @@ def directories(out_dir: Path) -> list[Path]:
 
 
 def newest_first(out_dir: Path) -> Iterator[Path]:
-    """The checkpoints in a run's folder from the last one back; see RunFolder."""
+    """The checkpoints in a run's folder, newest first; see RunFolder.newest_first."""
     return RunFolder(out_dir).newest_first()
 
 
 def precedes(state: dict[str, Any], newest: dict[str, Any]) -> bool:
-    """Whether a checkpoint is an earlier point of the run that saved a newer one and may have been resumed in between.
+    """Whether a checkpoint is from an earlier step of the run that saved the newest one, possibly before a resume.
 
     state, newest: state.json of the two.
     """
     is_same_run = state.get("run_id") == newest.get("run_id")
-    names = ("from_step", "after", "changes", "exact")  # of a resume; a later checkpoint may know more of the others
-    resumes, newest_resumes = ([[part[name] for name in names] for part in of["parts"][1:]] for of in (state, newest))
-    is_same_past = resumes == [resume for resume in newest_resumes if resume[0] < state["step"]]
-    return is_same_run and is_same_past and state["step"] < newest["step"]
+    names = ("from_step", "after", "changes", "exact")  # of a resume; the other fields may be filled in later
+    resumes, newest_resumes = ([[part[name] for name in names] for part in s["parts"][1:]] for s in (state, newest))
+    is_same_history = resumes == [resume for resume in newest_resumes if resume[0] < state["step"]]
+    return is_same_run and is_same_history and state["step"] < newest["step"]
 
 
 class RunFolder:
-    """The checkpoints in a run's folder as they are now, and which of them is the last and the best."""
+    """The checkpoints in a run's folder at this moment, and which of them are the last and the best."""
 
     def __init__(self, out_dir: Path, last: Path | None = None):
-        """last: the last checkpoint, if it is known."""
+        """last: the last checkpoint, if known."""
         self.out_dir, self.paths, self.last = out_dir, directories(out_dir), last
         self._states: dict[Path, dict[str, Any] | None] = {}
 
     def pointer(self, pointer: str) -> Path | None:
-        """The checkpoint that last.json or best.json names, or None if it does not exist."""
+        """The checkpoint that last.json or best.json names; None if it does not exist."""
         try:
             name = read_json(self.out_dir / f"{pointer}.json")["checkpoint"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -87,10 +87,11 @@ class RunFolder:
         return self._states[path]
 
     def newest_first(self) -> Iterator[Path]:
-        """The checkpoints from the last one back, without those after a step from which the run was resumed.
+        """The checkpoints from the newest back, without those after a step from which the run was resumed.
 
-        The last one is the one that last.json names, or a later one that continues it: a kill or a full disk may have
-        prevented the pointer. Other later ones belong to another run, or to one that was resumed from an earlier step.
+        The newest is named by last.json, or continues the named one, if a kill or a full disk prevented the update of
+        the pointer. Other checkpoints with higher steps are from another run, or from before a resume at an earlier
+        step.
         """
         last = self.last or self.pointer("last")
         if last is None:
@@ -99,24 +100,24 @@ class RunFolder:
         end = self.paths.index(last)
         if not self.last:
             for number, path in enumerate(self.paths[end + 1 :], start=end + 1):
-                state, later = self.state(last), self.state(path)
-                end = number if state and later and precedes(state, later) else end
+                state, next_state = self.state(last), self.state(path)
+                end = number if state and next_state and precedes(state, next_state) else end
         last = self.paths[end]
         yield last
         yield from (path for path in reversed(self.paths[:end]) if self._precedes(path, last))
 
     def _precedes(self, path: Path, last: Path) -> bool:
-        """Whether a checkpoint precedes the last one, as far as their states can be read."""
+        """Whether a checkpoint precedes the last one; True if a state is unreadable."""
         state, newest = self.state(path), self.state(last)
         return not (state and newest) or precedes(state, newest)
 
     def best_first(self) -> list[Path]:
-        """The checkpoints that were the run's best when they were saved, the one with the lowest loss first.
+        """The checkpoints that were the run's best when they were saved, lowest loss first.
 
-        Before them, the one that the last checkpoint says is the best, if its state is damaged.
+        If the state of the best checkpoint according to the last one is damaged, it comes first.
         """
-        past = list(self.newest_first())
-        states = {path: state for path in past if (state := self.state(path))}
+        paths = list(self.newest_first())
+        states = {path: state for path in paths if (state := self.state(path))}
         last = next(iter(states.values()), None)
         if last is None:
             return []
@@ -125,53 +126,54 @@ class RunFolder:
             for path, state in states.items()
             if 0 < state["best_step"] == state["step"] and state.get("run_id") == last.get("run_id")
         }
-        damaged = [path for path in past if path not in states and step_number(path.name) == last["best_step"]]
+        damaged = [path for path in paths if path not in states and step_number(path.name) == last["best_step"]]
         return [*damaged, *sorted(losses, key=losses.__getitem__)]
 
     def candidates(self, which: str) -> list[Path]:
-        """The checkpoints to load for the "last" or "best" one, until one is intact."""
+        """The checkpoints to try in turn when loading the "last" or "best" one."""
         if which == "last":
             return list(self.newest_first())
         return list(dict.fromkeys([*self.best_first(), *self.newest_first()]))
 
-    def named(self, pointer: str) -> list[Path]:
-        """The checkpoint that last.json or best.json should name, if there is one."""
+    def expected(self, pointer: str) -> list[Path]:
+        """The checkpoint that last.json or best.json should name, in a list; empty if there is none."""
         return list(islice(self.newest_first(), 1)) if pointer == "last" else self.best_first()[:1]
 
     def pointer_problem(self, pointer: str) -> str | None:
-        """A line if last.json or best.json does not name the checkpoint that it should, or None."""
-        file, named, right = self.out_dir / f"{pointer}.json", self.pointer(pointer), self.named(pointer)
-        if [named] == right or not (right or file.exists()):
+        """A line for a message if last.json or best.json does not name the right checkpoint, otherwise None."""
+        file, actual, expected = self.out_dir / f"{pointer}.json", self.pointer(pointer), self.expected(pointer)
+        if [actual] == expected or not (expected or file.exists()):
             return None
         problem = "is missing"
         if file.exists():
-            problem = f"names {named.name}" if named else "names no checkpoint"
-        return f"{file} {problem}; the checkpoints say that {right[0].name if right else 'none'} is the {pointer} one"
+            problem = f"names {actual.name}" if actual else "names no checkpoint"
+        right = expected[0].name if expected else "none"
+        return f"{file} {problem}; according to the checkpoints, {right} is the {pointer} one"
 
     def write_pointers(self) -> None:
-        """Write last.json and best.json if they do not name what they should. Raises OSError."""
-        self.out_dir.stat()  # it may have been moved, and is not created again
+        """Write last.json and best.json if they do not name the right checkpoint. Raises OSError."""
+        self.out_dir.stat()  # raises if it was moved; write_json would create it again
         for pointer in POINTERS:
-            right, file = self.named(pointer), self.out_dir / f"{pointer}.json"
-            if not right:
+            expected, file = self.expected(pointer), self.out_dir / f"{pointer}.json"
+            if not expected:
                 file.unlink(missing_ok=True)
-            elif right != [self.pointer(pointer)]:
-                write_json(file, {"checkpoint": right[0].name})
+            elif expected != [self.pointer(pointer)]:
+                write_json(file, {"checkpoint": expected[0].name})
 
 
 def restore_pointers(out_dir: Path) -> None:
-    """Write last.json and best.json again if they are damaged or do not name what the checkpoints say, with a line
-    about each. Not while another run writes there. Raises OSError.
+    """Rewrite last.json and best.json if they are damaged or wrong, and print a line about each. Not while another run
+    writes to the folder. Raises OSError.
     """
     folder = RunFolder(out_dir)
     for pointer in POINTERS:
         if problem := folder.pointer_problem(pointer):
-            note(f"{problem}; it is written again")
+            note(f"{problem}; rewriting it")
     folder.write_pointers()
 
 
 def exists(out_dir: Path) -> bool:
-    """Whether the folder holds a checkpoint."""
+    """Whether the folder contains a checkpoint."""
     return bool(directories(out_dir))
 
 
@@ -182,8 +184,8 @@ def last_state(out_dir: Path) -> dict[str, Any]:
     raise LookupError(out_dir)
 
 
-def written_by(out_dir: Path) -> str | None:
-    """The id of the torchrun that wrote the newest checkpoint with a readable state.json, or None."""
+def torchrun_id(out_dir: Path) -> str | None:
+    """The torchrun id in the newest checkpoint with a readable state.json, or None."""
     for path in reversed(directories(out_dir)):
         with suppress(CheckpointError):
             return read_state(path).get("torchrun")
@@ -191,37 +193,38 @@ def written_by(out_dir: Path) -> str | None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a checkpoint, as the manifest says and with values that a run can have. Raises CheckpointError."""
+    """state.json of a checkpoint, checked against the manifest and the schema. Raises CheckpointError."""
     with as_checkpoint_error(path):
         return check_state(path, read_json(path / "manifest.json"))
 
 
 def check_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Read and check state.json, upgraded to FORMAT_VERSION. Raises CheckpointError."""
     check_file(path, "state.json", manifest["state.json"])
     state = read_json(path / "state.json")
     if state["format_version"] == 1:
-        state = with_parts(state)
+        state = upgrade_state(state)
     if state["format_version"] != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {short_repr(state['format_version'])} is not {FORMAT_VERSION}")
-    if wrong := wrong_values(state):
-        raise CheckpointError(f"{path}: state.json is not as Folio writes it: {', '.join(wrong)}")
-    if step_number(path.name) not in (None, state["step"]):  # None: it is a copy with another name
+    if invalid := invalid_fields(state):
+        raise CheckpointError(f"{path}: state.json has missing or invalid values: {', '.join(invalid)}")
+    if step_number(path.name) not in (None, state["step"]):  # None: a copy with another name
         raise CheckpointError(f"{path} holds step {state['step']:,}: it was renamed, or replaced by another")
     return state
 
 
-def with_parts(state: dict[str, Any]) -> dict[str, Any]:
-    """state.json of version 1, which recorded only the steps and the changes of resumes, as one of FORMAT_VERSION."""
+def upgrade_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Convert state.json of version 1, which recorded only the steps and changes of resumes, to FORMAT_VERSION."""
     state = {"threads": None, "decisions": None, **state, "format_version": FORMAT_VERSION}
     known = {name: state.pop(name) for name in ("resolved", "versions", "threads", "decisions")}
     origin = state.pop("started_from", state["config"].get("init_from"))
     start = {"step": 0, "after": None, "changes": {}, "exact": True}
     parts: list[dict[str, Any]] = []
     for resume in [*reversed(state.pop("resumes", None) or []), start]:
-        about = {name: resume[name] for name in ("after", "changes", "exact")}
-        parts.insert(0, {"from_step": resume["step"], "init_from": "resume", **about, **known})
+        recorded = {name: resume[name] for name in ("after", "changes", "exact")}
+        parts.insert(0, {"from_step": resume["step"], "init_from": "resume", **recorded, **known})
         if not resume["exact"]:
-            known = {**known, "versions": None}  # the part before may be of another machine
+            known = {**known, "versions": None}  # the previous part may have run on another machine
         if resume["changes"].keys() & {"minutes", "max_iters"}:
             known = {**known, "decisions": None}
     parts[0]["init_from"] = None if origin == "resume" else origin
@@ -231,11 +234,11 @@ def with_parts(state: dict[str, Any]) -> dict[str, Any]:
 def parts_of(out_dir: Path, newest: dict[str, Any]) -> list[PartRecord]:
     """The parts of the run in a folder. newest: state.json of its newest checkpoint.
 
-    What it does not say about a part of a run of version 1 is what the checkpoint nearest to that part says.
+    Values that state.json of version 1 does not record come from the checkpoint nearest to the part.
     """
     parts = list(newest["parts"])
     for path in newest_first(out_dir):
-        with suppress(CheckpointError):  # it is damaged, or has been removed
+        with suppress(CheckpointError):  # damaged or removed
             state = read_state(path)
             for number, part in enumerate(state["parts"] if precedes(state, newest) else []):
                 if None in (parts[number][name] for name in ("init_from", "versions", "decisions")):
@@ -245,7 +248,7 @@ def parts_of(out_dir: Path, newest: dict[str, Any]) -> list[PartRecord]:
 
 @contextmanager
 def as_checkpoint_error(path: Path) -> Iterator[None]:
-    """Raise CheckpointError for what a damaged file of the checkpoint raises."""
+    """Convert exceptions from damaged files of a checkpoint to CheckpointError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -255,7 +258,7 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
 
 
 def check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
-    """Raise CheckpointError if a file of a checkpoint is not as the manifest's entry says."""
+    """Raise CheckpointError if a file of a checkpoint does not match its entry in the manifest."""
     if Path(name).name != name:
         raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {short_repr(name)}")
     file = folder / name
@@ -264,9 +267,9 @@ def check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
         raise CheckpointError(f"{file} {what}: this checkpoint is damaged")
 
 
-def _runs_beside(path: Path) -> list[Path]:
-    """The folders with checkpoints in the folder of `path`, and that folder; the one with the newest one first."""
-    with suppress(OSError):  # the folder does not exist, or cannot be read
+def _neighboring_runs(path: Path) -> list[Path]:
+    """The run folders next to `path`, and its parent if it is one, most recently saved first."""
+    with suppress(OSError):  # a missing or unreadable folder
         runs = [run for run in (path.parent, *path.parent.iterdir()) if exists(run)]
         return sorted(runs, key=lambda run: directories(run)[-1].stat().st_mtime, reverse=True)
     return []

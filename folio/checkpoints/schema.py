@@ -1,4 +1,4 @@
-"""The schema of state.json, which every checkpoint contains: the types and ranges of its values."""
+"""The schema of a checkpoint's state.json: the types and ranges of its values."""
 
 import math
 from types import UnionType
@@ -16,7 +16,7 @@ from folio.base.settings import (
     type_hints,
 )
 
-MAX_LAYERS = 4096  # a report builds the model without values, at about a millisecond per layer
+MAX_LAYERS = 4096  # reports build the model on the meta device, which takes about a millisecond per layer
 Float32 = Annotated[float, Ge(-3e38), Le(3e38)]
 Moments = tuple[Float32, Float32, Float32]  # steps, mean, variance
 
@@ -40,10 +40,10 @@ class ScalerProgress(TypedDict, total=False):
 
 
 class RunProgress(TypedDict):
-    """How far a run has come; bitwise identical after a resume."""
+    """The progress of a run; bitwise identical after a resume."""
 
-    step: NonNegativeInt  # steps done
-    next_sequence: NonNegativeInt  # the whole data state, because sequence i is a function of i
+    step: NonNegativeInt  # number of completed steps
+    next_sequence: NonNegativeInt  # the entire data state, because sequence i is a function of i
     best_val_loss: NonNegativeFloat | None  # None: not evaluated yet
     best_step: NonNegativeInt  # 0: not evaluated yet
     evaluations_since_best: NonNegativeInt
@@ -52,7 +52,7 @@ class RunProgress(TypedDict):
 
 
 class ResolvedSettings(TypedDict):
-    """What "auto" was resolved to."""
+    """The resolved values of "auto"."""
 
     device: str
     dtype: Literal["float32", "bfloat16", "float16"]
@@ -62,11 +62,11 @@ class ResolvedSettings(TypedDict):
 class Resolved(ResolvedSettings, total=False):
     """Runtime.resolved."""
 
-    processes: PositiveInt  # if there are several
+    processes: PositiveInt  # if more than one
 
 
 class ModelRecord(TypedDict, total=False):
-    """GPTConfig's arguments. A model.py that was changed may have others."""
+    """GPTConfig's arguments. A modified model.py may have others."""
 
     block_size: PositiveInt
     vocab_size: PositiveInt
@@ -80,28 +80,28 @@ class ModelRecord(TypedDict, total=False):
 
 
 class DatasetRecord(TypedDict):
-    """The data that a run is trained on."""
+    """The training data of a run."""
 
     folder: str
     hash: str
 
 
 class PartRecord(TypedDict):
-    """A part of a run: its steps from the start, or from a resume, to the next resume. None: not known."""
+    """A part of a run: the steps from its start, or from a resume, to the next resume. None: unknown."""
 
-    from_step: NonNegativeInt  # the steps done before it
-    init_from: str | None  # what it started from
-    after: str | None  # how the part before it ended; None for the first one
-    changes: dict[str, tuple[Any, Any]]  # setting -> before, now
-    exact: bool  # whether it is bitwise identical to a run without the resume
+    from_step: NonNegativeInt  # number of steps before this part
+    init_from: str | None
+    after: str | None  # how the previous part ended; None for the first part
+    changes: dict[str, tuple[Any, Any]]  # setting -> old value, new value
+    exact: bool  # whether the resume is bitwise identical to an uninterrupted run
     resolved: Resolved
     versions: dict[str, str] | None
-    threads: PositiveInt | None  # CPU threads of torch
-    decisions: list[tuple[NonNegativeInt, PositiveInt]] | None  # on the run's length: after a step, max_iters
+    threads: PositiveInt | None  # torch's CPU threads
+    decisions: list[tuple[NonNegativeInt, PositiveInt]] | None  # on the run's length: (step, max_iters)
 
 
 class RequiredState(RunProgress):
-    """What every state.json contains."""
+    """The required fields of state.json."""
 
     format_version: int
     model: ModelRecord
@@ -111,9 +111,9 @@ class RequiredState(RunProgress):
 
 
 class StateFile(RequiredState, total=False):
-    """state.json, with what older versions did not write."""
+    """state.json, including fields that older versions did not write."""
 
-    run_id: str | None  # of all checkpoints of a run, also after a resume
+    run_id: str | None  # shared by all checkpoints of a run, also after a resume
     origins: dict[str, str]
     torchrun: str | None
     stopped_by: str | None
@@ -121,17 +121,17 @@ class StateFile(RequiredState, total=False):
     budget: dict[str, NonNegativeFloat] | None
 
 
-def wrong_values(state: Any) -> list[str]:
-    """The names in state.json whose values are missing, of another type or out of range."""
+def invalid_fields(state: Any) -> list[str]:
+    """The names of fields in state.json that are missing, of the wrong type or out of range."""
     if not is_valid(state, dict):
         return ["its content"]
-    wrong = [
+    invalid = [
         name
         for name, hint in type_hints(StateFile, include_extras=True).items()
         if (not is_valid(state[name], hint) if name in state else name in StateFile.__required_keys__)
     ]
-    if wrong:
-        return wrong
+    if invalid:
+        return invalid
     is_evaluated = state["best_val_loss"] is not None
     if is_evaluated != (state["best_step"] > 0) or state["best_step"] > state["step"]:
         return ["best_step"]
@@ -140,10 +140,10 @@ def wrong_values(state: Any) -> list[str]:
 
 
 def is_valid(value: Any, hint: Any) -> bool:
-    """Whether a value from a JSON file has a type and obeys the rules in it.
+    """Whether a value from a JSON file matches a type and the rules in it.
 
-    hint: a class, Any, a Literal, an Annotated type, a union, list, tuple, dict or TypedDict of such types. A float is
-    finite and may be an integer in the file. A bool is not a number. Other keys than a TypedDict's are allowed.
+    hint: a class, Any, a Literal, an Annotated type, or a union, list, tuple, dict or TypedDict of these. A float must
+    be finite, and may be an integer in the file. A bool is not a number. A TypedDict may have additional keys.
     """
     kind, arguments = get_origin(hint), get_args(hint)
     if is_typeddict(hint):

@@ -1,9 +1,9 @@
-"""Snapshots of a run's weights, which show how a model changes while it learns.
+"""Snapshots of a run's weights, which show how a model changes during training.
 
-    OUT_DIR/snapshots/step-000050.safetensors    the weights by parameter name, a tied one once
+    OUT_DIR/snapshots/step-000050.safetensors    the weights by parameter name; tied weights once
 
-They are spaced on a log scale, because a model changes most at the beginning. Nothing resumes from them.
-The metadata of the file has the step, and a sha256 of the tensors.
+Their steps are spaced logarithmically, because a model changes most at the beginning. A run cannot resume from them.
+The metadata of the file contains the step and a sha256 of the tensors.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from folio.base.files import atomic_write, check_regular, step_number
 
 
 def find_snapshots(out_dir: Path) -> dict[int, Path]:
-    """The snapshots in a run's folder by their steps, in order."""
+    """The snapshots in a run's folder by step, in ascending order."""
     paths = (out_dir / "snapshots").glob("step-*.safetensors")
     numbered = {step_number(path.stem): path for path in paths}
     return dict(sorted((step, path) for step, path in numbered.items() if step is not None))
 
 
 def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None:
-    """Write a snapshot into a run's existing folder, or nothing if the disk refuses it. Raises OSError."""
+    """Write a snapshot atomically into a run's existing folder. Raises OSError."""
     (out_dir / "snapshots").mkdir(exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in weights.items()}
     with atomic_write(out_dir / "snapshots" / f"step-{step:06d}.safetensors") as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors makes its files readable by the owner only
+        mode = temporary.stat().st_mode  # safetensors makes files readable by the owner only
         try:
             save_file(tensors, temporary, {"step": str(step), "sha256": _digest(tensors)})
         except SafetensorError as error:  # raised for a full disk
@@ -40,11 +40,11 @@ def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None
 
 
 def read_snapshot(path: Path) -> dict[str, Tensor]:
-    """The weights in a snapshot. Raises UserError if it is damaged; older versions wrote nothing to check it with."""
+    """The weights in a snapshot. Raises UserError if it is damaged. Snapshots of older versions have no checksum."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
@@ -57,7 +57,7 @@ def read_snapshot(path: Path) -> dict[str, Tensor]:
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    """The sha256 of tensors with their names, types and shapes, in hexadecimal."""
+    """The sha256 of tensors and their names, dtypes and shapes, in hexadecimal."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -66,9 +66,9 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def remove_snapshots(out_dir: Path, after: int) -> None:
-    """Remove the snapshots after a step: those of a run that is resumed from there, or (-1) replaced. Raises OSError.
+    """Remove the snapshots after a step from which the run is resumed (-1: all), and incomplete files of a killed run.
 
-    What a killed run left incomplete is removed too.
+    Raises OSError.
     """
     abandoned = [path for step, path in find_snapshots(out_dir).items() if step > after]
     for path in [*abandoned, *(out_dir / "snapshots").glob(".step-*.tmp")]:

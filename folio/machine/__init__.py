@@ -1,1 +1,1 @@
-"""What the hardware decides: device, dtype, processes, kernels, free memory, and machine code for this CPU."""
+"""Hardware: device, dtype, processes, kernels, free memory, and machine code for this CPU."""

@@ -1,6 +1,6 @@
-"""Machine code of functions that numba compiles, for decoding and for preparing texts: once per machine, then cached.
+"""Functions compiled by numba, for decoding and for preparing texts. The machine code is cached on disk.
 
-Reading it needs neither numba nor a compiler, and takes milliseconds instead of seconds.
+Loading the cache needs neither numba nor a compiler, and takes milliseconds instead of seconds.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ from platformdirs import user_cache_path
 from folio import UserError
 from folio.base.progress import note
 
-LANES = 16  # floats that are computed together; LLVM divides them among the CPU's registers
-GROUP = 32  # inputs whose weights share a scale in int4
-# What the code of an error would call. There are no errors in our functions, and they allocate nothing.
+LANES = 16  # floats per vector; LLVM splits it over the CPU's registers
+GROUP = 32  # int4 weights that share a scale
+# Called only to raise errors or to allocate, which our functions never do.
 NEVER_CALLED = {
     *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
     *("numba_gil_release", "numba_runtime_build_excinfo_struct", "numba_unpickle"),
@@ -36,7 +36,7 @@ class CompiledModule(NamedTuple):
     """A module with functions that numba compiles."""
 
     name: str  # full, such as "folio.decoding.decode_step"
-    imports: tuple[str, ...]  # the modules that its machine code depends on, besides this one
+    imports: tuple[str, ...]  # other modules that its machine code depends on
 
 
 class CompileError(UserError):
@@ -63,21 +63,21 @@ def package_version(name: str) -> str:
 
 @contextmanager
 def as_compile_error(package: str) -> Iterator[None]:
-    """Raise CompileError for any error: numba raises several kinds for versions that it does not support."""
+    """Convert any exception to CompileError. For unsupported versions, numba raises several types."""
     try:
         yield
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CompileError(f"{package} cannot be imported ({first}): pip install -r requirements.txt") from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CompileError(f"{package} cannot be imported ({reason}): pip install -r requirements.txt") from None
 
 
 def cpu_features() -> dict[str, bool]:
-    """The CPU's features by LLVM's names."""
+    """The CPU's features under LLVM's names."""
     return dict(llvm().get_host_cpu_features())
 
 
 def why_unavailable(module: CompiledModule, function: str) -> str | None:
-    """Why a function that depends on no format cannot be compiled here; None if it can."""
+    """Why a function without a format cannot be compiled on this machine; None if it can."""
     try:
         address(module, function)
         return None
@@ -87,7 +87,7 @@ def why_unavailable(module: CompiledModule, function: str) -> str | None:
 
 @cache
 def address(module: CompiledModule, function: str, format: str | None = None) -> int:
-    """The address of a compiled function, for a format of weights if it depends on one.
+    """The address of a compiled function. format: of the weights, for functions that depend on it.
 
     Arguments and result are int64. Raises CompileError.
     """
@@ -104,13 +104,13 @@ def address(module: CompiledModule, function: str, format: str | None = None) ->
 
 
 def cache_file(module: CompiledModule, function: str, format: str | None) -> Path:
-    """The file in the user's cache for the machine code of a function."""
+    """The path of a function's machine code in the user's cache."""
     key = hashlib.sha256(f"{function} {format} {cache_key(module)}".encode()).hexdigest()[:32]
     return user_cache_path("folio", appauthor=False) / f"{key}.o"
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file of the cache, which another process may be writing, too. A folder that is read-only is no error."""
+    """Write a cache file atomically, because several processes may write it. Ignores a read-only folder."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
@@ -120,7 +120,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 @cache
 def cache_key(module: CompiledModule) -> str:
-    """What the machine code of a module depends on, as a hash."""
+    """A hash of everything that a module's machine code depends on."""
     digest = hashlib.sha256()
     for name in (module.name, *module.imports, __name__):
         digest.update(Path(find_spec(name).origin).read_bytes())
@@ -132,7 +132,7 @@ def cache_key(module: CompiledModule) -> str:
 
 @cache
 def engine() -> Any:
-    """LLVM's ExecutionEngine, which holds the machine code."""
+    """The LLVM ExecutionEngine that holds the machine code."""
     binding = llvm()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -146,54 +146,55 @@ def engine() -> Any:
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    """The address of a function in machine code; 0 if it has no function of that name."""
+    """Load machine code and return the address of a function in it; 0 if it has no such function."""
     engine().add_object_file(llvm().ObjectFileRef.from_data(code))
     engine().finalize_object()
     return engine().get_function_address(symbol)
 
 
-_compiled: list = []  # numba frees the code of what nothing refers to
+_compiled: list = []  # references, without which numba frees the code
 
 
 def compile_function(module: CompiledModule, function: str, format: str | None, path: Path) -> int:
-    """Compile with numba, and save the machine code if the cache can be written. Raises CompileError."""
+    """Compile with numba, and save the machine code if the cache is writable. Raises CompileError."""
     numba = import_package("numba")
     announce(path.parent)
-    made = getattr(import_module(module.name), function)
+    dispatcher = getattr(import_module(module.name), function)
     if format is not None:
-        made = made(format)
-    native = numba.cfunc(numba.int64(*[numba.int64] * made.py_func.__code__.co_argcount))(made.py_func)
+        dispatcher = dispatcher(format)
+    source = dispatcher.py_func
+    native = numba.cfunc(numba.int64(*[numba.int64] * source.__code__.co_argcount))(source)
     _compiled.append(native)
-    final = native._library._final_module
-    if outside(final) <= NEVER_CALLED:
+    if external_functions(native._library._final_module) <= NEVER_CALLED:
         code = native._library._get_compiled_object()
         content = f"{native._wrapper_name}\n".encode() + code
         write_file(path, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
     return native.address
 
 
-def outside(module: Any) -> set[str]:
-    """The functions that a module of LLVM calls and neither LLVM, Python, nor the C library defines."""
+def external_functions(module: Any) -> set[str]:
+    """The functions that an LLVM module calls, other than those of LLVM, Python and the C library."""
     names = {function.name for function in module.functions if function.is_declaration}
     return {name for name in names - {"memcpy", "memmove", "memset"} if not name.startswith(("llvm.", "Py"))}
 
 
 @cache
 def announce(folder: Path) -> None:
+    """Print, once, that functions are compiled, and whether the cache saves them."""
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.access(folder, os.W_OK):
         note("compiling for this CPU; this takes a few seconds and happens only once")
     else:
-        note(f"compiling for this CPU, a few seconds at every start, because {folder} cannot be written")
+        note(f"compiling for this CPU, which takes a few seconds at every start, because {folder} cannot be written")
 
 
 @cache
 def function(module: CompiledModule, name: str, arguments: int = 1) -> Callable[..., int]:
-    """A compiled function with this number of arguments, for Python. Raises CompileError."""
+    """A compiled function as a Python callable. arguments: their number. Raises CompileError."""
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address(module, name))
 
 
 def addresses(*arrays: np.ndarray) -> list[int]:
-    """Where the elements of arrays are in memory, as arguments of a compiled function."""
+    """The memory addresses of arrays, as arguments of a compiled function."""
     return [array.ctypes.data for array in arrays]

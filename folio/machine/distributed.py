@@ -1,7 +1,7 @@
-"""Training with several processes: the process group, its collectives, DDP, FSDP2 and restarts.
+"""Distributed training: the process group, its collectives, DDP, FSDP2 and restarts.
 
-torchrun starts the processes, and restarts them when one fails. Each holds the whole model (DistributedDataParallel) or
-a shard of every parameter (FSDP2), and computes its share of every step. A single process is a group of one.
+torchrun starts the processes, and restarts them when one fails. Each holds the full model (DistributedDataParallel) or
+a shard of each parameter (FSDP2), and computes a share of each step. A single process is a group of size 1.
 """
 
 import os
@@ -23,17 +23,17 @@ from folio import UserError
 from folio.base.progress import note
 from folio.base.workers import under_torchrun
 
-TIMEOUT = timedelta(hours=2)  # for work that one rank does alone, such as writing to a slow disk
+TIMEOUT = timedelta(hours=2)  # for work on a single rank, such as writing to a slow disk
 
 
 def rank_from_env() -> int:
-    """This process's rank, known before the process group is initialized; 0 without torchrun."""
+    """This process's rank, also before the process group is initialized; 0 without torchrun."""
     return int(os.environ["RANK"]) if under_torchrun() else 0
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a run. Host values are exchanged with gloo, so that no GPU is waited for."""
+    """The processes of a run. CPU values are exchanged with gloo, without waiting for a GPU."""
 
     rank: int = 0
     size: int = 1
@@ -46,7 +46,7 @@ class Group:
         return tensor
 
     def all_reduce_count(self, count: int) -> int:
-        """The sum of a number over all processes."""
+        """The sum of `count` over all processes."""
         if not self.gloo:
             return count
         tensor = torch.tensor(count)
@@ -54,7 +54,7 @@ class Group:
         return tensor.item()
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The parts of all processes, of equal shape, concatenated along the first dimension."""
+        """Concatenate equally shaped tensors from all processes along the first dimension."""
         if not self.gloo:
             return part
         parts = part.new_empty(self.size * len(part), *part.shape[1:])
@@ -70,7 +70,7 @@ class Group:
         return values[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """The values of all processes by rank, on every rank."""
+        """The values of all processes, by rank, on every rank."""
         if not self.gloo:
             return [value]
         values = [None] * self.size
@@ -78,7 +78,7 @@ class Group:
         return values
 
     def require_same(self, what: str, value: Any) -> None:
-        """Raise UserError if the processes have different values."""
+        """Raise UserError if the processes have different values. what: a plural noun for the message."""
         values = self.all_gather_object(value)
         if any(other != values[0] for other in values):
             by_rank = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
@@ -88,42 +88,42 @@ class Group:
             )
 
     def barrier(self) -> None:
-        """Wait for all processes, as after work that one rank did alone."""
+        """Wait for all processes, for example after work on a single rank."""
         if self.gloo:
             dist.monitored_barrier(self.gloo, timeout=TIMEOUT)
 
 
-ALONE = Group()
+SINGLE_PROCESS = Group()
 
 
 def init_process_group(device: torch.device, backend: str) -> Group:
-    """Initialize the process group that torchrun started; ALONE without torchrun. Only rank 0 prints from here on.
+    """Initialize the process group under torchrun, otherwise return SINGLE_PROCESS. Afterwards only rank 0 prints.
 
-    Raises UserError if the backend does not fit the device.
+    Raises UserError if the backend does not support the device.
     """
     if not under_torchrun():
-        return ALONE
+        return SINGLE_PROCESS
     if not dist.is_initialized():
         if device.type != "cuda":
             backend = "gloo"
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
-            store, device_id = store_of_this_attempt(rank, size), device if backend == "nccl" else None
+            store, device_id = store_for_attempt(rank, size), device if backend == "nccl" else None
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
         except (ValueError, RuntimeError) as error:
             raise UserError(
                 f"backend={backend}: the process group cannot be initialized: {str(error).splitlines()[0]}"
             ) from None
         if dist.get_rank():
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as the process lives)
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (open until the process exits)
     return Group(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=TIMEOUT))
 
 
-def store_of_this_attempt(rank: int, size: int) -> dist.Store:
-    """torchrun's store, with a prefix that belongs to this attempt to start the processes.
+def store_for_attempt(rank: int, size: int) -> dist.Store:
+    """torchrun's store with a prefix for this attempt to start the processes.
 
-    torchrun keeps one store over restarts (2.13), in which processes would find and wait for ones that have exited. So
-    rank 0 chooses a prefix and sends it to each process that asks now, which identifies itself by a random token.
+    torchrun (2.13) keeps one store over restarts, so that processes would wait for entries of exited processes. Here
+    rank 0 chooses a prefix and sends it to each running process, which identifies itself by a random token.
     """
     store = next(dist.rendezvous("env://"))[0]
     if rank:
@@ -142,13 +142,13 @@ def store_of_this_attempt(rank: int, size: int) -> dist.Store:
 
 
 def destroy_process_group() -> None:
-    """Leave the process group, if there is one."""
+    """Destroy the process group if it is initialized."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def launch_command() -> list[str]:
-    """The arguments before the script's name in the command that started this process, as far as they are known."""
+    """The start of the command line of this process, up to the script; "..." for unknown arguments of torchrun."""
     if not under_torchrun():
         return ["python"]
     if os.environ["WORLD_SIZE"] != os.environ.get("LOCAL_WORLD_SIZE"):
@@ -157,47 +157,50 @@ def launch_command() -> list[str]:
 
 
 def run_id() -> str | None:
-    """The id that all processes of one torchrun share, also after restarts; None without torchrun."""
+    """The id shared by all processes of a torchrun job, also after restarts; None without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID") if under_torchrun() else None
 
 
-def restarted(earlier: str | None) -> bool:
-    """Whether torchrun has started this run before. earlier: the `run_id` in its last checkpoint.
+def is_restart(saved_id: str | None) -> bool:
+    """Whether torchrun has restarted this run. saved_id: the `run_id` in its last checkpoint.
 
-    A node that joins or fails restarts all processes without increasing the restart count; only the id shows it. Runs
-    without --rdzv-id all have the id "none".
+    If a node joins or fails, torchrun restarts all processes without increasing the restart count, so the id is
+    compared. Without --rdzv-id, every job has the id "none".
     """
-    counted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    return earlier is not None and earlier == run_id() and (counted or earlier != "none")
+    was_counted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return saved_id is not None and saved_id == run_id() and (was_counted or saved_id != "none")
 
 
 def stop_torchrun(error: UserError) -> None:
-    """Stop torchrun, which would restart a run that fails every time; no exit code can tell it not to."""
-    left = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) - int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    if under_torchrun() and left > 0:
-        note(f"error: {error}", flush=True)  # first, because torchrun ends this process too
+    """Stop torchrun, which would restart a run with a permanent error. No exit code prevents a restart."""
+    max_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if under_torchrun() and max_restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        note(f"error: {error}", flush=True)  # printed first, because torchrun also ends this process
         os.kill(os.getppid(), signal.SIGTERM)
         raise SystemExit(error.exit_code)
 
 
 class Requests:
-    """Requests of any process to all, known to all at the same step, one step later; no GPU is waited for."""
+    """Requests from any process to all, such as to stop. All receive them at the same step, one step later.
+
+    The exchange is asynchronous, so that no step waits for it.
+    """
 
     def __init__(self, group: Group):
-        self.group, self.sent = group, None
+        self.group, self.pending = group, None
 
     def agree(self, *requests: int) -> list[int]:
-        """The maximum over all processes of each request of the previous step; a single process's own of this step."""
+        """The maximum of each request over all processes, one step late; a single process gets its own at once."""
         if not self.group.gloo:
             return list(requests)
         agreed = [0] * len(requests)
-        if self.sent:
-            work, tensor = self.sent
+        if self.pending:
+            work, tensor = self.pending
             work.wait()
             agreed = tensor.tolist()
-        # A request is still up while it is agreed to. Sending it again would have it obeyed twice.
+        # The caller still makes a request in the step in which it is agreed to; it must not be sent twice.
         tensor = torch.tensor([0 if known else request for request, known in zip(requests, agreed, strict=True)])
-        self.sent = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.gloo, async_op=True), tensor
+        self.pending = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.gloo, async_op=True), tensor
         return agreed
 
 
@@ -205,7 +208,9 @@ class Requests:
 
 
 def checkpoint_activations(blocks: nn.ModuleList) -> None:
-    """Keep only the input of each block for the backward pass, which recomputes the rest (Chen et al. 2016)."""
+    """Activation checkpointing: save only each block's input and recompute the rest in the backward pass (Chen et al.
+    2016).
+    """
     from torch.utils.checkpoint import checkpoint
 
     for block in blocks:
@@ -215,20 +220,20 @@ def checkpoint_activations(blocks: nn.ModuleList) -> None:
 def shard(
     model: nn.Module, blocks: nn.ModuleList, group: Group, device: torch.device, dtype: torch.dtype, compile: bool
 ) -> None:
-    """Shard each parameter of a model on the meta device over the processes (FSDP2), still without values.
+    """Shard each parameter of a model on the meta device over the processes (FSDP2), without initializing it.
 
-    Blocks are all-gathered one at a time, in `dtype`; gradients are reduced and kept in float32.
+    Blocks are all-gathered one at a time, in `dtype`; gradients are reduced and stored in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(device.type, (group.size,))
     policy = MixedPrecisionPolicy()
-    if dtype != torch.float32:  # inputs as without FSDP: the angles of rotary positions stay in float32
+    if dtype != torch.float32:  # inputs are not cast, so that the angles of rotary positions stay in float32
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for block in blocks:
         if compile:
-            block.compile()  # block by block, because all-gathers are not part of a graph
+            block.compile()  # block by block, because a graph cannot contain the all-gathers
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "logits")
@@ -238,7 +243,7 @@ def shard(
 
 @torch.no_grad()
 def fill_shards(model: nn.Module, value_of: Callable[[str, torch.Size], Tensor]) -> None:
-    """Fill each process's shard of each parameter from its full value, which every process computes for a moment."""
+    """Initialize each parameter's local shard from its full value, which exists on every process temporarily."""
     for name, p in model.named_parameters():
         to_local(p).copy_(to_local(distribute_like(p, value_of(name, p.shape))))
 
@@ -249,8 +254,8 @@ def replicate(model: nn.Module, device: torch.device) -> nn.Module:
 
     devices = [device] if device.type == "cuda" else None
     ddp = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    # After its first backward pass, DDP rebuilds its buckets. With three or more processes this changes the order of
-    # sums, so it happens before the first step: a resumed run then sums in the same order as an uninterrupted one.
+    # DDP rebuilds its buckets after the first backward pass. With three or more processes this changes the order of
+    # sums. Doing it before the first step makes a resumed run sum in the same order as an uninterrupted one.
     idx = torch.zeros(1, 1, dtype=torch.long, device=device)
     for _ in range(2):
         ddp(idx, idx)[1].backward()
@@ -258,33 +263,33 @@ def replicate(model: nn.Module, device: torch.device) -> nn.Module:
     return ddp
 
 
-def sync_gradients(module: nn.Module, now: bool) -> None:
-    """Whether the next backward pass averages the gradients over the processes, or only accumulates them in each.
+def sync_gradients(module: nn.Module, enabled: bool) -> None:
+    """Set whether the next backward pass averages gradients over the processes or only accumulates them locally.
 
-    Under FSDP it always does: keeping unsharded gradients would take the memory that FSDP saves.
+    FSDP always averages: unsharded gradients would take the memory that FSDP saves.
     """
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        module.require_backward_grad_sync = now
+        module.require_backward_grad_sync = enabled
 
 
 def reshard(model: nn.Module) -> None:
-    """Under FSDP, free the gathered parameters after forward passes without a backward pass."""
+    """Under FSDP, free the gathered parameters after a forward pass without a backward pass."""
     if hasattr(model, "reshard"):
         model.reshard()
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each process holds only a shard. (Importing DTensor to ask for its type is slow.)"""
+    """Whether this is a DTensor, of which each process holds a shard. (Importing DTensor for isinstance is slow.)"""
     return hasattr(tensor, "placements")
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """This process's shard, in the same memory."""
+    """This process's shard, sharing its memory."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def distribute_like(p: Tensor, full: Tensor) -> Tensor:
-    """Shard a tensor that every process has in full in the same way as `p`."""
+    """Shard `full`, which every process has, like `p`."""
     if not is_sharded(p):
         return full
     from torch.distributed.tensor import distribute_tensor
@@ -293,12 +298,12 @@ def distribute_like(p: Tensor, full: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor, gathered from all processes, each of which must call this."""
+    """The full tensor, gathered from all processes. A collective: every process must call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def gather_like(part: Tensor, p: Tensor) -> Tensor:
-    """The full tensor of parts that are sharded like `p`."""
+    """The full tensor from local parts that are sharded like `p`."""
     if not is_sharded(p):
         return part
     from torch.distributed.tensor import DTensor

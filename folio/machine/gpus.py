@@ -1,11 +1,11 @@
-"""What NVIDIA's data sheets say of its GPUs: for forecasts, and for the MFU of a run."""
+"""NVIDIA's data sheets, for forecasts and for the MFU of a run."""
 
 import re
 from typing import NamedTuple
 
 
 class GPU(NamedTuple):
-    """The figures of a data sheet; None where they are not known."""
+    """Figures from a data sheet; None where unknown."""
 
     tflops: float | None  # dense TFLOP/s in bfloat16, or float16, with float32 accumulation
     memory: int  # GB
@@ -30,9 +30,9 @@ GPUS = {
 
 
 def data_sheet(name: str) -> GPU | None:
-    """The entry of GPUS for the driver's name of a device, such as "NVIDIA H100 80GB HBM3". None if it is not listed.
+    """The entry of GPUS for a device name from the driver, such as "NVIDIA H100 80GB HBM3"; None if it is not listed.
 
-    Only words for socket and memory may follow the model's name: an "L40" is not an "L4", an "RTX 4090 Laptop GPU" is
+    Only a form factor and a memory size may follow the model name: an "L40" is not an "L4", an "RTX 4090 Laptop GPU" is
     not an "RTX 4090", and a MIG slice of an H100 is not an H100.
     """
     model = re.sub(r"^((NVIDIA|Tesla|GeForce) )*", "", name)
@@ -43,22 +43,22 @@ def data_sheet(name: str) -> GPU | None:
 
 
 def find_gpu(text: str) -> tuple[str, GPU] | None:
-    """The GPU that a person means by `text`, and its name: "4090", "rtx-4090", "NVIDIA H100", "h100pcie", or "24GB" for
-    any card with so much memory. None if there is none.
+    """The name and entry of a GPU that a user typed: "4090", "rtx-4090", "NVIDIA H100", "h100pcie", or "24GB" for any
+    card with that much memory. None if it is not listed.
 
-    Capitals, spaces and makers' prefixes do not matter, but the rest of the name does, as for `data_sheet`, which reads
-    drivers' names. A size beside a name is the memory, as in "A100 40GB".
+    Ignores case, spaces and vendor prefixes; otherwise the full name must match, as in `data_sheet`. A size after the
+    name is the memory, as in "A100 40GB".
     """
     size = re.search(r"\b(\d+) ?GB?\b", text, re.IGNORECASE)
-    model = _squeeze(text.replace(size[0], "") if size else text)
+    model = _normalize(text.replace(size[0], "") if size else text)
     if size and not model:
         return f"card with {size[1]} GB", GPU(None, int(size[1]), None)
     for name, gpu in GPUS.items():
-        if _squeeze(name) == model or data_sheet(text) is gpu:
+        if _normalize(name) == model or data_sheet(text) is gpu:
             return name, gpu._replace(memory=int(size[1])) if size else gpu
     return None
 
 
-def _squeeze(name: str) -> str:
-    """A name without makers' prefixes, in lowercase letters and digits only."""
+def _normalize(name: str) -> str:
+    """A GPU's name without vendor prefixes, in lowercase letters and digits only."""
     return re.sub(r"nvidia|tesla|geforce|rtx|[^a-z0-9]", "", name.lower())

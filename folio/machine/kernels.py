@@ -1,4 +1,4 @@
-"""Forms of the model's parts that are faster on particular hardware; the equations stay in model.py.
+"""Faster implementations of parts of the model for particular hardware; the equations stay in model.py.
 
 Dimensions: B batch, T time, H heads, D head size.
 """
@@ -21,9 +21,9 @@ from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfi
 
 
 def adapt(model: GPT, runtime: Runtime) -> None:
-    """Give the model the forms of attention, loss, dropout and residual stream that suit the runtime.
+    """Set the implementations of attention, loss, dropout and residual stream that are fastest on the runtime.
 
-    Called before it is wrapped or compiled.
+    Call it before the model is wrapped or compiled.
     """
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
     model.cross_entropy = chunked_cross_entropy
@@ -38,15 +38,15 @@ def adapt(model: GPT, runtime: Runtime) -> None:
 
 
 def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> Tensor:
-    """Autocast computes matmuls in bfloat16, but would add their outputs to a float32 stream."""
+    """Under autocast, which casts only matmuls, the residual stream would stay in float32."""
     return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
 
 
 def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> AttentionKernel:
-    """The form of attention that is fastest in training.
+    """The attention implementation that is fastest in training.
 
     On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout or a mask that needs a gradient.
-    What torch then does instead are ManualAttention's operations and more.
+    torch's fallback then runs more operations than ManualAttention.
     """
     if device_type == "cpu" and dtype == torch.bfloat16:
         return ManualAttention()
@@ -62,14 +62,14 @@ def trains_bias(config: GPTConfig) -> bool:
 
 
 class ManualAttention(AttentionKernel):
-    """Attention by two matmuls and a softmax, which keep the weights, (B, H, T, T), for the backward pass."""
+    """Attention as two matmuls and a softmax. Saves the weights, (B, H, T, T), for the backward pass."""
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return layer.attn_dropout(attention_weights(q, k, mask)) @ v
 
 
 class ManualAttentionInTraining(ManualAttention):
-    """In evaluation, without dropout and gradients, torch's kernel is the faster one again."""
+    """Manual attention in training, torch's kernel in evaluation, where it is faster."""
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if layer.training:
@@ -78,7 +78,7 @@ class ManualAttentionInTraining(ManualAttention):
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: of GPT.attention_mask.
+    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: from GPT.attention_mask.
 
     Returns (B, H, T, T); each row sums to 1.
     """
@@ -90,7 +90,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def describe_attention(runtime: Runtime, model: GPT) -> str:
-    """How the model's attention is computed in training, for the startup line."""
+    """The model's attention implementation in training, for the startup line."""
     if isinstance(model.kernel, ManualAttention):
         return "matmuls"
     if runtime.device.type not in ("cpu", "cuda"):
@@ -105,50 +105,50 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
 
 
 class CPUDropout(nn.Dropout):
-    """nn.Dropout for a CPU, where torch draws random numbers one by one: here a 64-bit draw serves four elements."""
+    """nn.Dropout for a CPU. torch draws one random number per element; this draws 64 bits for four elements."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         keep = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
-        return x * (keep.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # converting bool itself is slow
+        return x * (keep.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # converting from bool is slow
 
 
-LOGITS_AT_ONCE = 2**26  # 1,335 tokens of GPT-2's vocabulary, 256 MiB in float32
+MAX_LOGITS = 2**26  # per chunk: 1,335 tokens with GPT-2's vocabulary, 256 MiB in float32
 
 
-def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """model.cross_entropy, in chunks of tokens if the logits are many."""
-    if len(targets) * len(weight) > LOGITS_AT_ONCE:
-        return ChunkedCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
+def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
+    """model.cross_entropy, computed in chunks of tokens if there are more than `max_logits` logits."""
+    if len(targets) * len(weight) > max_logits:
+        return ChunkedCrossEntropy.apply(x, weight, targets, max_logits, torch.is_grad_enabled())
     return cross_entropy(x, weight, targets)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """The cross-entropy for a large vocabulary, whose logits (N, V) would be a step's largest tensor.
+    """Cross-entropy for a large vocabulary, whose logits (N, V) would be the largest tensor of a step.
 
-    Loss and gradients of a chunk of tokens are computed together, so that its logits are needed only once. The idea is
-    that of Liger Kernel (Hsu et al. 2024) and Cut Cross-Entropy (Wijmans et al. 2024).
+    The loss and gradients of a chunk of tokens are computed together, so that its logits are computed once and freed.
+    The idea is from Liger Kernel (Hsu et al. 2024) and Cut Cross-Entropy (Wijmans et al. 2024).
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> Tensor:
-        chunks = -(-len(targets) * len(weight) // LOGITS_AT_ONCE)
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int, needs_gradients: bool) -> Tensor:
+        chunks = -(-len(targets) * len(weight) // max_logits)
         total, grads_x, grad_weight = torch.zeros((), device=x.device), [], None
         for x_n, targets_n in zip(x.chunk(chunks), targets.chunk(chunks), strict=True):  # (n, C), (n,)
-            loss, grad_x, part = ChunkedCrossEntropy.of_chunk(x_n, weight, targets_n, needs_gradients)
+            loss, grad_x, grad_w = ChunkedCrossEntropy.chunk_loss(x_n, weight, targets_n, needs_gradients)
             total += loss
             if needs_gradients:
                 grads_x.append(grad_x)
-                grad_weight = part.float() if grad_weight is None else grad_weight.add_(part)
+                grad_weight = grad_w.float() if grad_weight is None else grad_weight.add_(grad_w)
         if needs_gradients:
             ctx.save_for_backward(torch.cat(grads_x).type_as(x), grad_weight.type_as(weight))
         return total
 
     @staticmethod
-    def of_chunk(x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> tuple[Tensor, ...]:
-        """The sum of the losses, and its gradients with respect to x (n, C) and weight (V, C)."""
+    def chunk_loss(x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> tuple[Tensor | None, ...]:
+        """The summed loss of a chunk, and its gradients with respect to x (n, C) and weight (V, C)."""
         logits = F.linear(x, weight)  # (n, V)
         log_p = logits.log_softmax(dim=-1, dtype=torch.float)
         loss = F.nll_loss(log_p, targets, ignore_index=-1, reduction="sum")
@@ -162,13 +162,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight = ctx.saved_tensors
-        return grad_x * grad, grad_weight * grad, None, None
+        return grad_x * grad, grad_weight * grad, None, None, None
 
 
 def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean loss as a function of inputs and targets, (B, T) each; model and loss are one graph if it is compiled.
+    """The mean loss as a function of inputs and targets, (B, T) each. If compiled, model and loss are one graph.
 
-    A sharded model is compiled block by block already (distributed.shard).
+    A sharded model is already compiled block by block (distributed.shard).
     """
 
     def loss_fn(idx: Tensor, targets: Tensor) -> Tensor:
@@ -181,8 +181,8 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory for the next step. By default it returns large blocks to the system, and Linux has
-    to clear each page again: 13 to 18 % of a training step (docs/performance.md).
+    """Make glibc keep freed memory for the next step. By default it returns large blocks to the system, and Linux
+    clears each page again, which takes 13 to 18 % of a training step (docs/performance.md).
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
     with suppress(OSError, AttributeError):  # not glibc

@@ -1,4 +1,4 @@
-"""The memory that is free on a device."""
+"""Free memory of a device."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 from folio import UserError
 
 CGROUP = Path("/sys/fs/cgroup")
-HEADROOM = 1.2  # a factor for what kernels and allocators take themselves (docs/scaling.md)
+HEADROOM = 1.2  # factor for the memory of kernels and allocators (docs/scaling.md)
 
 
 def format_bytes(n: float) -> str:
@@ -15,32 +15,32 @@ def format_bytes(n: float) -> str:
 
 
 def require_free(required: int, what: str, remedy: str, available: int | None) -> None:
-    """Raise UserError if fewer bytes are available than `what`, a plural noun, will take in any case. None: unknown."""
+    """Raise UserError if `required` bytes are not available. what: a plural noun. available: None: unknown."""
     if available is not None and required > available:
         raise UserError(
             f"{what} take {format_bytes(required)}, and {format_bytes(available)} of memory is free: use {remedy}"
         )
 
 
-def free(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on the device, or None if this is not known."""
+def free(device: torch.device, cgroup: Path = CGROUP) -> int | None:
+    """Bytes that can still be allocated on the device; None if unknown. cgroup: folder of a container's limits."""
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for later
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch's allocator
         return torch.cuda.mem_get_info(device)[0] + cached
     if device.type != "cpu":
         return None
     import psutil
 
     available = psutil.virtual_memory().available
-    limit = CGROUP / "memory.max"
-    if limit.exists() and limit.read_text().strip().isdigit():  # the limit of a container
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        droppable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))  # cached files
-        used = int((CGROUP / "memory.current").read_text()) - droppable
+    limit = cgroup / "memory.max"
+    if limit.exists() and limit.read_text().strip().isdigit():  # a container with a limit
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        file_cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        used = int((cgroup / "memory.current").read_text()) - file_cache
         available = min(available, int(limit.read_text()) - used)
     return max(0, available)
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether the exception means that the memory of the host or of a device is full."""
+    """Whether an exception means that the host or a device is out of memory."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

@@ -1,9 +1,9 @@
-"""A default for OpenMP, set when this module is imported. Import it before torch, which reads the variable once.
+"""Sets OpenMP's wait policy to passive on import. Import it before torch, which reads the variable once.
 
-It is for batched work. The threads of a matmul wait for the slowest one. By default they spin for milliseconds, which
-takes the core away from other processes, and even from the thread they wait for: beside a busy process on two cores,
-training fell to a third of its speed. With threads that sleep instead it keeps more than half, and alone it loses 3%.
-A sampler's matmuls are so short that sleeping costs more than it saves (docs/performance.md).
+The threads of a matmul wait for the slowest one. By default they spin for milliseconds, which takes the core from other
+processes, and even from the thread that they wait for: on two cores with another busy process, training fell to a third
+of its speed. With sleeping threads it keeps more than half; without other processes it loses 3%. Sampling does not use
+this, because its matmuls are so short that sleeping costs more than it saves (docs/performance.md).
 """
 
 import os

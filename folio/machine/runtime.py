@@ -1,4 +1,4 @@
-"""Device, dtype and compilation: resolved once, printed in one line, passed on as one frozen value."""
+"""Device, dtype and compilation: resolved once, printed in one line, and passed on as one frozen object."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from folio import UserError
 from folio.base.number_format import counted
 from folio.base.workers import under_torchrun
 from folio.machine import distributed
-from folio.machine.distributed import ALONE, Group
+from folio.machine.distributed import SINGLE_PROCESS, Group
 from folio.machine.gpus import data_sheet
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -25,13 +25,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and how a run computes. `description` is printed; it gives the reason for each choice."""
+    """Device, dtype and compilation of a run. `description` is printed; it gives the reason for each choice."""
 
     device: torch.device
     dtype: torch.dtype  # of matmuls and activations; weights and optimizer state are float32
-    compile: bool | str  # or the mode of torch.compile
+    compile: bool | str  # a string is the mode of torch.compile
     description: str
-    group: Group = ALONE  # of the processes that train together
+    group: Group = SINGLE_PROCESS  # of the processes that train together
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -44,13 +44,13 @@ class Runtime:
         return {**resolved, "processes": self.group.size} if self.group.size > 1 else resolved
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether the device works asynchronously, so that reading a number waits for all work queued before it."""
+    def is_asynchronous(self) -> bool:
+        """Whether the device runs asynchronously, so that reading a value waits for all queued work."""
         return self.device.type == "cuda"
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether the fused optimizers skip a step by a flag on the device (found_inf)."""
+        """Whether the fused optimizers can skip a step by a flag on the device (found_inf)."""
         return self.device.type in ("cpu", "cuda")
 
     def compute(self) -> AbstractContextManager:
@@ -58,18 +58,18 @@ class Runtime:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
     def to_device(self, *arrays: np.ndarray) -> list[Tensor]:
-        """The arrays as tensors on the device; for CUDA through pinned memory, without waiting."""
+        """The arrays as tensors on the device; for CUDA, copied asynchronously through pinned memory."""
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         if self.device.type == "cuda":
             return [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors]
         return [tensor.to(self.device) for tensor in tensors]
 
     def peak_flops(self) -> float | None:
-        """The device's dense FLOP/s in `dtype` by its data sheet, or None if it is not known."""
+        """The device's dense FLOP/s in `dtype` from its data sheet; None if unknown."""
         return _peak_flops(self.device) if self.dtype != torch.float32 else None
 
     def peak_memory(self) -> int | None:
-        """Bytes: the peak allocated on a GPU, or this process's peak resident size on a CPU."""
+        """Peak memory in bytes: allocated on a GPU, or the resident set size of this process on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         if sys.platform == "win32":
@@ -81,7 +81,7 @@ class Runtime:
 
 
 class Length(NamedTuple):
-    """How much a run computes, or how long it may take."""
+    """The length of a training run: FLOPs, and the time limit if there is one."""
 
     flops: float
     seconds: float | None = None
@@ -92,75 +92,76 @@ def resolve_runtime(
     dtype: str,
     compile: bool | str,
     deterministic: bool = False,
-    earlier: dict[str, Any] | None = None,
+    saved: dict[str, Any] | None = None,
     length: Length | None = None,
     backend: str | None = None,
 ) -> Runtime:
-    """Resolve device, dtype and compile: taken by name, or chosen by capability for "auto".
+    """Resolve device, dtype and compile: as set, or for "auto" chosen by capability.
 
-    earlier: `Runtime.resolved` of the run to resume; "auto" then means the same again on a device of the same kind.
-    length: of a training run; a short one is not compiled. backend: of torchrun's process group; None: one process.
-    Sets torch's and the allocator's global modes. Raises UserError for what cannot work here.
+    saved: `Runtime.resolved` of the run to resume, which "auto" keeps on a device of the same type. length: of a
+    training run; a short run is not compiled. backend: of the process group under torchrun; None: a single process.
+    Sets global modes of torch. Raises UserError if a setting cannot work on this machine.
     """
     if under_torchrun() and backend is None:
-        raise UserError("this runs in one process: start it with python, without torchrun")
+        raise UserError("this script runs in a single process: start it with python, without torchrun")
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if device == "cuda" and under_torchrun():
         device = f"cuda:{os.environ['LOCAL_RANK']}"  # one GPU per process
-    place = _open_device(device)
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
-    group = distributed.init_process_group(place, backend) if backend else ALONE
-    name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
-    threads = f", {counted(torch.get_num_threads(), 'thread')}" if place.type == "cpu" else ""
-    reasons.append(f"{place} ({name}{threads})")
-    same = bool(earlier) and earlier["device"] == place.type
-    if earlier and not same:
-        reasons.append(f"resumes a run from {earlier['device']}, so no longer bitwise identical")
+    opened = _open_device(device)
+    is_cuda = opened.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(opened)
+    group = distributed.init_process_group(opened, backend) if backend else SINGLE_PROCESS
+    name = torch.cuda.get_device_name(opened) if is_cuda else platform.processor() or platform.machine()
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if opened.type == "cpu" else ""
+    reasons.append(f"{opened} ({name}{threads})")
+    same_device = bool(saved) and saved["device"] == opened.type
+    if saved and not same_device:
+        reasons.append(f"resumes a run from {saved['device']}, so no longer bitwise identical")
 
     if group.size > 1:
         reasons[0] = f"{group.size} processes, the first on {reasons[0]}"
     if dtype not in ("auto", *DTYPES):
         raise UserError(f"dtype={dtype}: use auto, {', '.join(DTYPES)}")
     if dtype != "auto":
-        chosen, why = dtype, "as set"
+        chosen, reason = dtype, "as set"
     else:  # rank 0 chooses, because machines may differ
-        chosen, why = group.broadcast((earlier["dtype"], "as before") if same else _best_dtype(place))
-    reasons.append(f"{chosen} ({why})")
-    if place.type == "cuda" and chosen == "bfloat16" and not _has_bf16():
-        raise UserError(f"dtype=bfloat16: {name} cannot compute in it; use --dtype=float16")
-    if place.type != "cuda" and chosen == "float16":
-        raise UserError(f"dtype=float16: it needs a CUDA GPU, and this run is on {place}; use --dtype=auto")
-    # float32 by name means true float32; "auto" may use faster modes of float32 matmuls. On a CPU those pay off for
-    # large matrices only, and a bfloat16 run has only small ones in float32.
-    faster = "high" if place.type == "cuda" else "medium" if chosen == "float32" else "highest"
-    torch.set_float32_matmul_precision("highest" if dtype == "float32" else faster)
+        chosen, reason = group.broadcast((saved["dtype"], "as before") if same_device else _best_dtype(opened))
+    reasons.append(f"{chosen} ({reason})")
+    if is_cuda and chosen == "bfloat16" and not _has_bf16():
+        raise UserError(f"dtype=bfloat16: {name} does not support it; use --dtype=float16")
+    if not is_cuda and chosen == "float16":
+        raise UserError(f"dtype=float16: it needs a CUDA GPU, and this run is on {opened}; use --dtype=auto")
+    # dtype=float32 means true float32; "auto" may use faster modes of float32 matmuls. On a CPU these are faster only
+    # for large matrices, and a bfloat16 run has only small ones in float32.
+    precision = "high" if is_cuda else "medium" if chosen == "float32" else "highest"
+    torch.set_float32_matmul_precision("highest" if dtype == "float32" else precision)
 
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports for almost a second
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # the call takes almost a second, for imports
         torch.use_deterministic_algorithms(deterministic)
 
-    if compile == "auto" and same:
-        compiles, why = earlier["compile"], "as before"
+    if compile == "auto" and same_device:
+        resolved_compile, reason = saved["compile"], "as before"
     else:
-        compiles, why = group.broadcast(_resolve_compile(place, compile, length))
-    reasons.append(f"{'compiled' if compiles else 'eager'} ({why})")
-    return Runtime(place, DTYPES[chosen], compiles, ", ".join(reasons), group)
+        resolved_compile, reason = group.broadcast(_resolve_compile(opened, compile, length))
+    reasons.append(f"{'compiled' if resolved_compile else 'eager'} ({reason})")
+    return Runtime(opened, DTYPES[chosen], resolved_compile, ", ".join(reasons), group)
 
 
 def _open_device(name: str) -> torch.device:
-    """The device of that name. Raises UserError if it is not available."""
+    """The device with this name. Raises UserError if it is not available."""
     try:
         if name.split(":")[0] not in DEVICES:
-            raise RuntimeError(f"Folio runs on {', '.join(DEVICES)}")
+            raise RuntimeError(f"Folio supports {', '.join(DEVICES)}")
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"device={name}: it cannot be used here ({first}); use --device=auto") from None
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"device={name}: it is not available ({reason}); use --device=auto") from None
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device
@@ -169,13 +170,13 @@ def _open_device(name: str) -> torch.device:
 def _best_dtype(device: torch.device) -> tuple[str, str]:
     if device.type == "cuda":
         if _has_bf16():
-            return "bfloat16", "this GPU computes in it"
-        return "float16", "this GPU has no bfloat16"
+            return "bfloat16", "this GPU supports it"
+        return "float16", "this GPU does not support bfloat16"
     if device.type == "cpu":
         if feature := _cpu_bf16_feature():
             return "bfloat16", f"this CPU has {feature}"
         return "float32", "this CPU has no known instructions for bfloat16"
-    return "float32", "the safe choice on this device"
+    return "float32", "the default on this device"
 
 
 def _has_bf16() -> bool:
@@ -183,15 +184,15 @@ def _has_bf16() -> bool:
 
 
 def _cpu_bf16_feature() -> str | None:
-    """The CPU's instructions for bfloat16 matmuls, or None if it would emulate them.
+    """The CPU's instructions for bfloat16 matmuls; None if they would be emulated.
 
-    This asks for a feature and never measures a time, because timings change while other processes run.
+    Features decide, never timings, which change while other processes run.
     """
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     if torch.cpu._is_avx512_bf16_supported():
         return "AVX-512 BF16"
-    # On x86, this operator also returns True for a CPU that has AVX-512 without bfloat16.
+    # On x86, the operator is not used, because it is also True for AVX-512 without bfloat16.
     arm = platform.machine().lower() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available()
     return "Arm BF16" if arm and torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
 
@@ -202,31 +203,29 @@ def _peak_flops(device: torch.device) -> float | None:
 
 
 COMPILE_SECONDS = 60.0
-COMPILE_GAIN = 0.25  # share of an eager run's time that compiling saves
+COMPILE_GAIN = 0.25  # fraction of an eager run's time that compiling saves
 EAGER_MFU = 0.25  # without torch.compile
 UNKNOWN_GPU_FLOPS = 50e12  # per second
 
 
-def _resolve_compile(device: torch.device, wanted: bool | str, length: Length | None) -> tuple[bool | str, str]:
-    """Whether to use torch.compile, and why. Raises UserError if it is set and does not work."""
-    if wanted is False:
+def _resolve_compile(device: torch.device, setting: bool | str, length: Length | None) -> tuple[bool | str, str]:
+    """Whether to use torch.compile, and the reason. Raises UserError if it is set and does not work."""
+    if setting is False:
         return False, "as set"
-    if wanted == "auto" and device.type != "cuda":
+    if setting == "auto" and device.type != "cuda":
         return False, "compiling gains almost nothing on a CPU"  # docs/performance.md
-    if wanted == "auto" and length:
+    if setting == "auto" and length:
         seconds = length.seconds or length.flops / (EAGER_MFU * (_peak_flops(device) or UNKNOWN_GPU_FLOPS))
         if seconds * COMPILE_GAIN < COMPILE_SECONDS:
-            return False, f"a run of about {seconds:,.0f} s is too short to compile for"
+            return False, f"compiling would not pay off in a run of about {seconds:,.0f} s"
     try:
         x = torch.ones(8, device=device, requires_grad=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.compile(lambda x: (x.sin() * 2).sum())(x).backward()
-    except Exception as error:  # whatever the compiler, the driver or a missing tool raises
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if wanted != "auto":
-            raise UserError(
-                f"compile={wanted}: torch.compile does not work here: {first}; use --compile=False"
-            ) from None
-        return False, f"torch.compile does not work here: {first}"
-    return (True, "a probe compiled and ran") if wanted == "auto" else (wanted, "as set")
+    except Exception as error:  # the compiler, the driver and missing tools raise different types
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if setting != "auto":
+            raise UserError(f"compile={setting}: torch.compile fails here: {reason}; use --compile=False") from None
+        return False, f"torch.compile fails here: {reason}"
+    return (True, "torch.compile works here") if setting == "auto" else (setting, "as set")

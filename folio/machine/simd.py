@@ -1,6 +1,6 @@
-"""Operations that numba has no name for, as LLVM's instructions: dot products of vectors, addresses, atomics.
+"""Operations that numba lacks, written as LLVM instructions: dot products of vectors, addresses, atomics.
 
-Functions here are called from code that numba compiles (folio/decoding/decode_step.py). An address is an int64.
+They are called from code that numba compiles (folio/decoding/decode_step.py). An address is an int64.
 
 Dimensions: R rows of activations, O outputs of a linear layer (rows of its weights), n inputs.
 """
@@ -16,14 +16,14 @@ from folio.machine.compiled import GROUP, LANES
 
 BIT, INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 FLOAT = ir.FloatType()
-# Dividing by 0 gives infinity, without a check. Functions are called by other compiled ones, not by Python.
+# Division by 0 gives infinity, without a check. Only compiled functions call these, so they need no wrappers.
 OPTIONS = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled = njit(**OPTIONS)
 HAS_AVX512 = llvm.get_host_cpu_features().get("avx512f", False)
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not have."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -51,7 +51,7 @@ def broadcast(builder: ir.IRBuilder, value: ir.Value, lanes: int = LANES) -> ir.
 
 
 def call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
-    """Call a function of LLVM's."""
+    """Call an LLVM function or intrinsic."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -68,28 +68,28 @@ def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -
 
 
 def widen_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
-    """bfloat16 is the upper half of float32."""
+    """Convert bfloat16, the upper half of a float32, to float32."""
     shifted = builder.shl(builder.zext(bits, vector(INT32)), constant(INT32, 16))
     return builder.bitcast(shifted, vector(FLOAT))
 
 
 # --- dot products -----------------------------------------------------------------------------------------------------
 #
-# A format says how weights are stored. It has the number of inputs that a step covers, the bytes that these take in the
-# weights and in the activations, and a function that adds their products to sums of 16 lanes.
+# A format defines how weights are stored. A step of a dot product loads the weights and activations of `inputs` inputs
+# and adds their products to sums of 16 lanes.
 
 
 class WeightFormat:
-    """Weights in float32, which the other formats change. The activations are float32, too."""
+    """float32 weights and activations; the base class of the other formats."""
 
-    outputs = 5  # computed together for several rows: with 5 rows, 25 sums, which leave 7 registers of AVX-512
-    outputs_alone = 1  # computed together for a single row; with one, memory is read in order, which is fastest
+    outputs = 5  # per tile of several rows: 5 rows by 5 outputs are 25 sums, which leave 7 registers of AVX-512
+    single_row_outputs = 1  # per tile of a single row; one output reads memory sequentially, which is fastest
     inputs = LANES  # per step
     weight_bytes, activation_bytes = 64, 64  # per step
     activation = vector(FLOAT)
 
     def weights(self, builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-        """The weights of a step, as the lanes of one vector."""
+        """Load the weights of a step as one vector."""
         return load(builder, address, vector(FLOAT))
 
     def accumulate(self, builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
@@ -104,7 +104,7 @@ class BFloat16(WeightFormat):
 
 
 class BFloat16Pairs(WeightFormat):
-    """AVX-512 BF16: an instruction adds two products to each lane. The activations are bfloat16, too."""
+    """AVX-512 BF16: one instruction adds two products to each lane. The activations are also bfloat16."""
 
     inputs = 2 * LANES
     activation = vector(INT16, 2 * LANES)
@@ -119,9 +119,9 @@ class BFloat16Pairs(WeightFormat):
 
 
 class Int8(WeightFormat):
-    """The scale of a row of weights is applied to its sum later."""
+    """int8 weights. The caller multiplies each sum by the scale of its row of weights."""
 
-    outputs_alone = 8  # converting the weights takes so long that one sum after another would wait for itself
+    single_row_outputs = 8  # several independent sums hide the latency of converting weights
     weight_bytes = 16
 
     def weights(self, builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -129,16 +129,16 @@ class Int8(WeightFormat):
 
 
 class Int4(WeightFormat):
-    """A group of 32 weights is a bfloat16 scale and 16 bytes: weights i and i + 16 are the halves of byte i, plus 8."""
+    """Groups of 32 weights: a bfloat16 scale and 16 bytes. Byte i holds weights i and i + 16, plus 8, in its halves."""
 
-    outputs, outputs_alone = 4, 8  # weights take two registers
+    outputs, single_row_outputs = 4, 8  # a step's weights take two registers
     inputs = GROUP
     weight_bytes, activation_bytes = 18, 128
     activation = vector(FLOAT, GROUP)
 
     def weights(self, builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-        twice = broadcast(builder, load(builder, address, INT16), 2 * LANES)  # the bfloat16 in both halves of each lane
-        pairs = builder.bitcast(twice, vector(INT32))
+        scales = broadcast(builder, load(builder, address, INT16), 2 * LANES)  # in both halves of each lane
+        pairs = builder.bitcast(scales, vector(INT32))
         scale = builder.bitcast(builder.shl(pairs, constant(INT32, 16)), vector(FLOAT))
         packed = load(builder, builder.add(address, ir.Constant(INT64, 2)), vector(INT8))
         low = builder.zext(packed, vector(INT32))
@@ -171,13 +171,13 @@ FORMATS = {
 }
 
 
-def make_tile(format: WeightFormat, rows: int, outputs: int, fetches: bool = True):
-    """tile(w, w_stride, x, x_stride, n, y, y_stride, ahead): y[r, o] = sum of w[o, i] x[r, i] over n inputs, for so
-    many rows and outputs. w, x, y, ahead are addresses, strides are in bytes, and y is float32.
+def make_tile(format: WeightFormat, rows: int, outputs: int, prefetch: bool = True):
+    """tile(w, w_stride, x, x_stride, n, y, y_stride, ahead): y[r, o] = sum of w[o, i] x[r, i] over n inputs.
 
-    A sum has 16 lanes, which are added at the end: the same sum at any number of rows. fetches: whether the weights
-    from `ahead` on, for as many outputs, are fetched into the second-level cache in the order in which they are in
-    memory. Without that, large matrices are read at half the speed by tiles of several outputs.
+    w, x, y, ahead are addresses, strides are in bytes, and y is float32. rows, outputs: the size of y. A sum has 16
+    lanes, which are added at the end, so that it does not depend on the number of rows. prefetch: whether to prefetch
+    the next weights, from `ahead`, into the second-level cache in memory order. Without it, tiles of several outputs
+    read large matrices at half the speed.
     """
 
     @intrinsic
@@ -196,13 +196,13 @@ def make_tile(format: WeightFormat, rows: int, outputs: int, fetches: bool = Tru
                 w_offset = builder.mul(loop.index, ir.Constant(INT64, format.weight_bytes))
                 x_offset = builder.mul(loop.index, ir.Constant(INT64, format.activation_bytes))
                 first = builder.add(ahead, builder.mul(w_offset, ir.Constant(INT64, outputs)))
-                for o in range(outputs if fetches else 0):
-                    fetch(builder, builder.add(first, ir.Constant(INT64, o * format.weight_bytes)))
-                w_of = [format.weights(builder, builder.add(address, w_offset)) for address in weights]
+                for o in range(outputs if prefetch else 0):
+                    emit_prefetch(builder, builder.add(first, ir.Constant(INT64, o * format.weight_bytes)))
+                w_vectors = [format.weights(builder, builder.add(address, w_offset)) for address in weights]
                 for r in range(rows):
-                    x_of = load(builder, builder.add(activations[r], x_offset), format.activation)
+                    x_vector = load(builder, builder.add(activations[r], x_offset), format.activation)
                     for o in range(outputs):
-                        total = format.accumulate(builder, builder.load(sums[r][o]), w_of[o], x_of)
+                        total = format.accumulate(builder, builder.load(sums[r][o]), w_vectors[o], x_vector)
                         builder.store(total, sums[r][o])
             for r in range(rows):
                 for o in range(outputs):
@@ -217,8 +217,9 @@ def make_tile(format: WeightFormat, rows: int, outputs: int, fetches: bool = Tru
 
 
 def make_mixing_tile(format: WeightFormat, rows: int, vectors: int):
-    """tile(x, x_stride, w, w_stride, n, y, y_stride): y[r, c] = sum of x[r, i] w[i, c] over n rows of w, for so many
-    rows of x and so many times 16 columns. x and y are float32.
+    """tile(x, x_stride, w, w_stride, n, y, y_stride): y[r, c] = sum of x[r, i] w[i, c] over n rows of w.
+
+    rows: of x and y. vectors: of 16 columns each. x and y are float32.
     """
 
     @intrinsic
@@ -234,14 +235,15 @@ def make_mixing_tile(format: WeightFormat, rows: int, vectors: int):
             with cgutils.for_range(builder, n) as loop:
                 w_row = builder.add(w, builder.mul(w_stride, loop.index))
                 x_column = builder.add(x, builder.mul(loop.index, ir.Constant(INT64, 4)))
-                w_of = [
+                w_vectors = [
                     format.weights(builder, builder.add(w_row, ir.Constant(INT64, v * format.weight_bytes)))
                     for v in range(vectors)
                 ]
                 for r in range(rows):
                     factor = broadcast(builder, load(builder, at(x_column, x_stride, r), FLOAT))
                     for v in range(vectors):
-                        builder.store(multiply_add(builder, factor, w_of[v], builder.load(sums[r][v])), sums[r][v])
+                        total = multiply_add(builder, factor, w_vectors[v], builder.load(sums[r][v]))
+                        builder.store(total, sums[r][v])
             for r in range(rows):
                 for v in range(vectors):
                     address = builder.add(at(y, y_stride, r), ir.Constant(INT64, 4 * LANES * v))
@@ -255,8 +257,8 @@ def make_mixing_tile(format: WeightFormat, rows: int, vectors: int):
 
 
 def make_mix(format: WeightFormat):
-    """mix(x, x_stride, rows, n, w, w_stride, y, y_stride, columns): y = x w, in the terms of make_mixing_tile. The
-    number of columns is a multiple of 16.
+    """mix(x, x_stride, rows, n, w, w_stride, y, y_stride, columns): y = x w, with the arguments of make_mixing_tile.
+    columns: a multiple of 16.
     """
     tile_4x4, tile_4x1 = make_mixing_tile(format, 4, 4), make_mixing_tile(format, 4, 1)
     tile_1x4, tile_1x1 = make_mixing_tile(format, 1, 4), make_mixing_tile(format, 1, 1)
@@ -290,24 +292,24 @@ def make_mix(format: WeightFormat):
 
 @intrinsic
 def fetch_line(context, address):
-    """Have the CPU read a cache line into its second-level cache."""
+    """Prefetch a cache line into the second-level cache."""
 
     def generate(context, builder, signature, arguments):
-        fetch(builder, arguments[0])
+        emit_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
-def fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """fetch_line as an instruction of a function that is being built."""
+def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Emit a prefetch instruction into the function that is being built."""
     pointer = builder.inttoptr(address, INT8.as_pointer())
     read, second_level, data = ir.Constant(INT32, 0), ir.Constant(INT32, 2), ir.Constant(INT32, 1)
     call(builder, "llvm.prefetch.p0i8", ir.VoidType(), pointer, read, second_level, data)
 
 
 def add_lanes(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
-    """The sum of a vector's lanes, halves first."""
+    """The sum of a vector's lanes, by adding halves."""
     count = lanes.type.count
     while count > 1:
         count //= 2
@@ -319,22 +321,23 @@ def add_lanes(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
     return builder.extract_element(lanes, ir.Constant(INT32, 0))
 
 
-MOST_ROWS = 5  # whose sums are in registers together
-BLOCKS_AHEAD = 2  # of weights, which are fetched while a block is computed with; each tile of rows fetches a later one
+MAX_TILE_ROWS = 5  # whose sums fit into registers
+BLOCKS_AHEAD = 2  # distance of prefetching, in blocks of weights; each further tile of rows prefetches one block more
 
 
 def make_linear(format: WeightFormat):
-    """linear(w, w_stride, x, x_stride, rows, n, y, y_stride, outputs): y = x w^T, in the terms of make_tile.
+    """linear(w, w_stride, x, x_stride, rows, n, y, y_stride, outputs): y = x w^T, with the arguments of make_tile.
 
-    Rows are divided among tiles of 2 to 5. The last tile of outputs overlaps with the one before it if need be.
+    Rows are divided into tiles of 2 to 5. If the outputs are not a multiple of a block, the last block overlaps with
+    the one before.
     """
-    alone, together = format.outputs_alone, format.outputs
-    tile_alone, tile_1x1 = make_tile(format, 1, alone, alone > 1), make_tile(format, 1, 1, False)
-    tile_2, tile_3, tile_4, tile_5 = (make_tile(format, rows, together) for rows in range(2, MOST_ROWS + 1))
+    single_block, multi_block = format.single_row_outputs, format.outputs
+    tile_1, tile_1x1 = make_tile(format, 1, single_block, single_block > 1), make_tile(format, 1, 1, False)
+    tile_2, tile_3, tile_4, tile_5 = (make_tile(format, rows, multi_block) for rows in range(2, MAX_TILE_ROWS + 1))
 
     @compiled
     def linear(w, w_stride, x, x_stride, rows, n, y, y_stride, outputs):
-        block = alone if rows == 1 else together
+        block = single_block if rows == 1 else multi_block
         if outputs < block:
             for r in range(rows):
                 for o in range(outputs):
@@ -342,12 +345,12 @@ def make_linear(format: WeightFormat):
                     tile_1x1(w_o, w_stride, x_r, x_stride, n, y_r, y_stride, w)
             return 0
         if rows == 1:
-            for start in range(0, outputs, alone):
-                o = min(start, outputs - alone)
+            for start in range(0, outputs, block):
+                o = min(start, outputs - block)
                 w_o = w + o * w_stride
-                tile_alone(w_o, w_stride, x, x_stride, n, y + 4 * o, y_stride, w_o + BLOCKS_AHEAD * alone * w_stride)
+                tile_1(w_o, w_stride, x, x_stride, n, y + 4 * o, y_stride, w_o + BLOCKS_AHEAD * block * w_stride)
             return 0
-        tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
+        tiles = (rows + MAX_TILE_ROWS - 1) // MAX_TILE_ROWS
         for start in range(0, outputs, block):
             o = min(start, outputs - block)
             w_o, y_o, r = w + o * w_stride, y + 4 * o, 0
@@ -370,7 +373,7 @@ def make_linear(format: WeightFormat):
 
 
 def make_widen(format: WeightFormat):
-    """widen(w, n, y): n weights as float32 numbers, without an int8 scale. w, y are addresses."""
+    """widen(w, n, y): convert n weights to float32, without the scales of int8. w, y are addresses."""
     if isinstance(format, BFloat16Pairs):
         format = FORMATS["bfloat16"]
 
@@ -408,7 +411,7 @@ def _pointer(context, address):
 
 
 def make_call(count: int):
-    """call(function, *arguments): of a compiled function at an address, with so many int64 arguments."""
+    """call(function, *arguments): call the compiled function at an address. count: the number of int64 arguments."""
     kind = ir.FunctionType(INT64, [INT64] * count)
 
     @intrinsic
@@ -424,7 +427,7 @@ def make_call(count: int):
 
 
 def make_array_at(dtype):
-    """array_at(address, count): the array of that dtype at an address."""
+    """array_at(address, count): the array of `count` elements at an address."""
 
     @compiled
     def array_at(address, count):
@@ -468,7 +471,7 @@ def atomic_add(context, address, value):
 
 @intrinsic
 def compare_exchange(context, address, expected, value):
-    """Store the value if the expected one is there. Returns whether it was."""
+    """Store `value` if the current value is `expected`. Returns whether it was."""
 
     def generate(context, builder, signature, arguments):
         pointer = _int64_pointer(builder, arguments[0])
@@ -520,7 +523,7 @@ def power_of_two(context, n):
 
 @intrinsic
 def bfloat16_bits(context, x):
-    """The bits of the nearest bfloat16; ties go to the even one."""
+    """The bits of the nearest bfloat16; ties round to even."""
 
     def generate(context, builder, signature, arguments):
         bits = builder.bitcast(arguments[0], INT32)

@@ -10,7 +10,7 @@ import torch
 from folio import UserError
 from folio.base.settings import Settings
 from folio.machine import memory
-from folio.machine.kernels import LOGITS_AT_ONCE, ManualAttention, choose_attention, trains_bias
+from folio.machine.kernels import MAX_LOGITS, ManualAttention, choose_attention, trains_bias
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
@@ -109,9 +109,9 @@ def saved_bytes_per_token(config: GPTConfig, dtype: torch.dtype, device: str) ->
 def loss_bytes(tokens: int, config: GPTConfig, s: int) -> int:
     """Peak bytes of logits and their gradients. s: bytes per logit."""
     logits = tokens * config.vocab_size
-    if logits <= LOGITS_AT_ONCE:
+    if logits <= MAX_LOGITS:
         return logits * (12 if s == 4 else 14)  # log-probabilities, two float32 gradients
-    chunk = LOGITS_AT_ONCE * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
+    chunk = MAX_LOGITS * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
     return chunk + (4 + s) * config.vocab_size * config.n_embd  # the weights' gradient: the sum, and that of a chunk
 
 

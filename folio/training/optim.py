@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from folio.machine.distributed import ALONE, Group, distribute_like, gather_like, to_local
+from folio.machine.distributed import SINGLE_PROCESS, Group, distribute_like, gather_like, to_local
 
 
 def make_optimizer(
@@ -19,7 +19,7 @@ def make_optimizer(
     weight_decay: float,
     muon_learning_rate: float = 0.0,
     dtype: torch.dtype = torch.float32,
-    group: Group = ALONE,
+    group: Group = SINGLE_PROCESS,
 ) -> torch.optim.Optimizer:
     """Build an optimizer with BUILDERS[kind]; "muon" is Muon for the blocks' matrices and AdamW for the rest.
 
@@ -113,7 +113,7 @@ class Muon(AdamW):
     processes, including FSDP2's shards.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], processes: Group = ALONE, **settings: Any):
+    def __init__(self, groups: list[dict[str, Any]], processes: Group = SINGLE_PROCESS, **settings: Any):
         super().__init__(groups, **settings)
         self.processes = processes
         for group in self.matrices():

@@ -169,7 +169,7 @@ class Session:
         if self.reader.sent:  # the device is busy with the next step now
             self._read_step()
             self.log({})
-        if not self.runtime.runs_ahead:
+        if not self.runtime.is_asynchronous:
             self.pacer.mark(step)
         minutes = (time.perf_counter() - self.last_save) / 60
         save = self.signals.save or minutes >= (self.cfg.save_interval_minutes or math.inf)
@@ -185,7 +185,7 @@ class Session:
         log = evaluate or save or step % self.cfg.log_interval == 0 or step == 1
         if log:
             self.reader.send(step)
-        if self.runtime.runs_ahead and not evaluate and not save:
+        if self.runtime.is_asynchronous and not evaluate and not save:
             log = False
         if log:
             self._read_step(will_evaluate=evaluate)
@@ -225,7 +225,7 @@ class Session:
 
     def _moved_error(self) -> TrainingError:
         """The error for a run whose folder was moved or removed: another run may write to the same path."""
-        new_path = self.group.broadcast(self.saver.folder_now())
+        new_path = self.group.broadcast(self.saver.current_folder())
         consequence = f"so the run stops after step {self.state.step:,}"
         if new_path is None:
             return TrainingError(f"out_dir={self.out_dir} was removed, {consequence}")

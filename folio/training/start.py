@@ -235,7 +235,7 @@ def load_start(user_cfg: Config) -> Start[Config]:
     user_cfg: train.py's settings. A run that torchrun has restarted resumes, whatever init_from is.
     """
     out_dir = Path(user_cfg.out_dir)
-    restarted = under_torchrun() and distributed.restarted(run_folder.written_by(out_dir))
+    restarted = under_torchrun() and distributed.is_restart(run_folder.torchrun_id(out_dir))
     if restarted or user_cfg.init_from == "resume":
         return resume_run(user_cfg, checkpoint.load(out_dir), restarted)
     start = Start(user_cfg, None)

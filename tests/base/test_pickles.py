@@ -1,4 +1,4 @@
-"""Pickles that would take all memory, or forever, are refused before anything opens them."""
+"""Pickles that would exhaust memory or time are rejected before they are loaded."""
 
 import io
 import re
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.architecture("folio/checkpoints/foreign.py, which reads
 
 
 def text(value: str) -> bytes:
-    """A string as an opcode of a pickle."""
+    """The opcode of a string."""
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
-def doubled(empty: bytes) -> bytes:
-    """A list, b"]", or a tuple, b")", that holds another one twice, which holds another one twice, and so on."""
+def nested_pairs(empty: bytes) -> bytes:
+    """A list, b"]", or tuple, b")", whose two items are the same list or tuple, and so on for 60 levels."""
     content = empty + b"q\x00"
     for i in range(60):
         value = content + b"h" + bytes([i])
@@ -32,11 +32,11 @@ def doubled(empty: bytes) -> bytes:
 HUGE_STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"J\xff\xff\xff\x7ftQ"
 HOSTILE_PICKLES = {
     "a bytearray of 3 GB": (b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R", "it uses 'builtins bytearray'"),
-    "lists that double": (doubled(b"]"), "too many values"),
-    "a key that is a nested tuple": (b"}" + doubled(b")") + b"K\x01s", "a key of a dict is not a string or a number"),
-    "the same in a mark": (b"}(" + doubled(b")") + b"K\x01u", "a key of a dict is not a string or a number"),
+    "lists that double": (nested_pairs(b"]"), "too many values"),
+    "a key that is a nested tuple": (b"}" + nested_pairs(b")") + b"K\x01s", "not a string or a number"),
+    "the same in a mark": (b"}(" + nested_pairs(b")") + b"K\x01u", "not a string or a number"),
     "an OrderedDict of such items": (
-        b"ccollections\nOrderedDict\n](" + doubled(b")") + b"K\x01\x86e\x85R",
+        b"ccollections\nOrderedDict\n](" + nested_pairs(b")") + b"K\x01\x86e\x85R",
         "OrderedDict from items",
     ),
     "a deep list": (b"]" * 1000 + b"a" * 999, "nested too deeply"),
@@ -51,20 +51,20 @@ HOSTILE_PICKLES = {
 
 
 @pytest.mark.parametrize("case", HOSTILE_PICKLES)
-def test_a_hostile_pickle_is_refused_before_torch_opens_it(case, tmp_path, monkeypatch):
-    """torch's unpickler, although it runs no code, allocated gigabytes for such a file, or never came back: computing
-    the hash of a key, or printing a value, takes 2**60 steps.
+def test_a_hostile_pickle_is_rejected_before_torch_loads_it(case, tmp_path, monkeypatch):
+    """torch's unpickler, although it runs no code, allocated gigabytes for such a file or never returned: hashing a
+    key or printing a value takes 2**60 steps.
     """
-    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
     content, message = HOSTILE_PICKLES[case]
     with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
-    with pytest.raises(UserError, match=rf"ckpt\.pt was not opened: .*\(.*{re.escape(message)}.*\); download it again"):
+    with pytest.raises(UserError, match=rf"ckpt\.pt .*\(.*{re.escape(message)}.*\); download it again"):
         foreign.load(str(tmp_path / "ckpt.pt"))
 
 
-def test_a_shared_list_of_a_pickle_is_read_once(monkeypatch):
-    """A list that holds another one n times was read n times: minutes for a file of 2 MB."""
+def test_a_shared_list_in_a_pickle_is_read_once(monkeypatch):
+    """A list with n references to another one was read n times: minutes for a file of 2 MB."""
     n, reads, iterate = 500, [], pickles.PickledValues.__iter__
     monkeypatch.setattr(pickles.PickledValues, "__iter__", lambda values: reads.append(len(values)) or iterate(values))
     inner = b"](" + b"K\x01" * n + b"eq\x00"

@@ -22,7 +22,7 @@ def test_permutations_are_uniform(seed):
     pairs = np.bincount(n * orders[:, 0] + orders[:, 1], minlength=n * n)
     expected = 1400 / (n * (n - 1))
     chi_square = sum((pairs[n * i + j] - expected) ** 2 / expected for i in range(n) for j in range(n) if i != j)
-    assert chi_square < 110  # 41 degrees of freedom: as rarely
+    assert chi_square < 110  # 41 degrees of freedom: likewise
 
 
 def test_derived_seeds_are_distinct():

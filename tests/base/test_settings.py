@@ -73,38 +73,30 @@ def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, v
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--learning_rat=1"], "command line: learning_rat is not a setting; did you mean learning_rate?"),
-        (["--zzz=1"], "command line: zzz is not a setting"),
-        (["--max_iters"], "command line: --max_iters needs a value: --max_iters=VALUE"),
-        (["--max_iters", "--flag"], "command line: --max_iters needs a value"),
-        (["--max_iters", "0"], "command line: max_iters=0: it must be positive"),
-        (["--config=x.py"], "command line: name the config file x.py without --config"),
-        (["--config", "x.py"], "command line: name the config file x.py without --config"),
-        (["-max_iters=5"], "command line: write --max_iters=VALUE instead of -max_iters=5"),
-        (
-            ["config/shakespear_char.py"],
-            "no config file config/shakespear_char.py exists; did you mean config/shakes",
-        ),
-        (["zzzz"], "no config file zzzz exists; Folio has config/"),
-        (["--max_iters=1.5"], "command line: max_iters=1.5: it takes an integer"),
-        (["--max_iters=many"], "command line: max_iters=many: it takes an integer"),
-        (["--max_iters=inf"], "command line: max_iters=inf: it takes an integer"),
-        (["--eval_iters=x"], "it takes an integer or None"),
-        (["--compile=1"], "command line: compile=1: it takes True or False or 'auto'"),
-        (["--dtype=fp32"], "it takes 'auto' or 'float32'"),
-        (["--flag=yes"], "it takes True or False"),
-        (["--learning_rate=0"], "command line: learning_rate=0.0: it must be positive"),
+        (["--learning_rat=1"], r"command line: learning_rat .*did you mean learning_rate\?"),
+        (["--max_iters"], "command line: .*--max_iters=VALUE"),
+        (["--max_iters", "--flag"], "command line: .*--max_iters=VALUE"),
+        (["--learning_rate", "0"], "command line: learning_rate=0.0: .*positive"),
+        (["--config=x.py"], "command line: .*x.py without --config"),
+        (["-max_iters=5"], "command line: .*--max_iters=VALUE instead of -max_iters=5"),
+        (["config/shakespear_char.py"], "config/shakespear_char.py .*did you mean config/shakes"),
+        (["zzzz"], "zzzz .*Folio has config/"),
+        (["--max_iters=1.5"], "command line: max_iters=1.5: .*an integer"),
+        (["--max_iters=inf"], "command line: max_iters=inf: .*an integer"),
+        (["--learning_rate=1" + 400 * "0"], "command line: learning_rate=10.*a number"),
+        (["--eval_iters=x"], "eval_iters=x: .*an integer or None"),
+        (["--compile=1"], "command line: compile=1: .*True or False or 'auto'"),
+        (["--dtype=fp32"], "dtype=fp32: .*'auto' or 'float32'"),
     ],
 )
 def test_errors_say_how_to_fix_them(arguments, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=message):
         settings.load(Config, arguments)
-    assert message in str(error.value)
 
 
 def test_a_config_file_holds_assignments_and_arithmetic(write):
     path = write(
-        '"""A record."""\nimport_rate = 2\n'.replace("import_rate", "_scratch")
+        '"""A record."""\n_scratch = 2\n'
         + "max_iters = 4 * 10**2 // _scratch\n"
         + "eval_iters = max_iters / 100\n"
         + "learning_rate: float = 1\n"
@@ -120,42 +112,39 @@ def test_a_config_file_holds_assignments_and_arithmetic(write):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("max_iters = 1\nlerning_rate = 1", "x.py:2: lerning_rate is not a setting; did you mean learning_rate?"),
+        ("max_iters = 1\nlerning_rate = 1", r"x.py:2: lerning_rate .*did you mean learning_rate\?"),
         ("import os", "x.py:1: `import os` is not an assignment"),
-        ("start = open('f')", "`open('f')` is not a constant"),
-        ("start = __import__('os').system('x')", "is not a constant"),
+        ("start = open('f')", r"`open\('f'\)` is not a constant"),
         ("max_iters = steps", "`steps` is not defined above"),
         ("if True:\n    max_iters = 1", "`if True:` is not an assignment"),
-        ("max_iters = 9**9**9", "not arithmetic with numbers of ordinary size"),
+        ("max_iters = 9**9**9", "not arithmetic .*exponents up to 64"),
+        ("max_iters = 10**18 * 2", "not arithmetic .*below 1e18"),
         ("start = 'a' * 10**10", "not arithmetic"),
         ("max_iters = 1 / 0", "division by zero"),
-        ("max_iters = 'a'", "x.py:1: max_iters=a: it takes an integer"),
-        ("flag = 1", "it takes True or False"),
-        ("max_iters = True", "it takes an integer"),
-        ("name = 5", "it takes text or None"),
-        ("max_iters =", "x.py:1: this is not Python"),
-        ("\n\nmax_iters = 0", "x.py:3: max_iters=0: it must be positive"),
+        ("max_iters = 'a'", "x.py:1: max_iters=a: .*an integer"),
+        ("flag = 1", "flag=1: .*True or False"),
+        ("max_iters = True", "max_iters=True: .*an integer"),
+        ("name = 5", "name=5: .*text or None"),
+        ("max_iters =", "x.py:1: .*not Python"),
+        ("\n\nmax_iters = 0", "x.py:3: max_iters=0: .*positive"),
     ],
 )
 def test_errors_in_a_config_file_name_the_line(write, content, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=message):
         settings.load(Config, [write(content)])
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("\nmax_iters = 0x" + "f" * 4000, "x.py:2: the number has more than 100 digits"),
-        ("max_iters = (10**17) ** 60", "x.py:1: the number has more than 100 digits"),
-        ("max_iters = " + "-" * 900 + "1", "x.py:1: it has more than 50 levels"),
-        ("max_iters = " + "+".join("1" * 900), "x.py:1: it has more than 50 levels"),
-        ("max_iters = " + "-" * 60_000 + "1", "x.py:1: an expression has too many operators or parentheses"),
-        ("start = " + "str(" * 100 + ")" * 100, "x.py:1: it has more than 50 levels"),
-        ("_a = 'x'\n" + "_a = _a + _a\n" * 25, "x.py:18: the text has more than 65,536 characters"),
-        ("x = 1\n" * 1001, "x.py:1001: a config file has at most 1,000 assignments"),
-        ("\n" + "x = " * 1001 + "1", "x.py:2: a config file has at most 1,000 assignments"),
-        ("x = 1\n" * 300_000, "x.py:1: x.py has 1,800,000 bytes; the limit for this file is 65,536"),
+        ("\nmax_iters = 0x" + "f" * 4000, "x.py:2: .*more than 100 digits"),
+        ("max_iters = (10**17) ** 60", "x.py:1: .*more than 100 digits"),
+        ("max_iters = " + "+".join("1" * 900), "x.py:1: .*more than 50 levels"),
+        ("max_iters = " + "-" * 60_000 + "1", "x.py:1: .*too many operators or parentheses"),
+        ("_a = 'x'\n" + "_a = _a + _a\n" * 25, "x.py:18: .*more than 65,536 characters"),
+        ("x = 1\n" * 1001, "x.py:1001: .*at most 1,000 assignments"),
+        ("\n" + "x = " * 1001 + "1", "x.py:2: .*at most 1,000 assignments"),
+        ("x = 1\n" * 300_000, "x.py:1: .*1,800,000 bytes.*limit.* 65,536"),
         ("max_iters = '" + "x" * 60_000 + "'", "x.py:1: max_iters=xxxxx"),
         ("x" * 60_000 + " = 1", "is not a setting"),
         ("max_iters = " + "open(" + "x" * 60_000 + ")", "is not a constant"),
@@ -166,11 +155,11 @@ def test_a_config_file_has_limits(write, content, message):
     with pytest.raises(ConfigError) as error:
         settings.load(Config, [write(content)])
     lines = str(error.value).splitlines()
-    assert message in lines[0] and all(len(line) < 500 for line in lines)
+    assert re.search(message, lines[0]) and all(len(line) < 500 for line in lines)
 
 
-def test_a_refused_assignment_is_one_error(write):
-    """Each later line that used the name was an error, too: "`_a` is not defined above"."""
+def test_an_invalid_assignment_is_reported_once(write):
+    """Each later line that used the name was also an error: "`_a` is not defined above"."""
     lines = ["_a = [1]", "_b = _a * 2", "max_iters = _b", "_a = _c", "max_iters = 5", "learning_rate = open(1)"]
     with pytest.raises(ConfigError) as error:
         settings.load(Config, [write("\n".join(lines))])
@@ -178,15 +167,15 @@ def test_a_refused_assignment_is_one_error(write):
     assert places == ["x.py:1", "x.py:4", "x.py:6"]
 
 
-def test_what_people_write_is_within_the_limits(write):
+def test_realistic_config_files_are_within_the_limits(write):
     content = "\n".join(f"_{i} = {i}" for i in range(900)) + "\nmax_iters = " + " + ".join(["1"] * 40)
     content += "\nstart = " + repr("word " * 9000) + "\nlearning_rate = 10**17 / 10**17"
     config = settings.load(Config, [write(content)])
     assert config.max_iters == 40 and len(config.start) == 45_000
 
 
-def test_a_name_of_a_config_file_that_is_too_long_is_an_error(monkeypatch, tmp_path):
-    """It was a traceback: the system refuses to look for it."""
+def test_a_config_file_name_that_is_too_long_is_an_error(monkeypatch, tmp_path):
+    """The system's error ended in a traceback."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no config file aaa.*\.\.\. exists"):
         settings.load(Config, ["a" * 5000])
@@ -209,7 +198,7 @@ def test_help_shows_every_setting(cls):
     assert exit.value.code == 0
     for field in cls.__dataclass_fields__:
         assert f"--{field}=" in out.getvalue()
-    assert "=(" not in out.getvalue()  # a field of several lines would show that in place of its default
+    assert "=(" not in out.getvalue()  # as the default of a field over several lines
 
 
 class Limit:
@@ -221,7 +210,7 @@ class LimitedConfig(Settings):
     requests: int = Limit.REQUESTS  # at a time
 
 
-def test_help_shows_the_value_of_a_default_that_has_a_name():
+def test_help_shows_the_value_of_a_named_constant():
     assert "--requests=65536 " in settings.help_text(LimitedConfig)
 
 
@@ -235,7 +224,7 @@ def test_shipped_configs_load(path, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
 def test_numbers_must_be_finite(number, write):
-    """Others were accepted, and the run failed at its first checkpoint, because JSON has no such numbers."""
+    """Such numbers were accepted, and the run failed at its first checkpoint, because JSON does not have them."""
     for cls, name in (
         (TrainConfig, "grad_clip"),
         (TrainConfig, "minutes"),
@@ -262,7 +251,7 @@ def test_origins_say_where_settings_were_set(write):
     assert Config().origins == {}
 
 
-def test_positional_arguments_are_shown_as_they_were_given():
+def test_positional_arguments_are_shown_as_given():
     """They were shown as a Python tuple."""
 
     @dataclass(frozen=True)
@@ -280,14 +269,13 @@ def test_positional_arguments_are_shown_as_they_were_given():
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["--lr=1e-3"], "lr is not a setting; write --learning_rate"),
-        (["--resume"], "resume is not a setting; write --init_from=resume --out_dir=RUN"),
-        (["--resume", "--n_layer=2"], "resume is not a setting"),
-        (["--use_rope"], "rope is not a setting; write --position=rotary"),
-        (["--pos_emb=rope"], "pos_emb is not a setting; write --position$"),
+        (["--lr=1e-3"], "lr .*write --learning_rate$"),
+        (["--resume"], "resume .*write --init_from=resume --out_dir=RUN$"),
+        (["--use_rope"], "rope .*write --position=rotary$"),
+        (["--pos_emb=rope"], "pos_emb .*write --position$"),
     ],
 )
-def test_names_that_people_use_elsewhere_are_understood(args, message):
+def test_names_from_other_programs_are_answered_with_the_setting(args, message):
     """--lr was not a setting, and --resume needed a value."""
     with pytest.raises(ConfigError, match=message):
         settings.load(TrainConfig, args)
@@ -346,7 +334,7 @@ def test_every_setting_of_nanogpt_is_accepted(write):
 
 
 def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, monkeypatch):
-    """It proposed a config file with a similar name."""
+    """The message suggested a config file with a similar name."""
     monkeypatch.chdir(tmp_path)
     Path("out-novel").mkdir()
     with pytest.raises(ConfigError, match="no config file  exists"):
@@ -355,12 +343,12 @@ def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, m
         settings.load(SampleConfig, ["out-novel"])
 
 
-def test_nanogpts_config_files_that_have_another_name_are_answered_with_it():
+def test_names_of_nanogpts_config_files_are_answered_with_the_replacement():
     """config/train_shakespeare_char.py was answered with "did you mean config/shakespeare_char.py"."""
-    for name, meant in (
+    for name, replacement in (
         ("config/train_shakespeare_char.py", "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py"),
         ("train_gpt2.py", "config/gpt2_124m.py"),
         ("config/eval_gpt2_xl.py", "--init_from=gpt2-xl --dataset=openwebtext --eval_only=True"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(f"no config file {name} exists; write {meant}")):
+        with pytest.raises(ConfigError, match=re.escape(f"no config file {name} exists; write {replacement}")):
             settings.load(TrainConfig, [name])

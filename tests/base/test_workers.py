@@ -15,16 +15,16 @@ HEADER = f"""
 import signal, sys, time
 from pathlib import Path
 if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, which processes inherit
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, processes inherit that it is ignored
 sys.path[:0] = [{str(ROOT)!r}]
 from folio.base.settings import run_script
 """
 CHILD = f"{HEADER}\nrun_script(lambda arguments: time.sleep(600))\n"
-PARENTS = {  # each starts a process, or two, and waits for it
+PARENTS = {  # each starts one or two processes and waits for them
     "workers": """
 import multiprocessing
 from folio.base.workers import map_in_order
-multiprocessing.set_start_method("fork", force=True)  # as Linux's Python does; this process has another default
+multiprocessing.set_start_method("fork", force=True)  # Linux's default until Python 3.13
 list(map_in_order(time.sleep, [600] * 9, 2))
 """,
     "train.py prepares data": """
@@ -50,7 +50,7 @@ with busy_processes(2):
 
 
 def is_running(child: psutil.Process) -> bool:
-    """Whether a process has not ended. One that has ended may be a zombie until the system's first process reads it."""
+    """Whether a process is running. An ended one can remain a zombie until init reaps it."""
     try:
         return child.is_running() and child.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def is_running(child: psutil.Process) -> bool:
 
 
 def has_ended(pipe: int) -> bool:
-    """Whether no process has the pipe open for writing. A zombie's other threads may have it for an instant."""
+    """Whether no process has the pipe open for writing. The other threads of a zombie can hold it for an instant."""
     try:
         while os.read(pipe, 1 << 16):
             pass
@@ -70,7 +70,7 @@ def has_ended(pipe: int) -> bool:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals and no named pipes in folders")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_processes_end_when_their_parent_is_killed(number, tmp_path):
-    """Workers and trials lived on. They held the standard output of their parent, so that a pipe never ended."""
+    """Workers and trials kept running. They held their parent's standard output, so that a pipe never closed."""
     (tmp_path / "train.py").write_text(CHILD)
     output, children, parents = tmp_path / "output", [], []
     os.mkfifo(output)
@@ -99,11 +99,11 @@ def test_processes_end_when_their_parent_is_killed(number, tmp_path):
 
 
 def test_standard_input_of_a_child_is_empty(tmp_path):
-    """The processes that a child starts would inherit the pipe of its parent, and read from it without an end."""
+    """Otherwise, processes started by a child inherit the pipe and block when they read from it."""
     code = "import os; from folio.base.workers import end_with_parent; end_with_parent(); print(os.read(0, 1))"
     (tmp_path / "parent.py").write_text(
         f"{HEADER}\nimport subprocess\nfrom folio.base.workers import child_options\n"
         f"subprocess.run([sys.executable, '-c', {code!r}], cwd={str(ROOT)!r}, check=True, **child_options())\n"
     )
-    done = processes.run([tmp_path / "parent.py"], stdin="text")
-    assert done.returncode == 0 and done.stdout == "b''\n", done.stderr
+    result = processes.run([tmp_path / "parent.py"], stdin="text")
+    assert result.returncode == 0 and result.stdout == "b''\n", result.stderr

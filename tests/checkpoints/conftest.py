@@ -1,4 +1,4 @@
-"""Fixtures of the tests that read other programs' files: transformers' tiny GPT-2, and its folder."""
+"""Fixtures for reading other programs' files: a tiny GPT-2 from transformers, and its folder."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.foreign import PAIRS, VOCAB
 
 
 @pytest.fixture
-def theirs(seed: int) -> Any:
+def hf_model(seed: int) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
     config = transformers.GPT2Config(
@@ -24,10 +24,10 @@ def theirs(seed: int) -> Any:
 
 
 @pytest.fixture
-def folder(theirs: Any, tmp_path: Path) -> Path:
-    """A folder as transformers saves it, with a tiny table of merges."""
-    theirs.save_pretrained(tmp_path / "theirs")
+def folder(hf_model: Any, tmp_path: Path) -> Path:
+    """A folder as transformers saves it, with a few merges."""
+    hf_model.save_pretrained(tmp_path / "gpt2-tiny")
     lines = "".join(" ".join(pair) + "\n" for pair in PAIRS)
-    (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
-    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(VOCAB), encoding="utf-8")
-    return tmp_path / "theirs"
+    (tmp_path / "gpt2-tiny" / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+    (tmp_path / "gpt2-tiny" / "vocab.json").write_text(json.dumps(VOCAB), encoding="utf-8")
+    return tmp_path / "gpt2-tiny"

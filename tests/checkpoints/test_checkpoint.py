@@ -28,16 +28,15 @@ def test_a_saved_checkpoint_loads_unchanged(tmp_path):
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # the same permissions for all files
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """And before a pointer names it."""
+def test_a_checkpoint_is_synced_before_it_is_renamed_and_before_a_pointer_names_it(tmp_path, monkeypatch):
     calls = record_disk(monkeypatch)
     path = save(tmp_path, 1)
-    in_place = assert_durable(calls, path, *(file.name for file in path.iterdir()))
-    assert_durable(calls[in_place:], tmp_path / "last.json")
+    position = assert_durable(calls, path, *(file.name for file in path.iterdir()))
+    assert_durable(calls[position:], tmp_path / "last.json")
 
 
-def test_settings_of_the_model_that_a_run_did_not_know_yet_are_the_default(tmp_path):
-    """Two settings of old and new runs differed in `position`: None and "learned"."""
+def test_model_settings_that_are_newer_than_a_run_have_their_defaults(tmp_path):
+    """Old and new runs with equal models differed in `position`: None and "learned"."""
     settings = checkpoint.load(save(tmp_path, 1)).settings()
     assert settings["start"] == "é\n" and settings["position"] == "learned" and "vocab_size" not in settings
     foreign = Checkpoint(tmp_path, {}, CharTokenizer("ab"), {"model": {"n_layer": 1}})
@@ -50,7 +49,7 @@ def test_the_same_step_can_be_saved_again(tmp_path):
     assert checkpoint.load(tmp_path, "best").state["step"] == 1
 
 
-def test_a_failed_save_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 1)
 
     def sync_to_full_disk(*args):
@@ -63,27 +62,27 @@ def test_a_failed_save_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "last.json", "step-000001"]
 
 
-def test_a_failed_save_keeps_the_same_step_of_an_earlier_run(tmp_path, monkeypatch):
-    """The checkpoint that is replaced was removed before the new one was in its place."""
+def test_a_failed_save_keeps_an_existing_checkpoint_of_the_same_step(tmp_path, monkeypatch):
+    """The old checkpoint was removed before the new one was renamed."""
     path = save(tmp_path, 1)
     rename = Path.rename
 
-    def refuse(self, target):
+    def fail(self, target):
         if self.name.endswith(f"{os.getpid()}.tmp"):
             raise OSError(30, "Read-only file system")
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(OSError, match="Read-only"):
         save(tmp_path, 1)
     assert checkpoint.load(tmp_path).path == path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "last.json", "step-000001"]
 
 
-def test_a_renamed_checkpoint_is_refused(tmp_path):
+def test_a_renamed_checkpoint_is_an_error(tmp_path):
     path = save(tmp_path, 1)
     path.rename(tmp_path / "step-000007")
-    with pytest.raises(CheckpointError, match=r"step-000007 holds step 1: it was renamed"):
+    with pytest.raises(CheckpointError, match=r"step-000007 holds step 1\b"):
         checkpoint.load(tmp_path)
     shutil.copytree(tmp_path / "step-000007", tmp_path / "mine")
     assert checkpoint.load(tmp_path / "mine").state["step"] == 1
@@ -108,7 +107,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_loaded(tmp_pat
         path.write_bytes(damaged)
         step = checkpoint.load(tmp_path).state["step"]
         err = capsys.readouterr().err
-        harmless = step == 3 and name == "manifest.json"  # a flipped bit may not change what the manifest says
+        harmless = step == 3 and name == "manifest.json"  # a flipped bit may leave the values unchanged
         assert harmless or (step == 2 and "step-000003" in err and "loading step-000002" in err)
         if not harmless:
             with pytest.raises(CheckpointError, match="step-000003"):
@@ -119,7 +118,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_loaded(tmp_pat
 
 
 def test_the_optimizer_is_read_only_to_resume(tmp_path, monkeypatch):
-    """Sampling computed the sha256 of the optimizer's state too: 0.7 s for GPT-2's."""
+    """Sampling also computed the sha256 of the optimizer's state, which takes 0.7 s for GPT-2's."""
     path = save(tmp_path, 1)
     hashed = []
     monkeypatch.setattr(run_folder, "sha256", lambda file: hashed.append(file.name) or sha256(file))
@@ -127,21 +126,21 @@ def test_the_optimizer_is_read_only_to_resume(tmp_path, monkeypatch):
     assert set(hashed) == {"model.safetensors", "state.json", "tokenizer.json"}
     (path / "optimizer.safetensors").unlink()
     assert same_tensors(foreign.load(str(path)).model, WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing: this checkpoint is damaged"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing"):
         checkpoint.load(path)
 
 
-def test_lazy_tensors_are_those_of_the_file(tmp_path):
+def test_lazy_tensors_equal_the_saved_tensors(tmp_path):
     save(tmp_path, 1)
     loaded = checkpoint.load(tmp_path, lazy=True)
     assert same_tensors(dict(loaded.model), WEIGHTS) and len(loaded.model) == len(WEIGHTS)
     name = next(iter(WEIGHTS))
-    assert loaded.model[name].data_ptr() != loaded.model[name].data_ptr()  # each time in memory of its own
+    assert loaded.model[name].data_ptr() != loaded.model[name].data_ptr()  # newly allocated on each access
     with pytest.raises(KeyError):
         loaded.model["other"]
     assert loaded.model.get("other") is None
     (tmp_path / "step-000001" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors has changed since it was written"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has changed"):
         checkpoint.load(tmp_path, lazy=True)
 
 
@@ -154,8 +153,8 @@ def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "last.json", "step-000001"]
 
 
-def test_folders_without_a_valid_checkpoint_are_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "out"):
+def test_folders_without_a_valid_checkpoint_are_errors(tmp_path):
+    for path in (tmp_path, tmp_path / "missing", tmp_path / "missing" / "out"):
         with pytest.raises(NoCheckpointError, match="holds no checkpoint: t"):
             checkpoint.load(path)
     (save(tmp_path, 1) / "manifest.json").write_text("{")
@@ -163,7 +162,7 @@ def test_folders_without_a_valid_checkpoint_are_refused(tmp_path):
         checkpoint.load(tmp_path)
 
 
-def test_a_later_format_is_refused(tmp_path, monkeypatch):
+def test_a_newer_format_version_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
@@ -172,12 +171,12 @@ def test_a_later_format_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json", "tokenizer.json"])
-def test_a_checkpoint_with_a_device_in_it_is_refused(name, tmp_path):
+def test_a_device_in_a_checkpoint_is_an_error(name, tmp_path):
     folder = save(tmp_path, 1)
     (folder / name).unlink()
     (folder / name).symlink_to(os.devnull)
     manifest = read_json(folder / "manifest.json") if name != "manifest.json" else {}
-    for listed in (True, False):  # a stranger's manifest need not list it
+    for listed in (True, False):  # an untrusted manifest may omit it
         if not listed and name != "manifest.json":
             write_json(folder / "manifest.json", {key: value for key, value in manifest.items() if key != name})
         with pytest.raises(CheckpointError):
@@ -185,7 +184,7 @@ def test_a_checkpoint_with_a_device_in_it_is_refused(name, tmp_path):
 
 
 def test_a_save_succeeds_if_an_old_checkpoint_cannot_be_removed(tmp_path, monkeypatch):
-    """If an old checkpoint's folder was a link, a save that had succeeded was reported as failed."""
+    """If the folder of an old checkpoint was a link, a successful save was reported as failed."""
     linked_run = tmp_path / "linked"
     out_dir = tmp_path / "out"
     save(linked_run, 1)
@@ -195,10 +194,10 @@ def test_a_save_succeeds_if_an_old_checkpoint_cannot_be_removed(tmp_path, monkey
     assert [path.name for path in sorted(out_dir.glob("step-*"))] == ["step-000002"]
     assert checkpoint.load(linked_run).state["step"] == 1  # only the link is removed
 
-    def refuse(path, ignore_errors=False):
+    def fail(path, ignore_errors=False):
         if not ignore_errors:
-            raise PermissionError("not yours")
+            raise PermissionError("Permission denied")
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", fail)
     save(out_dir, 3)
     assert checkpoint.load(out_dir).state["step"] == 3

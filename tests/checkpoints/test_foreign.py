@@ -34,33 +34,32 @@ from train import train
 pytestmark = pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 
 
-def assert_same(theirs: Any, init_from: Path) -> None:
+def assert_same(hf_model: Any, init_from: Path) -> None:
     ids = torch.arange(40).view(2, 20)
     loaded, lazy = foreign.load(str(init_from)), foreign.load(str(init_from), lazy=True)
     ours = loaded.build().eval()
     assert all(p.is_meta for p in lazy.build().parameters()) and lazy.model.keys() == loaded.model.keys()
     for name, tensor in loaded.model.items():
         assert torch.equal(lazy.model[name], tensor) and lazy.model[name].stride() == tensor.stride()
-    torch.testing.assert_close(ours(ids)[0], theirs(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours(ids)[0], hf_model(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
 
 
-def test_hugging_faces_weights_compute_the_same(theirs, folder):
-    assert_same(theirs, folder)
+def test_hugging_faces_weights_compute_the_same(hf_model, folder):
+    assert_same(hf_model, folder)
     loaded = foreign.load(str(folder))
     assert loaded.tokenizer.encode("hello").tolist() == [258, ord("o") - 33] and loaded.tokenizer.eot == 259
 
 
-def test_a_folder_that_is_larger_than_memory_is_refused(folder, monkeypatch):
+def test_a_model_larger_than_memory_is_an_error(folder, monkeypatch):
     """It was copied until the system killed the process. int8 and int4 copy one tensor at a time."""
     monkeypatch.setattr(memory, "free", lambda device: 2**14)
-    message = r"theirs: its weights in float32 take 0 MiB, and 0 MiB of memory is free: use sample.py with --dtype=int8"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"gpt2-tiny: .* 0 MiB, .*--dtype=int8"):
         foreign.load(str(folder))
     assert LanguageModel.load(folder, dtype="int4").generate("hello", max_new_tokens=2)
 
 
-def test_weights_that_were_copied_need_no_more_memory(folder, monkeypatch):
-    """They counted twice, so a model that took more than half of the free memory was refused in float32."""
+def test_copied_weights_count_once(folder, monkeypatch):
+    """They counted twice, so that a model of more than half the free memory was an error in float32."""
     size = 4 * sum(tensor.numel() for tensor in foreign.load(str(folder)).model.values())
     copied = False
     check_tensors = foreign.check_tensors
@@ -76,43 +75,24 @@ def test_weights_that_were_copied_need_no_more_memory(folder, monkeypatch):
     assert LanguageModel.load(folder, dtype="float32").path == folder
 
 
-def test_old_files_with_buffers_and_without_prefix(theirs, folder):
+def test_old_files_with_buffers_and_without_prefix(hf_model, folder):
     tensors = load_file(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     old |= {"h.0.attn.bias": torch.ones(1, 1, 32, 32).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     torch.save(old, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert_same(theirs, folder)
+    assert_same(hf_model, folder)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(model_type="llama"), "config.json has model_type='llama'; Folio supports only 'gpt2'"),
-        (
-            dict(activation_function="relu"),
-            "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu' or 'gelu_pytorch_tanh'",
-        ),
-        (dict(vocab_size=300), r"transformer\.wte\.weight has the shape \(260, 16\) instead of \(300, 16\)"),
-        (dict(n_embd=None), r"sizes must be integers above 0.*n_embd=None"),
-    ],
-)
-def test_an_unsupported_config_is_refused(change, message, folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(folder))
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
+def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(folder):
     with open(folder / "merges.txt", "a", encoding="utf-8") as file:
         file.write("hell o\n")
     change_json(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
-    with pytest.raises(UserError, match=r"the model has 260 tokens, but the tokenizer has 261"):
+    with pytest.raises(UserError, match=r"260 tokens.* 261"):
         foreign.load(str(folder))
 
 
-def test_incomplete_folders_are_refused(folder):
+def test_incomplete_folders_are_errors(folder):
     save_file({"h.0.ln_1.weight": torch.ones(16)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"has no transformer\.wte\.weight"):
         foreign.load(str(folder))
@@ -125,80 +105,71 @@ def test_incomplete_folders_are_refused(folder):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_an_untied_output_matrix_is_refused(file, theirs, folder):
-    """lm_head.weight was ignored: an untied model computed different logits than transformers."""
+def test_an_untied_output_matrix_is_an_error(file, hf_model, folder):
+    """lm_head.weight was ignored, so that an untied model computed different logits than transformers."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save = save_file if file == "model.safetensors" else torch.save
     save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, folder / file)
-    assert_same(theirs, folder)
+    assert_same(hf_model, folder)
     save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1e-3}, folder / file)
-    with pytest.raises(UserError, match=r"has an lm_head\.weight .* that differs from the token embeddings"):
+    with pytest.raises(UserError, match=r"lm_head\.weight .* differs from the token embeddings"):
         foreign.load(str(folder))
 
 
-def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
+def test_an_untied_model_from_transformers_is_an_error(folder):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    with pytest.raises(UserError, match="tie_word_embeddings=False; Folio supports only True"):
+    with pytest.raises(UserError, match=r"tie_word_embeddings=False; .*only True"):
         foreign.load(str(folder))
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06; Folio supports only 1e-05"),
-        (dict(layer_norm_epsilon=None), "layer_norm_epsilon=None; Folio supports only 1e-05"),
-        (dict(scale_attn_weights=False), "scale_attn_weights=False; Folio supports only True"),
-        (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx=True; Folio supports only False"),
-        (
-            dict(auto_map={"AutoModelForCausalLM": "own.Model"}),
-            "config.json has auto_map={.*; Folio supports only None",
-        ),
-        (dict(n_layer=3), r"has no transformer\.h\.2\."),
-        (dict(n_layer=1), r"has a tensor 'transformer\.h\.1\..*', which the model of model\.py does not have"),
+        (dict(model_type="llama"), "config.json .*model_type='llama'; .*only 'gpt2'"),
+        (dict(activation_function="relu"), "activation_function='relu'; .*only 'gelu_new' or 'gelu' or 'gelu_pytorch"),
+        (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06; .*only 1e-05"),
+        (dict(scale_attn_weights=False), "scale_attn_weights=False; .*only True"),
+        (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx=True; .*only False"),
+        (dict(auto_map={"AutoModelForCausalLM": "own.Model"}), "auto_map={.*; .*only None"),
+        (dict(vocab_size=300), r"transformer\.wte\.weight .*\(260, 16\) instead of \(300, 16\)"),
+        (dict(n_embd=None), r"integers above 0.*n_embd=None"),
+        (dict(n_layer=1), r"a tensor 'transformer\.h\.1\..*model\.py"),
         (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
         (dict(n_layer=10**400), r"has no transformer\.h\.2\."),
-        (dict(n_head=0), "sizes must be integers above 0.*n_head=0"),
     ],
 )
-def test_what_folio_computes_differently_is_refused(changes, message, folder):
-    """A different epsilon, scale or width was loaded silently and computed something else, or ended in a traceback."""
+def test_an_unsupported_config_is_an_error(changes, message, folder):
+    """A different epsilon, scale or width was loaded silently and computed other results, or ended in a traceback."""
     change_json(folder, "config.json", **changes)
-    with pytest.raises(UserError, match=message) as refused:
+    with pytest.raises(UserError, match=message) as error:
         foreign.load(str(folder)).build()
-    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"transformer.h.1.attn.c_attn.bias": None}, r"has no transformer\.h\.1\.attn\.c_attn\.bias"),
-        (
-            {"transformer.h.0.crossattention.c_attn.weight": torch.ones(2)},
-            "has a tensor .*crossattention.* does not have",
-        ),
-        ({"score.weight": torch.ones(2, 16)}, r"has a tensor 'transformer\.score\.weight'"),
-        ({"ln_f.bias": torch.ones(16)}, r"holds 'transformer\.ln_f\.bias' twice"),
-        (
-            {"transformer.ln_f.bias": torch.ones(16).byte()},
-            r"ln_f\.bias has the dtype torch\.uint8, which is not floating-point",
-        ),
-        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"has the shape \(32, 16\) instead of \(64, 16\)"),
+        ({"score.weight": torch.ones(2, 16)}, r"a tensor 'transformer\.score\.weight'.*model\.py"),
+        ({"ln_f.bias": torch.ones(16)}, r"'transformer\.ln_f\.bias' twice"),
+        ({"transformer.ln_f.bias": torch.ones(16).byte()}, r"ln_f\.bias .*torch\.uint8.*not floating-point"),
+        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"\(32, 16\) instead of \(64, 16\)"),
     ],
 )
-def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
-    """They were ignored, or were refused only when the model was built, in several lines."""
+def test_tensors_that_gpt2_does_not_have_are_errors(changes, message, folder):
+    """They were ignored, or caused an error of several lines when the model was built."""
     change_tensors(folder, changes)
     with pytest.raises(UserError, match=message):
         foreign.load(str(folder))
 
 
-def save_sharded(theirs: Any, folder: Path, kind: str) -> Path:
-    """Replace the weights in the folder by shards of them; returns the index."""
+def save_sharded(hf_model: Any, folder: Path, kind: str) -> Path:
+    """Replace the weights in the folder by shards; returns the index."""
     (folder / "model.safetensors").unlink()
-    theirs.save_pretrained(folder, max_shard_size="9KB")
+    hf_model.save_pretrained(folder, max_shard_size="9KB")
     index = folder / "model.safetensors.index.json"
     if kind == "bin":  # as older versions of transformers save it
         weight_map = json.loads(index.read_text())["weight_map"]
@@ -213,22 +184,22 @@ def save_sharded(theirs: Any, folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_sharded_weights_are_read(kind, theirs, folder):
-    """A folder with model.safetensors.index.json was refused as having no weights."""
-    index = save_sharded(theirs, folder, kind)
+def test_sharded_weights_are_read(kind, hf_model, folder):
+    """For a folder with model.safetensors.index.json, the error was that it has no weights."""
+    index = save_sharded(hf_model, folder, kind)
     assert len(set(json.loads(index.read_text())["weight_map"].values())) > 2
-    assert_same(theirs, folder)
+    assert_same(hf_model, folder)
 
 
-def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path):
-    index = save_sharded(theirs, folder, "safetensors")
+def test_shards_that_do_not_match_their_index_are_errors(hf_model, folder, tmp_path):
+    index = save_sharded(hf_model, folder, "safetensors")
     original = json.loads(index.read_text())["weight_map"]
     name, shard = next(iter(original.items()))
     save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
     for weight_map, message in (
-        ({**original, name: "../outside.safetensors"}, r"names a file outside its folder: '\.\./outside"),
-        ({**original, name: str(tmp_path / "outside.safetensors")}, "names a file outside its folder"),
-        ({**original, name: "gone.safetensors"}, "gone.safetensors"),
+        ({**original, name: "../outside.safetensors"}, r"outside its folder: '\.\./outside"),
+        ({**original, name: str(tmp_path / "outside.safetensors")}, "outside its folder"),
+        ({**original, name: "missing.safetensors"}, "missing.safetensors"),
         ({n: file for n, file in original.items() if file != shard}, r"has no transformer\."),
         ([], "is not a folder of Hugging Face's GPT-2"),
         ({name: 5}, "is not a folder of Hugging Face's GPT-2"),
@@ -238,7 +209,7 @@ def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path
             foreign.load(str(folder))
     index.write_text(json.dumps({"weight_map": {**original, "again": "again.safetensors"}}))
     (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
-    with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard also holds"):
+    with pytest.raises(UserError, match=r"'transformer.*', which another shard also has"):
         foreign.load(str(folder))
     (folder / shard).write_bytes(b"half")
     with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
@@ -258,22 +229,13 @@ def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
     "changes, message",
     [
         (dict(model={"lm_head.weight": torch.ones(3, 16)}), r"lm_head\.weight .* differs from the token embeddings"),
-        (dict(model_args={"use_rope": True}), "model_args has 'use_rope', which nanoGPT's GPT does not have"),
-        (dict(model_args={"bias": True}), r"has no transformer\..*\.bias"),
-        (dict(model={"transformer.h.0.attn.q_norm": torch.ones(2)}), r"has a tensor 'transformer\.h\.0\.attn\.q_norm'"),
-        (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), r"holds 'transformer\.ln_f\.weight' twice"),
-        (
-            dict(config={"dataset": "gone"}),
-            "a vocabulary of 3 tokens is not GPT-2's, and no meta.pkl .* data/gone next to ckpt.pt",
-        ),
-        (
-            dict(config={"dataset": None}),
-            "a vocabulary of 3 tokens is not GPT-2's, and no meta.pkl .* data/NAME next to ckpt.pt",
-        ),
-        (dict(config={"dataset": "x" * 5000}), "ckpt.pt"),
+        (dict(model_args={"use_rope": True}), "model_args has 'use_rope'"),
+        (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), r"'transformer\.ln_f\.weight' twice"),
+        (dict(config={"dataset": "missing"}), "vocabulary of 3 tokens .*meta.pkl .*data/missing next to ckpt.pt"),
+        (dict(config={"dataset": None}), "vocabulary of 3 tokens .*meta.pkl .*data/NAME next to ckpt.pt"),
     ],
 )
-def test_a_nanogpt_checkpoint_that_folio_computes_differently_is_refused(changes, message, tmp_path):
+def test_an_unsupported_nanogpt_checkpoint_is_an_error(changes, message, tmp_path):
     """An untied lm_head and the settings of nanoGPT's forks were ignored."""
     save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     with pytest.raises(UserError, match=message):
@@ -281,8 +243,8 @@ def test_a_nanogpt_checkpoint_that_folio_computes_differently_is_refused(changes
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path, monkeypatch):
-    """A tensor can be one stored number that is expanded: a file of 2 kB requested terabytes."""
+def test_tensors_larger_than_their_file_are_errors(zipped, tmp_path, monkeypatch):
+    """A tensor can be a single number that is expanded: a file of 2 kB requested terabytes."""
     monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     shape = dict(block_size=2**25, vocab_size=50257, n_layer=1, n_head=1, n_embd=2**15, bias=False)
     one = torch.zeros(1, dtype=torch.float16)
@@ -290,7 +252,7 @@ def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path, monkeypatc
     saved = {"model": model, "model_args": shape, "config": {}}
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
-    with pytest.raises(UserError, match="its tensors are larger than the data that it stores"):
+    with pytest.raises(UserError, match="its tensors are larger than its data"):
         foreign.load(str(tmp_path / "ckpt.pt"))
 
 
@@ -300,17 +262,17 @@ class Bomb:
 
 
 @pytest.mark.parametrize("content", [Bomb(), {"model": Bomb()}, 5, {"model": {}}])
-def test_a_pickle_that_would_run_code_is_refused(content, tmp_path, capfd):
+def test_a_pickle_that_would_run_code_is_not_loaded(content, tmp_path, capfd):
     torch.save(content, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"ckpt\.pt (was not opened: it may run code|is not nanoGPT's)"):
+    with pytest.raises(UserError, match=r"ckpt\.pt (.*may run code|is not nanoGPT's)"):
         foreign.load(str(tmp_path / "ckpt.pt"))
     assert "this must not run" not in capfd.readouterr().out
 
 
-def test_a_pytorch_model_bin_that_would_run_code_is_refused(folder, capfd):
+def test_a_pytorch_model_bin_that_would_run_code_is_not_loaded(folder, capfd):
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened: it may run code"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin .*may run code"):
         foreign.load(str(folder))
     assert "this must not run" not in capfd.readouterr().out
 
@@ -320,10 +282,10 @@ FOREIGN_FILES += ["pytorch_model.bin", "model.safetensors.index.json", "shard.sa
 
 
 @pytest.mark.parametrize("name", FOREIGN_FILES)
-def test_a_device_in_the_place_of_a_foreign_file_is_refused(name, folder):
-    """A vocab.json that links to /dev/zero was read without end, and weights that are a FIFO were waited for.
+def test_a_device_instead_of_a_foreign_file_is_an_error(name, folder):
+    """Reading a vocab.json that links to /dev/zero never ended, and opening weights that are a FIFO blocked.
 
-    For config.json and files that are named, the error was that there was no checkpoint.
+    For config.json and files given by name, the error was a missing checkpoint.
     """
     init_from = folder / name if name in ("ckpt.pt", "x.pt", "x.gguf") else folder
     if name in ("pytorch_model.bin", "model.safetensors.index.json", "shard.safetensors"):
@@ -338,7 +300,7 @@ def test_a_device_in_the_place_of_a_foreign_file_is_refused(name, folder):
 
 def zip_records(path: Path, *names: str, **settings) -> None:
     with warnings.catch_warnings(), zipfile.ZipFile(path, "w", **settings) as archive:
-        warnings.simplefilter("ignore")  # about names that occur twice
+        warnings.simplefilter("ignore")  # about duplicate names
         for name in names:
             archive.writestr(name, b"\x80\x02}.")
 
@@ -352,32 +314,32 @@ def write_prefixed(path: Path) -> None:
     "write, message",
     [
         (lambda path: zip_records(path, "archive/data.pkl", compression=zipfile.ZIP_DEFLATED), "are compressed"),
-        (lambda path: zip_records(path, "archive/data.pkl", "archive/data.pkl"), "have the same name"),
-        (lambda path: zip_records(path, "archive/data.pkl", "other/DATA.pkl"), "have the same name"),
-        (lambda path: zip_records(path, "archive/version"), "or it has no data.pkl"),
-        (write_prefixed, "its first record is not at its beginning"),
+        (lambda path: zip_records(path, "archive/data.pkl", "archive/data.pkl"), "the same name"),
+        (lambda path: zip_records(path, "archive/data.pkl", "other/DATA.pkl"), "the same name"),
+        (lambda path: zip_records(path, "archive/version"), "data.pkl is missing"),
+        (write_prefixed, "first record is not at byte 0"),
     ],
 )
-def test_a_zip_file_that_torch_save_does_not_write_is_refused(write, message, tmp_path, monkeypatch):
+def test_a_zip_file_that_torch_save_does_not_write_is_not_loaded(write, message, tmp_path, monkeypatch):
     """A compressed data.pkl of 1 MB took 3.3 GB."""
-    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
     write(tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match=message):
         foreign.load(str(tmp_path / "ckpt.pt"))
 
 
-def test_an_old_file_that_declares_more_data_than_it_has_is_refused(tmp_path, monkeypatch):
-    """The old format allocates what the pickle says, and leaves it uninitialized unless the file lists it."""
+def test_an_old_file_that_declares_more_data_than_it_has_is_not_loaded(tmp_path, monkeypatch):
+    """torch allocates the declared size, and leaves it uninitialized for storages that the file does not list."""
     path = tmp_path / "ckpt.pt"
     torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
     foreign.load_pickle(path)
     content = path.read_bytes()
-    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
     numel = b"K\x03Nt"  # of the storage
     assert content.count(numel) == 1
     for changed, message in (
         (content.replace(numel, b"J\xff\xff\xff\x7fNt"), "its tensors are larger than the file"),
-        (content[: content.rindex(b"\x80\x02")] + b"\x80\x02].", "its list of storages is not that of its tensors"),
+        (content[: content.rindex(b"\x80\x02")] + b"\x80\x02].", "list of storages does not match"),
     ):
         path.write_bytes(changed)
         with pytest.raises(UserError, match=message):
@@ -386,9 +348,9 @@ def test_an_old_file_that_declares_more_data_than_it_has_is_refused(tmp_path, mo
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_nanogpt_and_its_forks_save_is_read(dtype, zipped, tmp_path):
-    """With an optimizer's state, a GradScaler's, a state_dict that has metadata, tied weights, and values of all kinds.
-    The pickle's check must know every opcode and name that torch.save writes for them.
+def test_checkpoints_of_nanogpt_and_its_forks_are_read(dtype, zipped, tmp_path):
+    """With the state of an optimizer and a GradScaler, a state_dict with metadata, tied weights, and many other values.
+    The check of the pickle must allow every opcode and global that torch.save writes for them.
     """
     save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     path = tmp_path / "out" / "ckpt.pt"
@@ -423,8 +385,8 @@ def test_what_nanogpt_and_its_forks_save_is_read(dtype, zipped, tmp_path):
         assert torch.equal(loaded.model[name], parameter.detach().float())
 
 
-def test_foreign_names_are_shortened_in_messages(folder, theirs, tmp_path):
-    """A key of 1 MB made a message of 1 MB."""
+def test_foreign_names_are_shortened_in_messages(folder, hf_model, tmp_path):
+    """A key of 1 MB caused a message of 1 MB."""
     long = "x" * 2**17
     checkpoints = [
         dict(model_args={long: 1}),
@@ -452,14 +414,14 @@ def test_foreign_names_are_shortened_in_messages(folder, theirs, tmp_path):
     paths.append(Path(shutil.copytree(folder, tmp_path / "tensor")))
     change_tensors(paths[-1], {long: torch.ones(2)})
     paths += [
-        write_gguf(theirs, tmp_path / "field.gguf", {"tokenizer.ggml.model": long}),
-        write_gguf(theirs, tmp_path / "token.gguf", {"tokenizer.ggml.tokens": [*TOKENS[:258], long, TOKENS[259]]}),
-        write_gguf(theirs, tmp_path / "merge.gguf", {"tokenizer.ggml.merges": [f"{long} a"]}),
+        write_gguf(hf_model, tmp_path / "field.gguf", {"tokenizer.ggml.model": long}),
+        write_gguf(hf_model, tmp_path / "token.gguf", {"tokenizer.ggml.tokens": [*TOKENS[:258], long, TOKENS[259]]}),
+        write_gguf(hf_model, tmp_path / "merge.gguf", {"tokenizer.ggml.merges": [f"{long} a"]}),
     ]
     for path in paths:
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError) as error:
             foreign.load(str(path))
-        assert len(str(refused.value)) < 800 and len(str(refused.value).splitlines()) == 1, path
+        assert len(str(error.value)) < 800 and len(str(error.value).splitlines()) == 1, path
 
 
 def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
@@ -479,15 +441,14 @@ def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
 def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        UserError, match=r"or put config\.json, model\.safetensors, vocab\.json, merges\.txt into a folder"
-    ):
+    with pytest.raises(UserError, match=r"config\.json, model\.safetensors, vocab\.json, merges\.txt into a folder"):
         foreign.load("gpt2")
 
 
-def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
-    """Write the model as llama.cpp's convert_hf_to_gguf.py does, with some of its fields and tensors changed (None:
-    left out). Tensors are named and transposed in the same way; matrices are float16 if their dtype is.
+def write_gguf(hf_model: Any, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+    """Write the model like llama.cpp's convert_hf_to_gguf.py, with its names and transposed matrices.
+
+    fields, tensors: changes (None: omitted).
     """
     gguf = pytest.importorskip("gguf")
     kinds = [1] * 259 + [3]
@@ -498,7 +459,7 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
         "gpt2.feed_forward_length": 64,
         "gpt2.attention.head_count": 2,
         "gpt2.attention.layer_norm_epsilon": 1e-5,
-        "general.name": "theirs",
+        "general.name": "gpt2-tiny",
         "general.file_type": 0,
         "general.quantization_version": 2,
         "tokenizer.ggml.model": "gpt2",
@@ -518,7 +479,7 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
             getattr(writer, f"add_{kind}")(name, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
     data = {}
-    for name, tensor in theirs.state_dict().items():
+    for name, tensor in hf_model.state_dict().items():
         if name != "lm_head.weight":
             tensor = tensor.T if name.endswith(foreign.TRANSPOSED) else tensor
             data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
@@ -528,7 +489,7 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
             if value is QUANTIZED:
                 kind = gguf.GGMLQuantizationType.Q8_0
                 value = gguf.quants.quantize(value, kind)
-            elif value.dtype == np.uint8:  # a type that numpy does not have
+            elif value.dtype == np.uint8:  # a type that NumPy lacks
                 kind = gguf.GGMLQuantizationType.BF16
             writer.add_tensor(name, value, raw_dtype=kind)
     writer.write_header_to_file()
@@ -538,34 +499,34 @@ def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dic
     return path
 
 
-QUANTIZED = np.ones((16, 64), np.float32)  # to be quantized to 8 bits
+QUANTIZED = np.ones((16, 64), np.float32)  # written in 8 bits
 
 
-def embeddings(theirs: Any) -> np.ndarray:
-    return theirs.transformer.wte.weight.detach().numpy().copy()
+def embeddings(hf_model: Any) -> np.ndarray:
+    return hf_model.transformer.wte.weight.detach().numpy().copy()
 
 
-def test_the_output_of_llama_cpps_converter_computes_the_same(theirs, tmp_path):
-    assert_same(theirs, write_gguf(theirs, tmp_path / "a.gguf"))
+def test_the_output_of_llama_cpps_converter_computes_the_same(hf_model, tmp_path):
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "a.gguf"))
     assert foreign.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
     # older converters repeat the embeddings as output.weight, and do not record the pre-tokenizer
     older = {"tokenizer.ggml.pre": None}
-    assert_same(theirs, write_gguf(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "b.gguf", older, {"output.weight": embeddings(hf_model)}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gguf_in_16_bits_is_read(dtype, theirs, tmp_path):
-    """bfloat16, which llama.cpp's converter may choose by default, was refused as quantized."""
-    rounded = theirs.transformer.wte.weight.detach().to(dtype)
-    theirs.transformer.wte.weight.data.copy_(rounded)
+def test_gguf_in_16_bits_is_read(dtype, hf_model, tmp_path):
+    """bfloat16, which llama.cpp's converter may choose by default, was an error, as if it were quantized."""
+    rounded = hf_model.transformer.wte.weight.detach().to(dtype)
+    hf_model.transformer.wte.weight.data.copy_(rounded)
     data = rounded.numpy() if dtype == torch.float16 else rounded.view(torch.uint8).numpy()
-    assert_same(theirs, write_gguf(theirs, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
 
 
-def test_a_padded_vocabulary_is_read(theirs, tmp_path):
+def test_a_padded_vocabulary_is_read(hf_model, tmp_path):
     pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
-    rows = {"token_embd.weight": np.concatenate([embeddings(theirs), np.ones((1, 16), np.float32)])}
-    loaded = foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", pads, rows)))
+    rows = {"token_embd.weight": np.concatenate([embeddings(hf_model), np.ones((1, 16), np.float32)])}
+    loaded = foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", pads, rows)))
     assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
 
 
@@ -575,66 +536,51 @@ TOKENS = list(VOCAB)
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; Folio supports only 9.99.*e-06"),
-        ({"gpt2.attention.causal": False}, "causal=False; Folio supports only True"),
-        ({"gpt2.attention.head_count": [2, 2]}, "sizes must be integers above 0"),
-        ({"gpt2.attention.head_count": 0}, "sizes must be integers above 0"),
-        ({"gpt2.block_count": 3}, r"has no transformer\.h\.2"),
+        ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; .*only 9.99.*e-06"),
+        ({"gpt2.attention.causal": False}, "causal=False; .*only True"),
+        ({"gpt2.attention.head_count": [2, 2]}, "integers above 0"),
         ({"gpt2.block_count": 2**31 - 1}, r"has no transformer\.h\.2"),
-        ({"gpt2.block_count": 1}, r"has a tensor 'blk\.1\..*', which the model of model\.py does not have"),
+        ({"gpt2.block_count": 1}, r"a tensor 'blk\.1\..*model\.py"),
         ({"gpt2.context_length": None}, "it has no 'gpt2.context_length'"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model='llama'; Folio supports only 'gpt2'"),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe'; Folio supports only 'gpt-2'"),
-        ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True; Folio supports only False"),
-        ({"tokenizer.ggml.merges": None}, "it has no 'tokenizer.ggml.merges'"),
-        (
-            {"tokenizer.ggml.merges": ["l l", "h e", "he ll"]},
-            "'he' has the id 256, but the order of the merges gives it 257",
-        ),
-        ({"tokenizer.ggml.merges": ["h e", "l l"]}, "no merge makes the token 'hell'"),
-        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special; Folio supports only one special token, .* 259"),
-        ({"tokenizer.ggml.eos_token_id": None}, "it has no 'tokenizer.ggml.eos_token_id'"),
-        (
-            {"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]},
-            "'ll' has the id 256, but the order of the merges",
-        ),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model='llama'; .*only 'gpt2'"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe'; .*only 'gpt-2'"),
+        ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True; .*only False"),
+        ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token=True; .*only False"),
+        ({"tokenizer.ggml.merges": ["h e", "l l"]}, "no merge .*'hell'"),
+        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special; .* 259"),
+        ({"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]}, "'ll' has the id 256, .* 257"),
         ({"tokenizer.ggml.tokens": [*TOKENS[:256], "he", "he", *TOKENS[258:]]}, "'he' has the id 257"),
         ({"tokenizer.ggml.tokens": TOKENS[:250], "tokenizer.ggml.token_type": [1] * 250}, "lacks the token"),
         ({"tokenizer.ggml.token_type": [1] * 258 + [4, 3]}, "lacks the token 'hell'"),
         (
             {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 3]},
-            "the token 260 is special; Folio supports only one special token, the one after the last merge: 259",
+            "the token 260 is special; .* 259",
         ),
         (
             {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 1]},
-            r"no merge makes the token '<\|user\|>' \(id 260\)",
+            r"no merge .*'<\|user\|>' \(id 260\)",
         ),
         ({"tokenizer.ggml.token_type": [1] * 10}, "is not a GGUF file of GPT-2"),
-        ({"tokenizer.ggml.token_type": [77] * 260}, "no merge makes|lacks the token"),
+        ({"tokenizer.ggml.token_type": [77] * 260}, "no merge|lacks the token"),
     ],
 )
-def test_a_gguf_that_folio_computes_differently_is_refused(fields, message, theirs, tmp_path):
-    """A different epsilon, tokens in another order or of another kind, and added tokens were loaded silently."""
-    with pytest.raises(UserError, match=message) as refused:
-        foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", fields)))
-    assert len(str(refused.value).splitlines()) == 1 and "x.gguf" in str(refused.value)
+def test_an_unsupported_gguf_is_an_error(fields, message, hf_model, tmp_path):
+    """A different epsilon, tokens in another order or of another type, and added tokens were loaded silently."""
+    with pytest.raises(UserError, match=message) as error:
+        foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", fields)))
+    assert len(str(error.value).splitlines()) == 1 and "x.gguf" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "tensors, message",
     [
         ({"output.weight": np.ones((260, 16), np.float32)}, r"lm_head\.weight .* differs from the token embeddings"),
-        (
-            {"rope_freqs.weight": np.ones(4, np.float32)},
-            r"has a tensor 'rope_freqs\.weight', which the model of model\.py does not have",
-        ),
+        ({"rope_freqs.weight": np.ones(4, np.float32)}, r"a tensor 'rope_freqs\.weight'.*model\.py"),
         ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
-        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"has the shape \(63,\) instead of \(64,\)"),
-        ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"'blk\.1\.ffn_up\.bias' is I32: convert the model to F32"),
         ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
     ],
 )
-def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
+def test_gguf_tensors_that_gpt2_does_not_have_are_errors(tensors, message, hf_model, tmp_path):
     """output.weight was ignored, even if it differed from the token embeddings."""
     with pytest.raises(UserError, match=message):
-        foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", tensors=tensors)))
+        foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", tensors=tensors)))

@@ -29,7 +29,7 @@ from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
 from tools import export
 
-CASES = {  # of each position method: the tokenizer, and whether the model has biases
+CASES = {  # position method -> tokenizer, and whether the model has biases
     "learned": (trained, True),
     "sinusoidal": (ByteTokenizer, False),
     "rotary": (lambda: CharTokenizer.of(TEXT), False),
@@ -37,11 +37,11 @@ CASES = {  # of each position method: the tokenizer, and whether the model has b
     "alibi": (lambda: CharTokenizer.of(TEXT, eot=True), True),
     "none": (ByteTokenizer, False),
 }
-SLOW = {"sinusoidal", "none"}  # each export takes seconds, and these are like "learned", without a table
+SLOW = {"sinusoidal", "none"}  # like "learned", but without a table; each export takes seconds
 
 
 def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
-    """A model with random weights, and more rows in its table of embeddings than the tokenizer has tokens."""
+    """A model with random weights, and a vocabulary padded beyond the tokenizer's."""
     shape = dict(block_size=64, vocab_size=tokenizer.vocab_size + 5, n_layer=2, n_head=2, n_embd=16, bias=True)
     shape |= settings
     tensors = {name: p.detach() for name, p in random_model(3, **shape).named_parameters()}
@@ -49,7 +49,7 @@ def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
 
 
 def run_export(loaded: Checkpoint, output: Path, *arguments: str) -> None:
-    """The command, without its process."""
+    """Run the export command in this process."""
     cfg = settings.load(export.ExportConfig, ["random", str(output), "--to=onnx", *arguments])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(foreign, "load", lambda *_: loaded)
@@ -57,7 +57,7 @@ def run_export(loaded: Checkpoint, output: Path, *arguments: str) -> None:
 
 
 class Exported(NamedTuple):
-    """An exported model: the checkpoint, and the folder."""
+    """An exported model: its checkpoint and its folder."""
 
     loaded: Checkpoint
     folder: Path
@@ -72,7 +72,7 @@ class Exported(NamedTuple):
     params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
 )
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Exported]:
-    """A model of each position method, exported by the command, which checks it. One is as a large model's export."""
+    """A model of each position method, exported and checked by the command. One has the format of large models."""
     make_tokenizer, bias = CASES[request.param]
     shape = dict(bias=bias, activation="gelu_new" if bias else "gelu", n_layer=2 if request.param == "learned" else 1)
     loaded = checkpoint_of(make_tokenizer(), position=request.param, **shape)
@@ -85,7 +85,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 class Decoder:
-    """onnxruntime, as a program that knows only the names of the graph's inputs and outputs would use it."""
+    """Decodes with onnxruntime, using only the names of the graph's inputs and outputs."""
 
     def __init__(self, folder: Path, rows: int):
         self.session = onnxruntime.InferenceSession(folder / "model.onnx")
@@ -112,8 +112,8 @@ def test_every_position_method_is_tested():
     assert tuple(CASES) == tuple(POSITIONS)
 
 
-def test_a_batch_in_pieces_computes_what_model_py_does(exported, seed):
-    """A prompt, several tokens, and one at a time."""
+def test_a_batch_decoded_in_parts_has_the_logits_of_model_py(exported, seed):
+    """A prompt, several tokens, then one token at a time."""
     torch.manual_seed(seed)
     model = exported.model
     ids = torch.randint(exported.loaded.tokenizer.vocab_size, (3, 20))
@@ -126,17 +126,17 @@ def test_a_batch_in_pieces_computes_what_model_py_does(exported, seed):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_of_different_lengths_continue_as_each_alone(exported, side, seed):
-    """Greedy: the tokens are those of model.generate."""
+def test_padded_rows_generate_the_tokens_of_single_rows(exported, side, seed):
+    """Greedy decoding, compared with model.generate."""
     torch.manual_seed(seed)
     model, lengths, new = exported.model, (1, 9, 4), 12
     prompts = [torch.randint(exported.loaded.tokenizer.vocab_size, (length,)) for length in lengths]
     ids, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
     last = []
     for row, prompt in enumerate(prompts):
-        place = slice(0, len(prompt)) if side == "right" else slice(9 - len(prompt), 9)
-        ids[row, place], mask[row, place] = prompt, 1
-        last.append(place.stop - 1)
+        columns = slice(0, len(prompt)) if side == "right" else slice(9 - len(prompt), 9)
+        ids[row, columns], mask[row, columns] = prompt, 1
+        last.append(columns.stop - 1)
     decoder, one = Decoder(exported.folder, rows=3), torch.ones(3, 1, dtype=torch.long)
     logits = decoder.step(ids, mask)[torch.arange(3), last]  # (B, V)
     generated = [logits.argmax(dim=-1, keepdim=True)]
@@ -148,13 +148,13 @@ def test_rows_of_different_lengths_continue_as_each_alone(exported, side, seed):
         assert torch.cat(generated, dim=1)[row].tolist() == expected.tolist()
 
 
-def test_the_folder_has_what_other_programs_expect(exported):
+def test_the_folder_has_the_files_and_names_that_other_programs_expect(exported):
     names = {path.name for path in exported.folder.iterdir()}
     large = {"model.onnx.data"} if exported.loaded.config().position == "alibi" else set()
     assert names == {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json"} | large
-    theirs, text = transformers.AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
-    ids = theirs(text).input_ids
-    assert ids == exported.loaded.tokenizer.encode(text).tolist() and theirs.decode(ids) == text
+    hf_tokenizer, text = transformers.AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
+    ids = hf_tokenizer(text).input_ids
+    assert ids == exported.loaded.tokenizer.encode(text).tolist() and hf_tokenizer.decode(ids) == text
     graph = onnx.load(exported.folder / "model.onnx").graph
     shapes = {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -173,8 +173,7 @@ def test_the_folder_has_what_other_programs_expect(exported):
     assert str(ROOT).encode() not in (exported.folder / "model.onnx").read_bytes()  # torch adds stack traces
 
 
-def test_the_code_on_the_page_runs(exported, monkeypatch, capsys):
-    """It continues a prompt as model.generate does."""
+def test_the_code_in_the_docs_generates_the_same_text_as_the_model(exported, monkeypatch, capsys):
     tokenizer = exported.loaded.tokenizer
     page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(import numpy.*?)```", page, re.DOTALL)[1].replace('"ROMEO:"', '"hello"')
@@ -183,22 +182,22 @@ def test_the_code_on_the_page_runs(exported, monkeypatch, capsys):
     prompt = torch.from_numpy(tokenizer.encode("hello").astype(np.int64))[None]
     n_new = int(re.search(r"range\((\d+)\)", code)[1])
     text = exported.model.generate(prompt, n_new, top_k=1)[0]
-    theirs = transformers.AutoTokenizer.from_pretrained(exported.folder)
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(exported.folder)
     # the model also generates ids that pad its vocabulary
-    assert capsys.readouterr().out == theirs.decode(text) + "\n"
+    assert capsys.readouterr().out == hf_tokenizer.decode(text) + "\n"
 
 
-# --- a changed model.py -----------------------------------------------------------------------------------------------
+# --- a modified model.py ----------------------------------------------------------------------------------------------
 
 
 class NoMean(torch.nn.RMSNorm):
-    """A norm with the parameters of nn.LayerNorm without a bias."""
+    """RMSNorm with the constructor of LayerNorm."""
 
     def __init__(self, size: int, bias: bool):
         super().__init__(size, eps=1e-5)
 
 
-def test_a_changed_model_py_is_exported_as_it_computes(tmp_path, monkeypatch, capsys):
+def test_a_modified_model_py_is_exported(tmp_path, monkeypatch, capsys):
     loaded = checkpoint_of(ByteTokenizer(), n_layer=1, bias=False)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
@@ -212,11 +211,11 @@ def test_a_changed_model_py_is_exported_as_it_computes(tmp_path, monkeypatch, ca
     assert relative_difference(logits, before) > 0.01 and relative_difference(logits, after) < 1e-4
 
 
-def test_a_model_that_cannot_be_traced_is_an_error_of_one_line(tmp_path, monkeypatch, capfd):
-    """torch printed the whole graph, several times."""
+def test_a_model_that_cannot_be_traced_is_a_one_line_error(tmp_path, monkeypatch, capfd):
+    """torch printed the whole graph several times."""
     embed = GPT.embed
     monkeypatch.setattr(GPT, "embed", lambda self, *args: embed(self, *args) * (2 if args[0].sum() > 0 else 1))
-    with pytest.raises(UserError, match=r"^--to=onnx: torch\.onnx cannot trace this model\.py \(Could not guard .*\)$"):
+    with pytest.raises(UserError, match=r"^--to=onnx: .*model\.py \(Could not guard .*\)$"):
         run_export(checkpoint_of(ByteTokenizer(), n_layer=1), tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     assert capfd.readouterr() == ("", "")
@@ -225,11 +224,11 @@ def test_a_model_that_cannot_be_traced_is_an_error_of_one_line(tmp_path, monkeyp
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_export_that_computes_something_else_is_removed(exported, tmp_path, monkeypatch):
+def test_an_export_with_different_logits_is_removed(exported, tmp_path, monkeypatch):
     other = {name: 1.1 * tensor for name, tensor in exported.loaded.model.items()}
     monkeypatch.setattr(onnx_export, "write_onnx", lambda _, folder: shutil.copytree(exported.folder, folder))
     run_export(exported.loaded, tmp_path / "exported")
-    with pytest.raises(UserError, match="the exported model's logits differ by"):
+    with pytest.raises(UserError, match="logits differ by"):
         run_export(replace(exported.loaded, model=other), tmp_path / "other")
     assert (tmp_path / "exported").exists() and not (tmp_path / "other").exists()
 
@@ -237,26 +236,26 @@ def test_an_export_that_computes_something_else_is_removed(exported, tmp_path, m
 @pytest.mark.parametrize("name", onnx_export.PACKAGES)
 def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    missing = f"^--to=onnx: the package {name} is not installed: pip install -r .*requirements-export.txt$"
+    missing = f"^--to=onnx: .*{name} .*pip install -r .*requirements-export.txt$"
     with pytest.raises(UserError, match=missing):
         run_export(checkpoint_of(ByteTokenizer()), tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
 
-def test_music_has_no_tokenizer_in_the_folder(tmp_path):
+def test_a_music_tokenizer_is_an_error(tmp_path):
     loaded = checkpoint_of(MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {}))
-    with pytest.raises(UserError, match=r"^random: --to=onnx has no tokenizer of the kind 'midi', .*; use --to=html$"):
+    with pytest.raises(UserError, match=r"^random: --to=onnx .*'midi', .*; use --to=html$"):
         run_export(loaded, tmp_path / "exported")
 
 
-def test_bad_paths_and_settings_are_errors_of_one_line(tmp_path):
+def test_bad_paths_and_settings_are_one_line_errors(tmp_path):
     loaded = checkpoint_of(ByteTokenizer())
-    with pytest.raises(UserError, match="already exists; choose another path"):
+    with pytest.raises(UserError, match=r"already exists; .*another path"):
         run_export(loaded, tmp_path)
-    with pytest.raises(UserError, match=r"--to=onnx writes a folder; choose a name without \.onnx"):
+    with pytest.raises(UserError, match=r"--to=onnx .*folder; .*without \.onnx"):
         run_export(loaded, tmp_path / "exported.onnx")
-    with pytest.raises(UserError, match=r"dtype=float16.*: it needs --to=html"):
+    with pytest.raises(UserError, match=r"dtype=float16.*--to=html"):
         run_export(loaded, tmp_path / "exported", "--dtype=float16")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file.exported cannot be written .*; choose another path"):
+    with pytest.raises(UserError, match=r"file.exported .*; choose another path"):
         run_export(loaded, tmp_path / "file" / "exported")

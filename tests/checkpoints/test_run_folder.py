@@ -1,4 +1,4 @@
-"""A run's folder: which checkpoints stay, what the pointers name, and what is not a checkpoint."""
+"""A run's folder: which checkpoints remain, pointers, and folders that are not checkpoints."""
 
 import os
 import shutil
@@ -17,9 +17,7 @@ from tests.support.runs import blank_part, blank_state, edit_state, write_state
 
 
 def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
-    """The best one was damaged. After a resume from an earlier step, best.json still named it, and the next ones were
-    removed.
-    """
+    """After a resume from before a damaged best checkpoint, best.json still named it, and later ones were removed."""
 
     def save_loss(step: int, loss: float, best_step: int, parts: list) -> None:
         state = blank_state(step, best_val_loss=loss, best_step=best_step, parts=parts)
@@ -46,14 +44,14 @@ def test_last_and_best_are_kept(tmp_path):
 
 
 def test_without_an_evaluation_the_last_checkpoint_is_loaded_as_the_best(tmp_path):
-    """A run that was stopped early had no best.json, so the printed command for sampling failed."""
+    """A run that was stopped early had no best.json, so that the printed command for sampling failed."""
     save(tmp_path, 1, best=False)
     assert checkpoint.load(tmp_path, "best").state["step"] == 1
 
 
 @pytest.mark.parametrize("best", [True, False])
-def test_replace_removes_the_earlier_run_and_no_other_file(tmp_path, best):
-    """--overwrite=True removed the earlier run before the new one had saved anything, and it might never do so."""
+def test_replace_removes_the_previous_run_and_no_other_file(tmp_path, best):
+    """--overwrite=True removed the previous run before the new one had saved anything."""
     assert not run_folder.exists(tmp_path)
     for step in (1, 5, 9):
         save(tmp_path, step, keep_last=5)
@@ -67,7 +65,7 @@ def test_replace_removes_the_earlier_run_and_no_other_file(tmp_path, best):
 
 @pytest.mark.parametrize("pointer", ["last.json", "best.json"])
 def test_a_pointer_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, pointer, capsys):
-    """The save counted as failed, though its checkpoint was in place, and later ones replaced the best one."""
+    """The save counted as failed although its checkpoint was complete, and later ones replaced the best one."""
     save(tmp_path, 1)
 
     def write(path, value):
@@ -77,7 +75,7 @@ def test_a_pointer_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, p
 
     monkeypatch.setattr(run_folder, "write_json", write)
     save(tmp_path, 2)
-    assert "is saved, but not all pointers to checkpoints could be written" in capsys.readouterr().err
+    assert "step-000002 is saved, but not all pointers" in capsys.readouterr().err
     assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000001", "step-000002"]
     for which in ("last", "best"):
         assert checkpoint.load(tmp_path, which).state["step"] == 2
@@ -87,7 +85,7 @@ def test_a_pointer_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, p
     assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000002", "step-000003"]
 
 
-def test_a_pointer_of_an_overwritten_run_does_not_lead_to_the_run_before(tmp_path):
+def test_a_kill_while_a_run_is_overwritten_does_not_bring_back_the_old_run(tmp_path):
     """A kill after the new run's first save, before the old checkpoints are removed."""
     for step in (5, 9):
         save(tmp_path, step, keep_last=2)
@@ -121,24 +119,24 @@ def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path):
 
 
 def test_a_missing_checkpoint_is_an_error_that_names_the_newest_runs(tmp_path, monkeypatch):
-    """In the same folder, or the run that the checkpoint would be in."""
+    """The runs in the same folder, or the run that would contain the checkpoint."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(NoCheckpointError, match=r"^out holds no checkpoint: train one first: python train\.py config/"):
+    with pytest.raises(NoCheckpointError, match=r"^out .*train one first: python train\.py config/"):
         checkpoint.load(Path("out"))
     for age, run in enumerate(["b", "d", "a", "c"]):
         os.utime(save(tmp_path / run, 1), (1e9 - age, 1e9 - age))
-    for path in ("out", "gone"):
-        with pytest.raises(NoCheckpointError, match=f"^{path} holds no checkpoint: try b or d or a$"):
+    for path in ("out", "missing"):
+        with pytest.raises(NoCheckpointError, match=f"^{path} .*: try b or d or a$"):
             checkpoint.load(Path(path))
-    with pytest.raises(NoCheckpointError, match=r"^a.step-000002 holds no checkpoint: try a$"):
+    with pytest.raises(NoCheckpointError, match=r"^a.step-000002 .*: try a$"):
         checkpoint.load(Path("a", "step-000002"))
     assert str(NoCheckpointError(tmp_path / "out", "--out_dir=")).endswith(f"or --out_dir={tmp_path / 'a'}")
 
 
 @pytest.mark.parametrize("name", ["step-²", "step-٣", "step-", "step-1x", "step--1"])
 def test_a_folder_with_another_name_is_not_a_checkpoint(name, tmp_path):
-    """'²'.isdigit() is true, and int('²') an error: such a folder in a run ended tools with a traceback."""
+    """'²'.isdigit() is true, but int('²') fails, so that such a folder in a run ended tools with a traceback."""
     path = save(tmp_path, 1)
     (tmp_path / name).mkdir()
     (tmp_path / "snapshots").mkdir()
@@ -150,27 +148,27 @@ def test_a_folder_with_another_name_is_not_a_checkpoint(name, tmp_path):
     assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
 
 
-def test_written_by_also_reads_a_damaged_checkpoint(tmp_path):
-    """Under torchrun, --overwrite=True was refused if the newest checkpoint was damaged, because all of it was read."""
-    assert run_folder.written_by(tmp_path) is None
+def test_the_torchrun_id_is_read_from_a_damaged_checkpoint(tmp_path):
+    """Under torchrun, --overwrite=True failed if the newest checkpoint was damaged, because all of it was read."""
+    assert run_folder.torchrun_id(tmp_path) is None
     for step, run in ((1, "first"), (2, "second")):
         path = save(tmp_path, step, keep_last=2)
         edit_state(path, lambda state, run=run: state.update(torchrun=run))
     (tmp_path / "step-000002" / "model.safetensors").unlink()
-    assert run_folder.written_by(tmp_path) == "second"
+    assert run_folder.torchrun_id(tmp_path) == "second"
     (tmp_path / "step-000002" / "state.json").write_text("{")
-    assert run_folder.written_by(tmp_path) == "first"
+    assert run_folder.torchrun_id(tmp_path) == "first"
 
 
-# --- runs of version 1, which recorded resumes and no parts -----------------------------------------------------------
+# --- runs of version 1, which recorded resumes instead of parts -------------------------------------------------------
 
 
 def version_1(step: int, resumes: list, torch: str, threads: int, max_iters: int, **changes) -> dict:
     """state.json of a run of version 1."""
     dtype = "float32" if torch == "1" else "bfloat16"
-    computed_by = dict(resolved=dict(device="cpu", dtype=dtype, compile=False), versions=dict(torch=torch))
-    about = dict(threads=threads, resumes=resumes, decisions=[[0, max_iters]], config=dict(init_from="resume"))
-    state = blank_state(step, format_version=1, **computed_by, **about, **changes)
+    machine = dict(resolved=dict(device="cpu", dtype=dtype, compile=False), versions=dict(torch=torch), threads=threads)
+    progress = dict(resumes=resumes, decisions=[[0, max_iters]], config=dict(init_from="resume"))
+    state = blank_state(step, format_version=1, **machine, **progress, **changes)
     del state["parts"]
     return state
 
@@ -195,7 +193,7 @@ def old_run(tmp_path) -> Path:
 
 
 def test_the_parts_of_an_older_run_follow_from_its_checkpoints(old_run):
-    """A checkpoint knows its own part. The machine of the part before an exact resume is the same one."""
+    """A checkpoint records its own part. The part before an exact resume ran on the same machine."""
     newest = run_folder.last_state(old_run)
     assert [part["from_step"] for part in newest["parts"]] == [0, 4, 8]
     assert [part["after"] for part in newest["parts"]] == [None, "a kill", "its end"]
@@ -203,16 +201,16 @@ def test_the_parts_of_an_older_run_follow_from_its_checkpoints(old_run):
     assert newest["parts"][2]["changes"] == {"max_iters": [8, 12]}
     assert [part["versions"] for part in newest["parts"]] == [None, {"torch": "2"}, {"torch": "2"}]
     assert [part["decisions"] for part in newest["parts"]] == [None, None, [[0, 12]]]
-    first, *later = run_folder.parts_of(old_run, newest)
-    assert later == newest["parts"][1:] and later[0]["resolved"]["dtype"] == "bfloat16"
+    first, *rest = run_folder.parts_of(old_run, newest)
+    assert rest == newest["parts"][1:] and rest[0]["resolved"]["dtype"] == "bfloat16"
     assert (first["init_from"], first["versions"], first["threads"]) == ("base", {"torch": "1"}, 1)
     assert first["resolved"]["dtype"] == "float32" and first["decisions"] == [[0, 8]]
     shutil.rmtree(old_run / "step-000004")
     assert run_folder.parts_of(old_run, newest) == newest["parts"] and newest["parts"][0]["init_from"] is None
 
 
-def test_an_older_checkpoint_says_which_machine_was_the_same_before_it(tmp_path):
-    """The newest one is of another machine than those before, and does not know theirs."""
+def test_an_older_checkpoint_records_the_machine_of_earlier_parts(tmp_path):
+    """The newest checkpoint is from another machine and does not record the earlier one."""
     exact, inexact = LONGER, {"step": 12, "after": "a kill", "changes": {}, "exact": False}
     states = version_1(12, [exact], "1", 1, 12), version_1(16, [exact, inexact], "2", 3, 12)
     newest = run_folder.last_state(write_checkpoints(tmp_path, *states))
@@ -222,7 +220,7 @@ def test_an_older_checkpoint_says_which_machine_was_the_same_before_it(tmp_path)
 
 
 def test_a_newer_checkpoint_continues_one_of_version_1(old_run):
-    """Its parts are those of the older one, and what is known about them from others."""
+    """Its parts include those of the older checkpoint, completed from others."""
     newest = run_folder.last_state(old_run)
     write_checkpoints(old_run, blank_state(16, parts=[*run_folder.parts_of(old_run, newest), blank_part(12)]))
     assert [path.name for path in run_folder.newest_first(old_run)] == ["step-000016", "step-000012", "step-000004"]
@@ -236,20 +234,18 @@ def test_a_newer_checkpoint_continues_one_of_version_1(old_run):
         dict(resumes=[{"step": 13, "after": "", "changes": {}, "exact": True}]),
         dict(resumes=[{"step": 1, "after": "", "changes": 7, "exact": True}]),
         dict(decisions=[[0, -5]]),
-        dict(resolved={"device": "cpu"}),
         dict(config=[]),
-        dict(threads=0),
     ],
 )
-def test_impossible_values_of_version_1_are_refused(old_run, change):
+def test_invalid_values_of_version_1_are_errors(old_run, change):
     path = old_run / "step-000012"
     edit_state(path, lambda state: state.update(change))
-    with pytest.raises(CheckpointError, match=r"is not as Folio writes it: (parts|config)|is damaged"):
+    with pytest.raises(CheckpointError, match=r"state\.json.*: (parts|config)$|is damaged"):
         run_folder.read_state(path)
 
 
 @pytest.mark.parametrize("name", ["resolved", "versions", "config"])
-def test_a_value_that_version_1_lacks_is_damage(old_run, name):
+def test_a_missing_value_of_version_1_is_an_error(old_run, name):
     path = old_run / "step-000012"
     edit_state(path, lambda state: state.pop(name))
     with pytest.raises(CheckpointError, match=f"is damaged: '{name}'"):

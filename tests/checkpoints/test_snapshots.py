@@ -1,4 +1,4 @@
-"""folio/checkpoints/snapshots.py, through train(), and the viewer's question about a run."""
+"""Snapshots written by train(), and the viewer's "run" question."""
 
 import json
 import random
@@ -26,25 +26,25 @@ from train import TrainConfig, train
 
 
 def snapshots(cfg: TrainConfig) -> dict[int, dict[str, torch.Tensor]]:
-    """The snapshots of a run by their steps."""
+    """The snapshots of a run by step."""
     return read_snapshots(cfg.out_dir)
 
 
-# --- which steps ------------------------------------------------------------------------------------------------------
+# --- schedule ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 30, 100])
 @pytest.mark.parametrize("max_iters", [1, 2, 10, 30, 2700, 600_000])
-def test_snapshots_are_spaced_on_a_log_scale(count, max_iters):
+def test_snapshots_are_spaced_logarithmically(count, max_iters):
     steps = snapshot_steps(count, max_iters)
     assert len(steps) == min(count, max_iters + 1) and list(steps) == sorted(set(steps))
     assert steps[-1:] == (max_iters,) * (count > 0) and steps[: count - 1][:1] == (0,) * (count > 1)
     ratios = [(1 + after) / (1 + step) for step, after in pairwise(steps) if after > step + 10]
-    assert max(ratios, default=1) < 1.1 * min(ratios, default=1)  # those of neighbors are rounded to steps
+    assert max(ratios, default=1) < 1.1 * min(ratios, default=1)  # ratios of close snapshots are rounded to steps
 
 
-def test_a_time_budget_takes_the_remaining_snapshots_on_the_steps_that_remain():
-    """Whether a decision lengthens or shortens the run: as many, at corresponding steps, and one at its end."""
+def test_a_time_budget_spreads_the_remaining_snapshots_over_the_remaining_steps():
+    """If a decision lengthens or shortens the run, as many snapshots follow, at scaled steps, the last at its end."""
 
     def due(count: int, schedule: Schedule) -> list[int]:
         return [step for step in range(schedule.max_iters + 1) if snapshot_is_due(step, count, schedule)]
@@ -52,9 +52,9 @@ def test_a_time_budget_takes_the_remaining_snapshots_on_the_steps_that_remain():
     schedule = Schedule(StepCounts(100))
     planned = due(9, schedule)
     assert planned == list(snapshot_steps(9, 100))
-    before = [step for step in planned if step <= 20]
-    schedule.decide(20, 180)  # 2 steps for each of the recipe's
-    assert due(9, schedule) == before + [20 + 2 * (step - 20) for step in planned if step > 20]
+    first = [step for step in planned if step <= 20]
+    schedule.decide(20, 180)  # doubles the remaining 80 steps
+    assert due(9, schedule) == first + [20 + 2 * (step - 20) for step in planned if step > 20]
     schedule.decide(60, 61)
     stretched = Schedule(StepCounts(100), decisions=[(0, 100), (20, 180)])
     assert due(9, schedule) == [step for step in due(9, stretched) if step <= 60] + [61]
@@ -67,17 +67,17 @@ EACH_STEP = dict(eval_interval=1, eval_iters=1, keep_last=100, sample_tokens=0) 
 
 
 def assert_snapshots_are_the_weights(cfg: TrainConfig, steps: tuple[int, ...]) -> None:
-    """The snapshots of a run with EACH_STEP have these steps, and the weights of the checkpoints."""
-    taken = snapshots(cfg)
-    assert tuple(taken) == steps
+    """Assert that a run with EACH_STEP has snapshots of these steps, with the weights of its checkpoints."""
+    actual = snapshots(cfg)
+    assert tuple(actual) == steps
     for step in steps[1:]:
         saved = checkpoint.load(Path(cfg.out_dir, f"step-{step:06d}"))
-        assert same_tensors(taken[step], saved.model)
+        assert same_tensors(actual[step], saved.model)
 
 
 @pytest.mark.parametrize("async_save", [True, False])
 def test_a_snapshot_holds_the_weights_after_its_step(tiny, monkeypatch, async_save):
-    """Also if it is written while the next step changes them: here, the first one once step 1 is done."""
+    """Even if it is written while the next step changes them: here, the first one is written after step 1."""
     step_1_is_done, advance, write = threading.Event(), Metrics.advance, checkpoint.write_snapshot
 
     def recorded_advance(self):
@@ -108,7 +108,7 @@ def test_snapshots_change_nothing_else_and_are_not_pruned(tiny, tmp_path):
 
 
 def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path, monkeypatch):
-    """Those after the checkpoint belong to an abandoned future, and what a kill left incomplete to none."""
+    """Snapshots after the resumed checkpoint and incomplete files are removed."""
     uninterrupted, killed = (tiny(snapshots=9, out_dir=str(tmp_path / name)) for name in ("uninterrupted", "killed"))
     train(uninterrupted)
     log = Metrics.log
@@ -124,23 +124,23 @@ def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path,
             train(killed)
     assert list(snapshots(killed)) == [0, 1, 2, 3, 4, 5, 7]
     folder = Path(killed.out_dir, "snapshots")
-    before = (folder / "step-000005.safetensors").stat()
+    unchanged = (folder / "step-000005.safetensors").stat()
     shutil.copy(folder / "step-000005.safetensors", folder / "step-000008.safetensors")
     (folder / ".step-000009.safetensors.123.tmp").write_bytes(b"incomplete")
-    (folder / ".another folder").mkdir()  # as a file manager or an editor leaves one
+    (folder / ".another folder").mkdir()  # as created by a file manager or an editor
     train(killed.replace(init_from="resume"))
     assert_same_snapshots(uninterrupted.out_dir, killed.out_dir)
-    assert (folder / "step-000005.safetensors").stat() == before
+    assert (folder / "step-000005.safetensors").stat() == unchanged
     assert [path.name for path in folder.glob(".*")] == [".another folder"]
     assert "snapshots" not in checkpoint.load(Path(killed.out_dir)).state["parts"][1]["changes"]
 
 
 def test_a_new_run_in_the_same_folder_removes_the_snapshots(tiny, capsys):
-    """Also of a run that has no checkpoint. An evaluation changes nothing."""
+    """Even if the previous run has no checkpoint. An evaluation changes nothing."""
     train(tiny(snapshots=5))
-    before = list(snapshots(tiny()))
+    steps = list(snapshots(tiny()))
     train(tiny(snapshots=30, init_from="resume", eval_only=True))
-    assert list(snapshots(tiny())) == before == [0, 1, 3, 6, 12]
+    assert list(snapshots(tiny())) == steps == [0, 1, 3, 6, 12]
     train(tiny(snapshots=2, overwrite=True, max_iters=10))
     assert list(snapshots(tiny())) == [0, 10]
     for path in run_folder.directories(Path(tiny().out_dir)):
@@ -164,29 +164,29 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(tiny, capsys, as
     Path(cfg.out_dir, "snapshots").write_text("a file where the folder should be")
     train(cfg)
     out = capsys.readouterr().out
-    assert [step for step in range(13) if f"the snapshot of step {step} could not be saved (" in out] == [0, 1, 4, 12]
+    assert [step for step in range(13) if f"snapshot of step {step} could not be saved (" in out] == [0, 1, 4, 12]
     assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 12
 
 
 def test_a_snapshot_is_written_completely_or_not_at_all(tmp_path):
-    """A disk that is full leaves nothing behind, and the file can be read by whoever reads the others."""
+    """A full disk leaves no partial file, and the file has the default permissions."""
     resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     write_snapshot(tmp_path, 1, {"weight": torch.ones(100)})
     (tmp_path / "another file").touch()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(OSError):
             write_snapshot(tmp_path, 2, {"weight": torch.ones(1000)})
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (path,) = (tmp_path / "snapshots").iterdir()
     assert find_snapshots(tmp_path) == {1: path}
     assert path.stat().st_mode == (tmp_path / "another file").stat().st_mode
 
 
-def test_a_damaged_snapshot_is_refused(tmp_path, seed):
-    """The viewer showed numbers of weights that a disk had changed."""
+def test_a_damaged_snapshot_is_an_error(tmp_path, seed):
+    """The viewer showed values of weights that a disk had corrupted."""
     rng = random.Random(seed)
     for step in (1, 2):
         write_snapshot_of(tmp_path, step)
@@ -202,7 +202,7 @@ def test_a_damaged_snapshot_is_refused(tmp_path, seed):
         except UserError as error:
             assert path.name in str(error)
     path.write_bytes(other.read_bytes())
-    with pytest.raises(UserError, match="is the snapshot of step 2: it was renamed, or replaced by another"):
+    with pytest.raises(UserError, match="is the snapshot of step 2: "):
         read_snapshot(path)
 
 
@@ -210,7 +210,7 @@ def write_snapshot_of(out_dir: Path, step: int) -> None:
     write_snapshot(out_dir, step, {"weight": torch.full((50,), float(step))})
 
 
-@pytest.mark.slow  # tests/training/test_session.py resumes a run of two processes that takes some
+@pytest.mark.slow  # tests/training/test_session.py resumes a run of two processes with snapshots
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_snapshots_of_two_processes(tiny, tmp_path, mode):
     """All ranks gather the weights, and rank 0 writes them."""
@@ -229,11 +229,11 @@ def ask(cfg: TrainConfig, viewed: ViewedModel | None = None, **fields) -> tuple[
     """The facts of the answer to the question "run", and its tensors as lists."""
     viewed = viewed or ViewedModel(cfg.out_dir, "best", torch.device("cpu"))
     answer = TraceProvider([viewed], "").answer({"kind": "run", **fields})
-    answer.to_bytes()  # can be sent
+    answer.to_bytes()  # raises if it cannot be sent
     return answer.facts, {name: tensor.tolist() for name, tensor in answer.tensors.items()}
 
 
-def test_the_viewer_sees_the_numbers_of_a_run(tiny):
+def test_the_viewer_shows_the_metrics_of_a_run(tiny):
     cfg = tiny(snapshots=4, sample_tokens=5, log_interval=2)
     train(cfg)
     facts, columns = ask(cfg)
@@ -252,23 +252,23 @@ def test_the_viewer_sees_the_numbers_of_a_run(tiny):
 
 
 def test_the_viewer_follows_a_run_that_is_still_training(tiny, monkeypatch):
-    """It sees new lines, checkpoints and snapshots, and that the run is not over."""
-    seen, log = {}, Metrics.log
+    """It shows new lines, checkpoints and snapshots, and that the run is training."""
+    answers, log = {}, Metrics.log
     train(tiny(max_iters=3, snapshots=3))
     viewed = ViewedModel(tiny().out_dir, "last", torch.device("cpu"))
 
-    def log_and_look(self, line, *remark):
+    def log_and_ask(self, line, *remark):
         log(self, line, *remark)
-        seen[line["step"]] = ask(tiny(), viewed, since=3)
+        answers[line["step"]] = ask(tiny(), viewed, since=3)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "log", log_and_look)
+        patch.setattr(Metrics, "log", log_and_ask)
         train(tiny(snapshots=3, init_from="resume", keep_last=1, async_save=False))
-    assert seen[6][1]["step"] == [4, 5, 6] and seen[6][0]["training"] and seen[6][0]["stopped_by"] == "its end"
-    assert seen[7][0]["checkpoints"] == [0, 1, 3, 6] and seen[7][0]["stopped_by"] is None
-    assert seen[7][0]["max_iters"] == 12
+    assert answers[6][1]["step"] == [4, 5, 6] and answers[6][0]["training"] and answers[6][0]["stopped_by"] == "its end"
+    assert answers[7][0]["checkpoints"] == [0, 1, 3, 6] and answers[7][0]["stopped_by"] is None
+    assert answers[7][0]["max_iters"] == 12
     facts, _ = ask(tiny(), viewed)
-    assert not facts["training"] and facts["checkpoints"] == [0, 1, 3, 12]  # 3 is the one that was opened
+    assert not facts["training"] and facts["checkpoints"] == [0, 1, 3, 12]  # 3 is the opened one
     assert viewed.at(3) is viewed.opened and viewed.at(12).config == viewed.opened.config
 
 
@@ -288,19 +288,19 @@ def test_the_viewer_skips_damaged_lines_and_needs_no_files(tiny):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     facts, columns = ask(tiny(), viewed)
     assert columns["step"] == [] and facts["samples"] == [] and facts["checkpoints"] == [4]
-    viewed.run = viewed.step = None  # as of a model that Folio did not train
+    viewed.run = viewed.step = None  # as for a model from another program
     assert ask(tiny(), viewed) == ({}, {})
 
 
 @in_browser
 def test_the_page_follows_a_run(browser, tiny):
-    """New lines and checkpoints appear in the figures and in the slider that are there, until the run has ended."""
+    """New lines and checkpoints appear in the existing figures and slider, until the run has ended."""
     expect = pytest.importorskip("playwright.sync_api").expect
     expect.set_options(timeout=60_000)
     train(tiny(snapshots=4))
     folder = Path(tiny().out_dir)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (folder / ".lock").touch()  # as while it trains
+    (folder / ".lock").touch()  # as during training
     with serving([str(folder)]) as served, browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(60_000)

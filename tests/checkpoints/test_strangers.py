@@ -1,4 +1,4 @@
-"""Files from strangers: whatever their content, reading them succeeds or raises UserError, and runs no code."""
+"""Untrusted files: with any content, reading them succeeds or raises UserError, and runs no code."""
 
 import copy
 import json
@@ -46,7 +46,7 @@ VALUES = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn, content: bytes) -> bytes:
-    """Random bytes; the content cut short, with bits flipped, or with a length overwritten; or its JSON with a value
+    """Random bytes; truncated content; content with flipped bits or an overwritten length; or its JSON with a value
     replaced or removed.
     """
     mutation = draw(st.sampled_from(["bytes", "cut", "flip", "length", "json", "json", "json"]))
@@ -61,8 +61,8 @@ def mutated(draw: st.DrawFn, content: bytes) -> bytes:
             mutation = draw(st.sampled_from(["flip", "length"]))
     if mutation == "length":
         number = draw(st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]))
-        at = draw(st.integers(0, len(content) - 1))
-        return content[:at] + number.to_bytes(8, "little") + content[at + 8 :]
+        position = draw(st.integers(0, len(content) - 1))
+        return content[:position] + number.to_bytes(8, "little") + content[position + 8 :]
     if mutation == "flip":
         flipped = bytearray(content)
         for _ in range(draw(st.integers(1, 4))):
@@ -81,15 +81,15 @@ def mutated(draw: st.DrawFn, content: bytes) -> bytes:
     return json.dumps(root[""]).encode()
 
 
-# The valid content of a file, and a function that reads the file with other content
+# The valid content of a file, and a function that writes and reads other content
 Prepared = tuple[bytes, Callable[[bytes], object]]
-# From a checkpoint, a data set and an empty folder to the file that is tested, in that folder
+# Prepares the tested file, given a checkpoint, a data set and an empty folder for the file
 Case = Callable[[Path, Path, Path], Prepared]
 
 
 @pytest.fixture(scope="module")
 def run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of one checkpoint."""
+    """The directory of a checkpoint."""
     out_dir = tmp_path_factory.mktemp("run") / "out"
     small = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=2, max_iters=2, warmup_iters=0, eval_iters=1)
     train(TrainConfig(**small, dataset="verse", data_dir=str(data_dir), out_dir=str(out_dir), dtype="float32"))
@@ -97,7 +97,7 @@ def run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_checkpoint(name: str) -> Case:
-    """A file of a checkpoint whose manifest is made to fit, as an attacker would do."""
+    """A file of a checkpoint. The manifest is adapted to its content, as an attacker would do."""
 
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
         step = Path(shutil.copytree(run, folder / "step-000002"))
@@ -152,7 +152,7 @@ def meta_pkl(run: Path, data: Path, folder: Path) -> Prepared:
 
 
 def foreign_file(to: str, name: str) -> Case:
-    """A file of a model in the format of another program, which `foreign.load` reads."""
+    """A file of a model in the format of another program, read by `foreign.load`."""
 
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
         tokenizer = CharTokenizer("abc") if to == "nanogpt" else bpe()
@@ -224,7 +224,7 @@ CASES = {
 @pytest.mark.needs("gguf", "transformers")
 @pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_a_strangers_file_is_read_or_refused(case, examples, run, data_dir, tmp_path, seed):
+def test_an_untrusted_file_is_read_or_is_an_error(case, examples, run, data_dir, tmp_path, seed):
     """The long version has 40,000 cases: python -m pytest -m slow tests/checkpoints/test_strangers.py"""
     content, attempt = CASES[case](run, data_dir / "verse", tmp_path)
     attempt(content)
@@ -232,19 +232,19 @@ def test_a_strangers_file_is_read_or_refused(case, examples, run, data_dir, tmp_
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=examples, deadline=None, database=None)
     @hypothesis.given(mutated(content))
-    def is_read_or_refused(stranger: bytes) -> None:
+    def is_read_or_error(content: bytes) -> None:
         try:
-            attempt(stranger)
+            attempt(content)
         except UserError as error:
             assert str(error)
             assert case not in FOREIGN or len(str(error).splitlines()) == 1
 
-    is_read_or_refused()
+    is_read_or_error()
 
 
 @pytest.mark.needs("gguf", "transformers")
 @pytest.mark.parametrize("nested", ["[" * 100_000, "x = " + "-" * 100_000 + "1", "x = " + "(" * 300 + ")" * 300])
-def test_deeply_nested_content_is_refused(nested, run, data_dir, tmp_path):
+def test_deeply_nested_content_is_an_error(nested, run, data_dir, tmp_path):
     for case in CASES:
         (tmp_path / case).mkdir()
         _, attempt = CASES[case](run, data_dir / "verse", tmp_path / case)
@@ -275,7 +275,7 @@ def gguf_field(kind: int, content: bytes, name: bytes = b"x") -> bytes:
 
 
 def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: int = 1) -> bytes:
-    """A file that describes one tensor `copies` times under different names, with 64 bytes of data."""
+    """A file that declares one tensor `copies` times under different names, with 64 bytes of data."""
     content = struct.pack("<4sIQQ", b"GGUF", 3, copies, 0)
     for i in range(copies):
         content += gguf_text(b"t%d" % i)
@@ -285,13 +285,13 @@ def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: i
 
 @pytest.mark.needs("gguf")
 def test_a_small_file_with_a_huge_array_ends(tmp_path):
-    """The package's reader took what is past the end of the file as empty, and looped over 2**62 elements of it."""
+    """The gguf package treated data past the end of the file as empty, and looped over 2**62 elements."""
     path = tmp_path / "x.gguf"
     path.write_bytes(GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 4, 2**62)))
     assert path.stat().st_size == 49
     program = "from folio import UserError\nfrom folio.checkpoints import foreign\n"
-    done = run_code(f"{program}try: foreign.load({str(path)!r})\nexcept UserError as error: print(error)")
-    assert "is not a GGUF file of GPT-2: it ends at byte 49, in the middle of a value" in done.stdout, done.stderr
+    result = run_code(f"{program}try: foreign.load({str(path)!r})\nexcept UserError as error: print(error)")
+    assert "it ends at byte 49, in the middle of a value" in result.stdout, result.stderr
 
 
 ENDS = "it ends at byte"
@@ -301,32 +301,32 @@ GGUF_WITH_WRONG_LENGTHS = {
     "array of strings": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 8, 2**62)), ENDS),
     "array of bytes": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 0, 2**64 - 1)), ENDS),
     "nested arrays": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 9, 1) * 5000), "it has an array of arrays"),
-    "kind of array": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 99, 1)), "is not a valid GGUFValueType"),
+    "type of array": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 99, 1)), "is not a valid GGUFValueType"),
     "strings in array": (
         GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 8, 2**22) + bytes(2**25)),
         "4,194,304 strings in an array, more than 2,097,152",
     ),
-    "elements of a field that is read": (
+    "elements of a used field": (
         GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 0, 2**22) + bytes(2**22), b"gpt2.block_count"),
         "4,194,304 elements in gpt2.block_count, more than 2,097,152",
     ),
     "number of fields": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**64 - 1), "fields, more than 16,384"),
     "number of tensors": (struct.pack("<4sIQQ", b"GGUF", 3, 2**64 - 1, 0), "tensors, more than 16,384"),
     "alignment": (GGUF_HEADER + gguf_field(4, bytes(4), b"general.alignment"), "alignment: must be a non-zero power"),
-    "field twice": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2) + 2 * gguf_field(4, bytes(4)), "Duplicate x already"),
+    "duplicate field": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2) + 2 * gguf_field(4, bytes(4)), "Duplicate x already"),
     "byte order": (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "its byte order is not this machine's"),
     "dimension": (gguf_tensor([2**62]), ENDS),
     "dimensions": (gguf_tensor([2**32, 2**32]), "cannot reshape"),  # their product is 0 in 64 bits
     "number of dimensions": (gguf_tensor([1])[:34] + struct.pack("<I", 2**32 - 1), ENDS),
     "offset": (gguf_tensor([16], offset=2**64 - 32), "overflow"),
     "size of all tensors": (gguf_tensor([16], copies=9), "its tensors are larger than the file"),
-    "nothing": (b"", "cannot mmap an empty file"),
+    "empty file": (b"", "cannot mmap an empty file"),
 }
 
 
 @pytest.mark.needs("gguf")
 @pytest.mark.parametrize("case", GGUF_WITH_WRONG_LENGTHS)
-def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
+def test_gguf_with_wrong_lengths_is_an_error(case, tmp_path):
     content, reason = GGUF_WITH_WRONG_LENGTHS[case]
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(UserError, match=rf"x\.gguf is not a GGUF file of GPT-2: .*{reason}"):
@@ -334,22 +334,22 @@ def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
 
 
 @pytest.mark.needs("gguf")
-def test_an_array_of_a_gguf_is_one_array(tmp_path):
-    """The package's reader made an object for each element: 2 MB of bytes took 1.7 GB and 22 s."""
+def test_an_array_in_a_gguf_is_read_as_one_array(tmp_path):
+    """The gguf package created an object for each element: 2 MB of bytes took 1.7 GB and 22 s."""
     strings = b"".join(map(gguf_text, [b"ab", b"", "é".encode()]))
     content = struct.pack("<4sIQQ", b"GGUF", 3, 0, 3)
-    content += gguf_field(9, struct.pack("<IQ", 0, 2**21) + bytes(2**21), b"not read")
+    content += gguf_field(9, struct.pack("<IQ", 0, 2**21) + bytes(2**21), b"unused")
     content += gguf_field(9, struct.pack("<IQ", 8, 3) + strings, b"tokenizer.ggml.tokens")
     content += gguf_field(9, struct.pack("<IQ3i", 5, 3, 1, -2, 3), b"tokenizer.ggml.token_type")
     (tmp_path / "x.gguf").write_bytes(content + bytes(32))
     reader = foreign._open_gguf(tmp_path / "x.gguf")
-    assert [len(reader.fields[name].parts) for name in ("not read", "tokenizer.ggml.tokens")] == [4, 4]
-    assert reader.fields["not read"].parts[-1].shape == (2**21,)
+    assert [len(reader.fields[name].parts) for name in ("unused", "tokenizer.ggml.tokens")] == [4, 4]
+    assert reader.fields["unused"].parts[-1].shape == (2**21,)
     assert foreign._gguf_value(reader, "tokenizer.ggml.tokens") == ["ab", "", "é"]
     assert foreign._gguf_value(reader, "tokenizer.ggml.token_type") == [1, -2, 3]
 
 
-def test_gguf_that_is_cut_short_is_refused(tmp_path):
+def test_a_truncated_gguf_is_an_error(tmp_path):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
     writer.add_bool("a.bool", True)

@@ -1,4 +1,4 @@
-"""The cache of machine code. "widen" is the function that is compiled fastest."""
+"""The cache of machine code. Most tests use "widen", which compiles fastest."""
 
 import hashlib
 import os
@@ -26,22 +26,22 @@ FUNCTIONS += [("mix", "float32"), ("mix", "bfloat16")]
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty folder for the machine code; nothing is loaded yet."""
-    monkeypatch.setattr(compiled, "user_cache_path", lambda *names, **settings: tmp_path / "cache")
+    """An empty cache folder; no function is loaded yet."""
+    monkeypatch.setattr(compiled, "user_cache_path", lambda *args, **kwargs: tmp_path / "cache")
     compiled.address.cache_clear()
     yield tmp_path / "cache"
     compiled.address.cache_clear()
 
 
-def count_compiled(monkeypatch) -> list[str]:
-    """The functions that are compiled from now on."""
+def record_compiled(monkeypatch) -> list[str]:
+    """A list to which the name of each function compiled after this call is appended."""
     names, compile_function = [], compiled.compile_function
 
-    def compile_and_count(module, name, *arguments):
+    def compile_and_record(module, name, *arguments):
         names.append(name)
         return compile_function(module, name, *arguments)
 
-    monkeypatch.setattr(compiled, "compile_function", compile_and_count)
+    monkeypatch.setattr(compiled, "compile_function", compile_and_record)
     return names
 
 
@@ -57,7 +57,7 @@ print(len(generate_tokens(CPUDecoder(random_model(1), "float32"), [[1]])[0]), "n
 
 
 def test_machine_code_is_read_from_the_cache(cache, monkeypatch):
-    names = count_compiled(monkeypatch)
+    names = record_compiled(monkeypatch)
     for _ in range(2):
         assert compiled.address(DECODE_STEP, "widen", "int8")
         compiled.address.cache_clear()
@@ -77,10 +77,10 @@ def test_a_damaged_file_is_compiled_again(damage, cache, monkeypatch):
     damaged["another symbol"] = hashlib.sha256(unknown).hexdigest().encode() + b"\n" + unknown
     path.write_bytes(damaged[damage])
     compiled.address.cache_clear()
-    names = count_compiled(monkeypatch)
+    names = record_compiled(monkeypatch)
     assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]
     compiled.address.cache_clear()
-    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]  # it was saved again
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]  # saved again
 
 
 HIDE = """
@@ -97,7 +97,7 @@ sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))
 
 @pytest.mark.parametrize("package", ["numba", "llvmlite"])
 def test_without_numba_torch_decodes_and_a_line_says_so(package, tmp_path):
-    """It said that it was compiling, and that model.py was changed."""
+    """The line said that functions were being compiled, and that model.py was changed."""
     error = 'SystemError("numba needs NumPy 2.3 or less\\nGot 2.9")'  # it is not always an ImportError
     code = """
 from tests.support.decoding import random_model
@@ -112,15 +112,15 @@ try:
 except UserError as error:
     print(error)
 """
-    done = run_code(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
+    result = run_code(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
     reason = f"{package} cannot be imported (numba needs NumPy 2.3 or less): pip install -r requirements.txt"
-    refusal = f"dtype=int4: it needs the compiled decoder, but {reason}; use --dtype=auto"
-    assert done.stdout.splitlines() == ["TorchDecoder", "TorchDecoder", refusal]
-    assert done.stderr == f"torch decodes, which is slower, because {reason}\n"
+    *decoders, message = result.stdout.splitlines()
+    assert decoders == ["TorchDecoder"] * 2 and result.stderr.endswith(f"{reason}\n") and result.stderr.count("\n") == 1
+    assert message.startswith("dtype=int4: ") and message.endswith(f"{reason}; use --dtype=auto")
 
 
 def test_without_numba_a_text_is_prepared_and_near_duplicates_are_an_error(tmp_path):
-    """Both ended in a traceback."""
+    """Both commands ended in a traceback."""
     for name in ("a.txt", "b.txt", "c.txt"):
         (tmp_path / name).write_text(f"some words of {name} that are not like any others\n" * 30)
     code = f"""
@@ -128,28 +128,27 @@ from folio import UserError
 from prepare.text import TextConfig, main
 settings = dict(inputs=({str(tmp_path)!r},), data_dir={str(tmp_path / "data")!r}, name="x", overwrite=True)
 main(TextConfig(**settings))
-for asked in (dict(dedup="near"), dict(check_leakage=True)):
+for option in (dict(dedup="near"), dict(check_leakage=True)):
     try:
-        main(TextConfig(**settings, **asked))
+        main(TextConfig(**settings, **option))
     except UserError as error:
         print(error)
 """
-    done = run_code(
-        HIDE.format(package="numba", error='ImportError("gone")') + code, XDG_CACHE_HOME=str(tmp_path / "c")
-    )
-    reason = "numba cannot be imported (gone): pip install -r requirements.txt"
-    assert f"not counted, because {reason}" in done.stdout
-    assert done.stdout.splitlines()[-2:] == [reason, reason] and not done.stderr
+    hide = HIDE.format(package="numba", error='ImportError("missing")')
+    result = run_code(hide + code, XDG_CACHE_HOME=str(tmp_path / "c"))
+    reason = "numba cannot be imported (missing): pip install -r requirements.txt"
+    assert f", because {reason}" in result.stdout
+    assert result.stdout.splitlines()[-2:] == [reason, reason] and not result.stderr
     assert open_dataset(tmp_path / "data" / "x")
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(cache, monkeypatch):
+def test_an_unwritable_cache_is_not_an_error(cache, monkeypatch):
     cache.write_text("a file")
-    names = count_compiled(monkeypatch)
+    names = record_compiled(monkeypatch)
     assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"] and cache.read_text() == "a file"
 
 
-def test_the_code_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
+def test_the_cache_key_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
     first = compiled.cache_key.__wrapped__(DECODE_STEP)
     assert first == compiled.cache_key.__wrapped__(DECODE_STEP)
     monkeypatch.setattr(compiled, "cpu_features", lambda: {"avx2": True})
@@ -159,28 +158,27 @@ def test_the_code_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
 
 
 @pytest.mark.parametrize("module", [DECODE_STEP, TEXT_STEP], ids=lambda module: module.name)
-def test_the_code_depends_on_all_that_its_module_imports(module):
-    """What the imported modules import is not compiled, but for that of simd."""
+def test_the_cache_key_includes_every_imported_module(module):
+    """Indirect imports are not compiled, except those of simd."""
     source = Path(find_spec(module.name).origin).read_text()
     imported = {*re.findall(r"^from (folio\.\w+\.\w+) import", source, re.MULTILINE)}
     imported |= {
         f"folio.machine.{name}" for name in re.findall(r"^from folio.machine import (\w+)$", source, re.MULTILINE)
     }
-    assert len(imported) == len(re.findall(r"^from folio\.\w+\.", source, re.MULTILINE)) and imported <= {
-        *module.imports
-    }
+    assert len(imported) == len(re.findall(r"^from folio\.\w+\.", source, re.MULTILINE))
+    assert imported <= set(module.imports)
 
 
 @pytest.mark.parametrize("name, format", FUNCTIONS)
 def test_every_function_is_saved(name, format):
-    """It calls nothing that another process could not find at its address: a function that does is never cached."""
+    """A function that calls an address valid only in this process would not be cached."""
     compiled.address(DECODE_STEP, name, format)
     assert compiled.cache_file(DECODE_STEP, name, format).exists()
     assert hasattr(decode_step, name)
 
 
-def test_several_processes_start_at_once(tmp_path):
-    """Each has a function, whoever saved it."""
+def test_several_processes_compile_at_once(tmp_path):
+    """Each gets the function, whichever saves it."""
     code = """
 from folio.machine import compiled
 from folio.data.word_cache import TEXT_STEP
@@ -196,7 +194,7 @@ print(compiled.address(TEXT_STEP, "add_to_filter", None) > 0)
 
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_the_line_says_whether_the_next_start_compiles_again(tmp_path, capfd, is_writable):
-    """A file in the place of the cache's folder stops root, too."""
+    """A file at the path of the cache folder makes it unwritable even for root."""
     folder = tmp_path / "cache"
     if not is_writable:
         folder.write_text("")

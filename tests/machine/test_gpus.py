@@ -27,7 +27,7 @@ from folio.machine.gpus import GPU, GPUS, data_sheet, find_gpu
     ],
 )
 def test_a_gpu_is_identified_by_its_full_name(name, tflops):
-    """The table was searched for any part of the name, so an "L40" was taken for an "L4" and a "T400" for a "T4"."""
+    """A part of the name was enough, so that an "L40" was identified as an "L4" and a "T400" as a "T4"."""
     gpu = data_sheet(name)
     assert (gpu and gpu.tflops) == tflops
 
@@ -35,45 +35,40 @@ def test_a_gpu_is_identified_by_its_full_name(name, tflops):
 @pytest.mark.parametrize(
     "text, name, memory",
     [
-        ("RTX 4090", "RTX 4090", 24),
         ("rtx 4090", "RTX 4090", 24),
         ("RTX4090", "RTX 4090", 24),
         ("rtx-4090", "RTX 4090", 24),
         ("4090", "RTX 4090", 24),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
         ("h100", "H100", 80),
-        ("NVIDIA H100", "H100", 80),
         ("H100 SXM", "H100", 80),
         ("NVIDIA H100 80GB HBM3", "H100", 80),
         ("h100-pcie", "H100 PCIe", 80),
         ("H100PCIe 80GB", "H100 PCIe", 80),
-        ("a100", "A100", 80),
         ("A100 40GB", "A100", 40),
         ("NVIDIA A100-SXM4-40GB", "A100", 40),
         ("v100 16 gb", "V100", 16),
         ("Tesla T4", "T4", 16),
-        ("l40s", "L40S", 48),
     ],
 )
-def test_a_person_may_spell_a_gpu_in_other_ways(text, name, memory):
+def test_common_spellings_of_a_gpu_are_understood(text, name, memory):
     """tools/plan.py only knew "RTX 4090", not "4090" or "RTX4090"."""
-    found, gpu = find_gpu(text)
-    assert (found, gpu) == (name, GPUS[name]._replace(memory=memory))
+    assert find_gpu(text) == (name, GPUS[name]._replace(memory=memory))
 
 
 @pytest.mark.parametrize("text", ["24GB", "24 gb", "24G"])
-def test_any_card_is_described_by_its_memory(text):
+def test_a_memory_size_describes_any_card(text):
     assert find_gpu(text) == ("card with 24 GB", GPU(tflops=None, memory=24, watts=None))
 
 
 @pytest.mark.parametrize(
     "text", ["", "rtx", "NVIDIA", "H1000", "100", "L40", "4090 laptop", "4090D", "A10", "GB", "cpu"]
 )
-def test_a_gpu_that_is_not_listed_is_not_taken_for_another(text):
+def test_an_unlisted_gpu_is_not_identified_as_another(text):
     assert find_gpu(text) is None
 
 
-def test_every_listed_gpu_is_found_by_its_name():
+def test_every_listed_gpu_is_identified_by_its_name():
     assert all(find_gpu(name) == (name, gpu) for name, gpu in GPUS.items())
 
 

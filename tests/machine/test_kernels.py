@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from folio.data.find_data import find_datasets
 from folio.data.windows import Mixture
 from folio.decoding.kv_cache import KVCache
 from folio.machine.kernels import (
+    MAX_LOGITS,
     CPUDropout,
     ManualAttention,
     ManualAttentionInTraining,
@@ -36,8 +38,8 @@ def test_attention_weights_match_torchs_fused_kernel(seed):
     assert (weights.triu(diagonal=1) == 0).all()
 
 
-def test_every_form_of_attention_applies_a_mask(seed):
-    """A position method may add any number to a score, per head."""
+def test_every_attention_implementation_applies_a_mask(seed):
+    """A position method may add any bias to a score, per head."""
     torch.manual_seed(seed)
     layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=4, attn_pdrop=0.5), index=0).eval()
     q, k, v = torch.randn(3, 2, 4, 16, 8)
@@ -53,7 +55,7 @@ def test_every_form_of_attention_applies_a_mask(seed):
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
-    """Also of the bias of relative positions, for which torch's kernel falls back to its math."""
+    """Including the gradient of the bias of relative positions, for which torch uses its math kernel."""
     torch.manual_seed(seed)
     config = GPTConfig(block_size=40, vocab_size=50, n_layer=2, n_head=4, n_embd=32, position=position)
     model, idx = GPT(config), torch.randint(50, (3, 40))
@@ -72,8 +74,8 @@ def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("dtype, dropout", [("float32", 0.0), ("float32", 0.1), ("bfloat16", 0.0)])
-def test_the_kernel_of_the_startup_line_is_the_one_that_training_uses(position, dtype, dropout):
-    """Against the operators that torch calls. On CUDA the line said "flash" whatever the position method."""
+def test_the_startup_line_names_the_attention_kernel_of_training(position, dtype, dropout):
+    """Against the operators that torch calls. On CUDA the line said "flash" for every position method."""
     model = GPT(GPTConfig(8, 9, 1, 2, 16, position=position, dropout=dropout))
     runtime, idx = resolve_runtime("cpu", dtype, False), torch.zeros(1, 8, dtype=torch.long)
 
@@ -92,7 +94,7 @@ def test_the_kernel_of_the_startup_line_is_the_one_that_training_uses(position, 
 
 
 class Recorder(ManualAttention):
-    """Keeps each layer's weights, as a viewer would."""
+    """Records the attention weights of each layer, as the viewer does."""
 
     def __init__(self):
         self.weights = {}
@@ -102,7 +104,7 @@ class Recorder(ManualAttention):
         return super().__call__(layer, q, k, v, mask)
 
 
-def test_a_recorder_sees_every_layer_and_changes_nothing(seed):
+def test_a_recorder_receives_every_layer_and_changes_no_result(seed):
     torch.manual_seed(seed)
     model = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=3, n_head=2, n_embd=16)).eval()
     idx, recorder = torch.randint(50, (2, 16)), Recorder()
@@ -149,14 +151,14 @@ def test_cpu_dropout_drops_each_element_independently_with_probability_p(p, dtyp
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir, monkeypatch, chunks):
-    """Against torch's cross-entropy over the targets that count. Where the others are predicted, all gradients of the
+def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir, chunks):
+    """Against torch's cross-entropy over the unmasked targets. At positions with masked targets, all gradients of the
     last norm's output are exactly 0.
     """
     data = Mixture(find_datasets("verse", masked_dir), 32, 1337, "epoch")
-    x, y = map(torch.from_numpy, data.batch(0, 32))  # enough sequences that some targets count, whatever the seed
-    model = in_chunks(GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1))
-    monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", -(-y.numel() * data.vocab_size // chunks))
+    x, y = map(torch.from_numpy, data.batch(0, 32))  # enough sequences for some unmasked targets with any seed
+    config = GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16)
+    model = with_chunked_loss(GPT(config, 1), -(-y.numel() * data.vocab_size // chunks))
     outputs = []
     model.transformer.ln_f.register_forward_hook(lambda norm, args, y: outputs.append(y) or y.retain_grad())
     _, loss = model(x, y)
@@ -170,26 +172,26 @@ def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir, monk
     assert loss.item() == 0 and all((p.grad == 0).all() for p in model.parameters())
 
 
-def in_chunks(model: GPT) -> GPT:
-    model.cross_entropy = chunked_cross_entropy
+def with_chunked_loss(model: GPT, max_logits: int = MAX_LOGITS) -> GPT:
+    model.cross_entropy = partial(chunked_cross_entropy, max_logits=max_logits)
     return model
 
 
 def loss_and_gradients(model: GPT, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    (3 * loss).backward()  # as if it were scaled for float16, or for a micro-batch's share
+    (3 * loss).backward()  # scaled, as for float16 or for a micro-batch
     return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
 
 
-@pytest.mark.parametrize("tokens_at_once", [48, 17, 1])
+@pytest.mark.parametrize("chunk_tokens", [48, 17, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loss_in_chunks_has_the_value_and_gradients_of_torchs(dtype, tokens_at_once, seed, monkeypatch):
+def test_the_chunked_loss_has_the_value_and_gradients_of_torchs(dtype, chunk_tokens, seed):
     """Against cross-entropy of all logits, in float32. In bfloat16, the gradient of each logit is rounded to 8 bits."""
     torch.manual_seed(seed)
-    model, idx, targets = in_chunks(GPT(GPTConfig(**SMALL))), tokens(3, 16), tokens(3, 16)
+    model = with_chunked_loss(GPT(GPTConfig(**SMALL)), 50 * chunk_tokens - 1)
+    idx, targets = tokens(3, 16), tokens(3, 16)
     targets[1, :5] = -1
     expected = loss_and_gradients(model, F.cross_entropy(model.logits(idx).mT, targets, ignore_index=-1))
-    monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", 50 * tokens_at_once - 1)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         actual = loss_and_gradients(model, model(idx, targets)[1])
         with torch.no_grad():
@@ -200,8 +202,8 @@ def test_a_loss_in_chunks_has_the_value_and_gradients_of_torchs(dtype, tokens_at
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_of_a_large_vocabulary_never_exist_at_once(dtype, monkeypatch):
-    """The largest tensor of a step, and of an evaluation, is the logits of a chunk, not of all tokens."""
+def test_the_chunked_loss_never_holds_all_logits(dtype):
+    """The largest tensor of a step or an evaluation is the logits of one chunk."""
     sizes: list[int] = []
 
     class Sizes(TorchDispatchMode):
@@ -211,9 +213,9 @@ def test_logits_of_a_large_vocabulary_never_exist_at_once(dtype, monkeypatch):
             return result
 
     V, C = 1000, 4
-    model, idx = in_chunks(GPT(GPTConfig(**{**SMALL, "vocab_size": V, "n_embd": C, "n_head": 1}))), tokens(4, 16, V)
-    for at_once, largest in ((2**26, 4 * 16 * V), (10 * V, 10 * V)):
-        monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", at_once)
+    config, idx = GPTConfig(**{**SMALL, "vocab_size": V, "n_embd": C, "n_head": 1}), tokens(4, 16, V)
+    for max_logits, largest in ((2**26, 4 * 16 * V), (10 * V, 10 * V)):
+        model = with_chunked_loss(GPT(config), max_logits)
         for training in (True, False):
             sizes.clear()
             with (
@@ -227,17 +229,16 @@ def test_logits_of_a_large_vocabulary_never_exist_at_once(dtype, monkeypatch):
             assert max(sizes) == largest
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own
-def test_a_loss_in_chunks_is_one_graph_of_torchs_compiler(monkeypatch):
-    monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", 500)
-    model, idx = in_chunks(GPT(GPTConfig(**SMALL))), tokens(2, 16)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # from torch
+def test_the_chunked_loss_compiles_to_one_graph():
+    model, idx = with_chunked_loss(GPT(GPTConfig(**SMALL)), 500), tokens(2, 16)
     expected = loss_and_gradients(model, model(idx, idx)[1])
     compiled = torch.compile(lambda idx: model(idx, idx)[1], backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(loss_and_gradients(model, compiled(idx)), expected)
 
 
-def test_a_new_method_with_a_trained_bias_gets_the_kernel_for_one(monkeypatch):
-    """The name "relative" decided, so a method of one's own with a trained bias had torch's slower kernel on a CPU."""
+def test_a_custom_position_method_with_a_trained_bias_uses_manual_attention(monkeypatch):
+    """The name "relative" decided, so that a custom method had torch's slower kernel on a CPU."""
 
     class Kerple(POSITIONS["relative"]):
         table_name = "log_r"

@@ -3,22 +3,21 @@ import torch
 from folio.machine import memory
 
 
-def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
-    """It counted as used, so after reading large files no model seemed to fit into memory."""
+def test_a_containers_file_cache_counts_as_free(tmp_path):
+    """It counted as used, so that after reading large files no model seemed to fit into memory."""
     for name, content in (
         ("memory.max", 2**30),
         ("memory.current", 2**30),
         ("memory.stat", "anon 5\ninactive_file 600\nactive_file 300"),  # active: read more than once
     ):
         (tmp_path / name).write_text(f"{content}\n")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert memory.free(torch.device("cpu")) == 900
+    assert memory.free(torch.device("cpu"), tmp_path) == 900
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free(torch.device("cpu")) > 2**20
+    assert memory.free(torch.device("cpu"), tmp_path) > 2**20
 
 
-def test_memory_that_torch_keeps_on_a_gpu_counts_as_free(monkeypatch):
-    """It counted as used, so after a model was deleted, another one of its size did not seem to fit."""
+def test_memory_cached_by_torch_on_a_gpu_counts_as_free(monkeypatch):
+    """It counted as used, so that after a model was deleted, another one of its size did not seem to fit."""
     for name, value in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 50)):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     assert memory.free(torch.device("cuda")) == 750

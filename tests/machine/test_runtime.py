@@ -12,9 +12,9 @@ from folio.machine.runtime import Length, resolve_runtime
 @pytest.fixture(autouse=True)
 def restore_modes():
     """Restore torch's global modes after each test."""
-    before = torch.get_float32_matmul_precision()
+    precision = torch.get_float32_matmul_precision()
     yield
-    torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision(precision)
     torch.use_deterministic_algorithms(False)
 
 
@@ -41,22 +41,22 @@ def test_auto_on_a_cpu_chooses_the_fastest_dtype(monkeypatch):
     ],
 )
 def test_auto_chooses_a_cpus_dtype_by_its_features(monkeypatch, machine, amx, avx512, operator, feature):
-    """Timings decided: with two other busy processes, one start in eight chose float32, and had another result."""
+    """Timings decided, so that beside two busy processes one start in eight chose float32 and had other results."""
 
-    def refuse(*args):
+    def fail(*args):
         raise AssertionError("a time was measured")
 
     monkeypatch.setattr(runtime.platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: operator)
-    monkeypatch.setattr(time, "perf_counter", refuse)
-    monkeypatch.setattr(torch, "matmul", refuse)
+    monkeypatch.setattr(time, "perf_counter", fail)
+    monkeypatch.setattr(torch, "matmul", fail)
     assert runtime._cpu_bf16_feature() == feature
     assert runtime._best_dtype(torch.device("cpu"))[0] == ("bfloat16" if feature else "float32")
 
 
-def test_float32_set_by_name_is_true_float32(monkeypatch):
+def test_float32_as_set_is_true_float32(monkeypatch):
     monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: None)
     resolve_runtime("cpu", "auto", False)
     assert torch.get_float32_matmul_precision() == "medium"
@@ -65,32 +65,31 @@ def test_float32_set_by_name_is_true_float32(monkeypatch):
 
 
 def test_a_resumed_run_keeps_what_auto_chose():
-    earlier = {"device": "cpu", "dtype": "bfloat16", "compile": False}
-    resumed = resolve_runtime("cpu", "auto", "auto", earlier=earlier)
+    saved = {"device": "cpu", "dtype": "bfloat16", "compile": False}
+    resumed = resolve_runtime("cpu", "auto", "auto", saved=saved)
     assert resumed.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in resumed.description
-    assert resolve_runtime("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
-    other_device = resolve_runtime("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
+    assert resolve_runtime("cpu", "float32", "auto", saved=saved).dtype == torch.float32
+    other_device = resolve_runtime("cpu", "auto", "auto", saved={**saved, "device": "cuda"})
     assert "no longer bitwise identical" in other_device.description
-    assert earlier == resolve_runtime("cpu", "auto", "auto", earlier=earlier).resolved
+    assert saved == resolve_runtime("cpu", "auto", "auto", saved=saved).resolved
 
 
 def test_a_resumed_run_keeps_its_float32_mode():
-    """A resumed run for which auto had chosen float32 left the faster mode, so it was not bitwise identical."""
-    resolve_runtime("cpu", "auto", "auto", earlier={"device": "cpu", "dtype": "float32", "compile": False})
+    """A resumed run for which "auto" had chosen float32 was not in the faster mode, so not bitwise identical."""
+    resolve_runtime("cpu", "auto", "auto", saved={"device": "cpu", "dtype": "float32", "compile": False})
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (("cuda:99", "auto", False), "device=cuda:99: it cannot be used here"),
-        (("gpu", "auto", False), r"device=gpu: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
+        (("cuda:99", "auto", False), "device=cuda:99: .*--device=auto"),
+        (("meta", "auto", False), "device=meta: .*cpu, cuda, mps.*--device=auto"),
         (("cpu", "foo", False), "dtype=foo: use auto, float32, bfloat16, float16"),
-        (("meta", "auto", False), r"device=meta: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
-        (("cpu", "float16", False), "dtype=float16: it needs a CUDA GPU"),
+        (("cpu", "float16", False), "dtype=float16: .*CUDA.*--dtype=auto"),
     ],
 )
-def test_impossible_settings_are_refused(settings, message):
+def test_settings_that_cannot_work_are_errors(settings, message):
     with pytest.raises(UserError, match=message):
         resolve_runtime(*settings)
 
@@ -100,14 +99,11 @@ def test_a_compiler_that_fails_is_an_error_only_if_compile_is_set_by_name(monkey
         raise RuntimeError("no compiler here\nand much more")
 
     monkeypatch.setattr(torch, "compile", failing_compile)
-    with pytest.raises(UserError, match=r"compile=True: torch.compile does not work here: no compiler here; use"):
+    with pytest.raises(UserError, match=r"compile=True: .*no compiler here; use --compile=False$"):
         resolve_runtime("cpu", "float32", True)
-    cuda = torch.device("cuda")
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
-    assert runtime._resolve_compile(cuda, "auto", None) == (
-        False,
-        "torch.compile does not work here: no compiler here",
-    )
+    compiles, reason = runtime._resolve_compile(torch.device("cuda"), "auto", None)
+    assert compiles is False and reason.endswith("no compiler here")
 
 
 def test_short_runs_are_not_compiled(monkeypatch):
@@ -123,17 +119,14 @@ def test_short_runs_are_not_compiled(monkeypatch):
         (None, True),
     ):
         assert runtime._resolve_compile(cuda, "auto", length)[0] == compiles
-    assert runtime._resolve_compile(cuda, "auto", Length(1e15)) == (
-        False,
-        "a run of about 4 s is too short to compile for",
-    )
+    assert "about 4 s" in runtime._resolve_compile(cuda, "auto", Length(1e15))[1]
     assert not runtime._resolve_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
 
-def test_scripts_for_one_process_are_refused_under_torchrun(monkeypatch):
+def test_scripts_for_a_single_process_do_not_start_under_torchrun(monkeypatch):
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="runs in one process: start it with python, without torchrun"):
+    with pytest.raises(UserError, match="start it with python, without torchrun"):
         resolve_runtime("cpu", "float32", False)
 
 

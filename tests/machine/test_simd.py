@@ -1,4 +1,4 @@
-"""The compiled products of matrices, against torch's in float64."""
+"""Compiled matrix products, against torch's in float64."""
 
 import ctypes
 import random
@@ -15,14 +15,14 @@ HAS_PAIRS = compiled.cpu_features().get("avx512bf16", False)
 
 
 def native(name: str, format: str):
-    """A compiled function of many arguments."""
+    """A compiled function, as a Python callable."""
     count = {"linear": 9, "mix": 9, "widen": 3}[name]
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)
     return kind(compiled.address(DECODE_STEP, name, format))
 
 
 def stored(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights as they are stored, and the numbers that they are, without the scales of int8."""
+    """Stored weights, and their values in float64, without the scales of int8."""
     if format == "int8":
         codes, _ = quantize_int8(weight)
         return codes, codes.double()
@@ -34,9 +34,9 @@ def stored(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("format", [*PORTABLE, *["bfloat16 pairs"] * HAS_PAIRS])
 def test_products_of_matrices(format, seed):
-    """y = x w^T for 1 to 9 rows and numbers of outputs that are multiples of nothing. Nothing else is written.
+    """y = x w^T for 1 to 9 rows and any number of outputs. Nothing else is written.
 
-    Each sum is the same, bitwise, at any number of rows.
+    Each sum is bitwise identical for any number of rows.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -56,9 +56,9 @@ def test_products_of_matrices(format, seed):
         assert ((y[:rows, :outputs] - expected).abs() <= 1e-6 * size + 1e-30).all()
         assert (y[rows] == 7).all() and (y[:, outputs:] == 7).all()
         for row in range(rows):
-            alone = torch.zeros(outputs)
-            linear(weight.data_ptr(), strides[0], x[row].data_ptr(), 0, 1, n, alone.data_ptr(), 0, outputs)
-            assert torch.equal(alone, y[row, :outputs])
+            single = torch.zeros(outputs)
+            linear(weight.data_ptr(), strides[0], x[row].data_ptr(), 0, 1, n, single.data_ptr(), 0, outputs)
+            assert torch.equal(single, y[row, :outputs])
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])

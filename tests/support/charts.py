@@ -6,13 +6,13 @@ from typing import Any
 
 
 def charts_in(html: str) -> dict[str, dict[str, Any]]:
-    """The charts by their names."""
-    found = re.findall(r"<script type='application/json'>(.*?)</script>", html, re.DOTALL)
-    return {chart["name"]: chart for chart in map(json.loads, found)}
+    """The charts by name."""
+    scripts = re.findall(r"<script type='application/json'>(.*?)</script>", html, re.DOTALL)
+    return {chart["name"]: chart for chart in map(json.loads, scripts)}
 
 
 def lines_in(html: str, name: str = "curves") -> dict[str, dict[str, Any]]:
-    """The lines of a chart by their names. Those of one name in several panels: the one in the first."""
+    """The lines of a chart by name. If several panels have a line of this name, the one in the first panel."""
     lines: dict[str, dict[str, Any]] = {}
     for group in charts_in(html)[name]["groups"]:
         for line in group["lines"]:

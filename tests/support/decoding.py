@@ -1,4 +1,4 @@
-"""A small model with random weights, and the tokens that it generates."""
+"""Small models with random weights, and generation of tokens."""
 
 import copy
 
@@ -15,7 +15,7 @@ GREEDY = Sampling(temperature=0)
 
 
 def random_model(seed: int, **settings) -> GPT:
-    """A model whose weights are so large that the logits differ clearly. settings: fields of GPTConfig to change."""
+    """A model with weights large enough for clearly different logits. settings: changes of the GPTConfig."""
     torch.manual_seed(seed)
     sizes = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, dropout=0.5)
     model = GPT(GPTConfig(**{**sizes, **settings}))
@@ -27,7 +27,7 @@ def random_model(seed: int, **settings) -> GPT:
 def generate_tokens(
     model: GPT | Decoder, prompts: list[list[int]], runtime: Runtime | None = None, **settings
 ) -> list[list[int]]:
-    """The tokens that follow each prompt; by default 20, greedy. Decoders need no runtime."""
+    """The tokens generated after each prompt; by default 20, greedy. runtime: only for a model."""
     decoder = make_decoder(model, runtime) if isinstance(model, GPT) else model
     rows: list[list[int]] = [[] for _ in prompts]
     for step in generate(decoder, prompts, **{"max_new_tokens": 20, "sampling": GREEDY, **settings}):
@@ -38,7 +38,7 @@ def generate_tokens(
 
 
 def decoder_in(dtype: str, model: GPT) -> Decoder:
-    """A decoder of the model in a dtype: the compiled one of a CPU, or torch's for "torch ..."."""
+    """A decoder of the model in a dtype: the compiled CPU decoder, or TorchDecoder for "torch DTYPE"."""
     kind, _, dtype = dtype.rpartition(" ")
     runtime = resolve_runtime("cpu", "float32" if dtype == "float32" else "bfloat16", False)
     if dtype == "bfloat16":

@@ -1,4 +1,4 @@
-"""What a program syncs and renames, in order, so that a test can tell what a power failure would leave."""
+"""Records syncs and renames in order, to test what would survive a power failure."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 SYNC, RENAME = "sync", "rename"
-Calls = list[tuple[str, Path, Path]]  # SYNC, a path, and it again; or RENAME, the old path, and the new one
+Calls = list[tuple[str, Path, Path]]  # (SYNC, path, path) or (RENAME, old path, new path)
 
 
 def record_disk(patch: pytest.MonkeyPatch) -> Calls:
-    """The calls of os.fsync, os.replace and Path.rename from now on."""
+    """A list to which later calls of os.fsync, os.replace and Path.rename are appended."""
     calls: Calls = []
     replace, rename = os.replace, Path.rename
 
@@ -33,9 +33,8 @@ def record_disk(patch: pytest.MonkeyPatch) -> Calls:
 
 
 def assert_durable(calls: Calls, path: Path, *contents: str) -> int:
-    """Assert that a file, or a folder with these files, was synced before it got its name, and its parent afterwards.
-
-    Returns the number of the latter call.
+    """Assert that a file, or a folder with these files, was synced before it was renamed to `path`, and its parent
+    afterwards. Returns the index of the latter call.
     """
     renamed, old = next((n, old) for n, (call, old, new) in enumerate(calls) if (call, new) == (RENAME, path))
     synced = {path for call, path, _ in calls[:renamed] if call == SYNC}

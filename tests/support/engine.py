@@ -1,4 +1,4 @@
-"""The engine of a model in one HTML file (folio/web/browser), run in Chromium, and models as it stores them."""
+"""Runs the JavaScript engine (folio/web/browser) in Chromium, and stores models in its format."""
 
 import base64
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from model import GPT
 FOLDER = Path(__file__).resolve().parent.parent.parent / "folio" / "web" / "browser"
 TYPES = {"float32": "Float32Array", "float64": "Float64Array", "int32": "Int32Array", "uint8": "Uint8Array"}
 
-# JSON carries an array as its type and its bytes in base64.
+# In JSON, an array is its type and its bytes in base64.
 CONVERSIONS = """
 const toArray = ({dtype, base64}) => new globalThis[dtype](Uint8Array.from(atob(base64), c => c.charCodeAt(0)).buffer);
 function received(value) {
@@ -36,7 +36,7 @@ function sent(value) {
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, sent(item)]));
 }
-function finish(generator, yielded = []) { // the value that it returns; what it yields, without the pauses
+function finish(generator, yielded = []) { // returns its return value; collects what it yields, except pauses
   for (;;) {
     const {done, value} = generator.next();
     if (done) return value;
@@ -59,10 +59,10 @@ function eventsOf(generator) {
 
 
 class Engine:
-    """Scripts of folio/web/browser in a page. engine("x + y", x=1, y=2) evaluates an expression there; it may await.
+    """Scripts of folio/web/browser in a page. engine("x + y", x=1, y=2) evaluates an expression, which may use await.
 
-    NumPy arrays are typed arrays in the page, in both directions. `finish(generator)` runs a generator to its end, and
-    `eventsOf(generator)` returns what it yields.
+    NumPy arrays are converted to typed arrays and back. `finish(generator)` runs a generator to its end, and
+    `eventsOf(generator)` returns the yielded values.
     """
 
     def __init__(self, page: Any, scripts: tuple[str, ...]):
@@ -97,7 +97,7 @@ class Engine:
         return [self._received(item) for item in value] if isinstance(value, list) else value
 
     def load(self, model: GPT, storage: str = "float32", simd: bool = True) -> GPT:
-        """Make `gpt` of a model in the page. Returns the model as it is stored there."""
+        """Load a model as `gpt` in the page. Returns the model with the stored weights."""
         header, weights, stored = store(model, storage)
         wasm = (FOLDER / "matmul.wasm").read_bytes() if simd else None
         self(
@@ -112,7 +112,7 @@ class Engine:
 
 @contextmanager
 def engine_in(browser: Any, *scripts: str) -> Iterator[Engine]:
-    """The scripts in a page, which must have had no error."""
+    """An Engine in a new page. Errors in the page fail the test."""
     page, problems = browser.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
     yield Engine(page, scripts)
@@ -121,11 +121,11 @@ def engine_in(browser: Any, *scripts: str) -> Iterator[Engine]:
 
 
 def store(model: GPT, storage: str) -> tuple[dict[str, Any], bytes, GPT]:
-    """The header of a model, its weights as bytes, and the model with the weights that those bytes describe."""
+    """The header of a model, its weights as bytes, and the model with these weights, quantized if the storage is."""
     parameters, parts, tensors = [], [], {}
 
     def append(array: np.ndarray) -> int:
-        """The offset of an array, which is a multiple of 4."""
+        """Append an array and return its offset, a multiple of 4."""
         offset = sum(map(len, parts))
         data = array.tobytes()
         parts.append(data + bytes(-len(data) % 4))

@@ -1,4 +1,4 @@
-"""Small models to measure, measures of given values, and comparisons of them."""
+"""Small models, measures with given values, and comparisons."""
 
 from pathlib import Path
 
@@ -24,9 +24,9 @@ def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: s
 
 
 @torch.inference_mode()
-def nats_of(theirs: torch.nn.Module, before: np.ndarray, token: int) -> float:
-    """The loss of a token after others, by transformers."""
-    return -float(theirs(torch.from_numpy(before)[None]).logits[0, -1].log_softmax(-1)[token])
+def nats_of(hf_model: torch.nn.Module, before: np.ndarray, token: int) -> float:
+    """The loss of a token after `before`, computed by transformers."""
+    return -float(hf_model(torch.from_numpy(before)[None]).logits[0, -1].log_softmax(-1)[token])
 
 
 def measure_of(values: list[float], weights: list[float] | None = None, **settings) -> Measure:
@@ -35,13 +35,13 @@ def measure_of(values: list[float], weights: list[float] | None = None, **settin
 
 
 def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
-    """The comparison of two checkpoints a and b, given what was measured of each."""
+    """The comparison of two checkpoints a and b, given their measures."""
     sides = [[Evaluation("a", first, {"text": Reading()})], [Evaluation("b", second, {"text": Reading()})]]
     return compare(sides, Design([["a"], ["b"]]))
 
 
 def replace_fetch(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes]) -> None:
-    """Let `fetch` return only these files, given by the first four digits of their sha256."""
+    """Replace `fetch` by a function that returns only these files, keyed by the first four digits of their sha256."""
 
     def fetch(name: str, digest: str, sources: list) -> Path:
         if digest[:4] not in files:

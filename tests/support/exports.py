@@ -1,4 +1,4 @@
-"""Checkpoints to export, and the command that does."""
+"""Checkpoints to export, and the export command."""
 
 from pathlib import Path
 
@@ -35,10 +35,10 @@ def checkpoint_of(
 
 
 def output_path(folder: Path, to: str) -> Path:
-    """Where an export in this format can be written."""
+    """A path for an export in this format."""
     return folder / f"exported{FORMATS[to].suffix}"
 
 
 def run_export(*arguments: object) -> None:
-    """The command, without its process."""
+    """Run the export command in this process."""
     export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))

@@ -43,7 +43,7 @@ class Firefox:
         self.command("browsingContext.navigate", context=self.tab, url=url, wait="complete")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, or of its promise, in the page: anything that JSON can hold."""
+        """The value of an expression, or of its promise, in the page, as JSON."""
         as_json = f"(async () => JSON.stringify(await ({expression}) ?? null))()"
         target = {"context": self.tab}
         answer = self.command("script.evaluate", expression=as_json, target=target, awaitPromise=True)
@@ -54,7 +54,7 @@ class Firefox:
 
 @contextmanager
 def firefox(**preferences: bool | int | str) -> Iterator[Firefox]:
-    """A Firefox with an empty profile and these preferences (about:config), "_" standing for "."."""
+    """A Firefox with an empty profile and these preferences (about:config), with "_" instead of "."."""
     with tempfile.TemporaryDirectory() as profile:
         lines = [f'user_pref("{name.replace("_", ".")}", {json.dumps(value)});' for name, value in preferences.items()]
         Path(profile, "user.js").write_text("\n".join(lines), encoding="utf-8")
@@ -71,10 +71,10 @@ def firefox(**preferences: bool | int | str) -> Iterator[Firefox]:
 
 
 def listening_port(profile: Path) -> int:
-    """The port of the server, which Firefox writes to its profile when it listens."""
-    until = time.monotonic() + TIMEOUT
-    while time.monotonic() < until:
-        with suppress(OSError, ValueError):  # not there yet, or not complete
+    """The port of the server, which Firefox writes to its profile."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError):  # missing or incomplete
             return json.loads((profile / "WebDriverBiDiServer.json").read_text(encoding="utf-8"))["ws_port"]
         time.sleep(0.05)
     raise TimeoutError("Firefox does not listen")

@@ -1,4 +1,4 @@
-"""Files of other programs, as transformers and nanoGPT write them, and changes of them."""
+"""Files in the formats of transformers and nanoGPT, and changes to them."""
 
 import json
 import pickle
@@ -28,11 +28,11 @@ def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> Non
 
 
 def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
-    """Write ckpt.pt and its data set as nanoGPT's train.py and prepare.py do. Returns the model."""
+    """Write ckpt.pt and its data set like nanoGPT's train.py and prepare.py. Returns the model."""
     shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
-    ours = GPT(GPTConfig(**shape, activation="gelu"), 5).eval()
+    model = GPT(GPTConfig(**shape, activation="gelu"), 5).eval()
     arguments = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, bias=False, vocab_size=3, dropout=0.0)
-    saved = dict(model={prefix + name: tensor for name, tensor in ours.state_dict().items()}, model_args=arguments)
+    saved = dict(model={prefix + name: tensor for name, tensor in model.state_dict().items()}, model_args=arguments)
     saved |= dict(optimizer={"state": {}}, iter_num=7, best_val_loss=torch.tensor(1.5), config={"dataset": "abc"})
     path.parent.mkdir(parents=True)
     torch.save(saved, path)
@@ -42,11 +42,11 @@ def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
         (data / f"{split}.bin").write_bytes(bytes([0, 0, 1, 0, 2, 0] * 200))
     itos = dict(enumerate("\nab"))
     (data / "meta.pkl").write_bytes(pickle.dumps(dict(vocab_size=3, itos=itos, stoi={c: i for i, c in itos.items()})))
-    return ours
+    return model
 
 
 def save_changed_checkpoint(path: Path, **changes) -> None:
-    """The same with changes in the model's arguments (model_args), tensors (model) or settings (config)."""
+    """save_nanogpt_checkpoint with changed arguments (model_args), tensors (model) or settings (config)."""
     save_nanogpt_checkpoint(path, prefix="")
     saved = torch.load(path, weights_only=True)
     for name, change in changes.items():

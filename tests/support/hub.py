@@ -1,4 +1,4 @@
-"""A local Hugging Face hub, with the requests that its libraries make when they download a data set."""
+"""A local Hugging Face hub that answers the requests for downloading a data set."""
 
 import hashlib
 import http.server
@@ -24,14 +24,14 @@ class Hub:
 
     url: str
     files: dict[str, bytes]  # repository/path -> content
-    interrupt_next: int = 0  # how many of the next downloads to interrupt halfway
-    busy_next: int = 0  # how many of the next requests to answer with 503
+    interrupt_next: int = 0  # number of downloads to interrupt halfway
+    busy_next: int = 0  # number of requests to answer with 503
     requests: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def serving(files: dict[str, bytes]) -> Iterator[Hub]:
-    """Serve these files of data sets, and also each as /plain/PATH."""
+    """Serve these files as data sets, and also as /plain/PATH."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -123,7 +123,7 @@ def serving(files: dict[str, bytes]) -> Iterator[Hub]:
 
 
 def fake_wheel(path: Path, files: dict[str, str]) -> Path:
-    """A zip file as music21's wheel. A name that ends in .mxl is stored as a zip file with the text inside."""
+    """A zip file like music21's wheel. A .mxl file is stored as a zip file that contains the text."""
     with zipfile.ZipFile(path, "w") as wheel:
         for name, text in files.items():
             content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The shape of a small model, and token ids for it."""
+"""The shape of a small model, and random token ids."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Pieces of music that tests write, as MIDI files and as tunes."""
+"""MIDI files and ABC tunes for tests."""
 
 import random
 from pathlib import Path
@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 
 from folio.data.shards import open_dataset
-from folio.data.sources.music import (
-    EventFormat,
-)
+from folio.data.sources.music import EventFormat
 
 SCORE = EventFormat("beats", steps=4, longest_shift=4, velocities=0, lowest=30, highest=90, tempo=80.0)
 
 
 def write(path: Path, *tracks: list[tuple[int, int, int, int]], tpq: int = 480, drums: tuple[int, ...] = ()) -> Path:
-    """A MIDI file of notes (start, duration, pitch, velocity) in ticks. drums: the numbers of tracks with drums."""
+    """Write a MIDI file of notes (start, duration, pitch, velocity) in ticks. drums: indices of drum tracks."""
     symusic = pytest.importorskip("symusic")
     score = symusic.Score(tpq)
     for number, notes in enumerate(tracks):
@@ -28,7 +26,7 @@ def write(path: Path, *tracks: list[tuple[int, int, int, int]], tpq: int = 480, 
 
 
 def write_pieces(folder: Path, count: int) -> None:
-    """MIDI files of 30 random notes each, and one that repeats the first a semitone higher."""
+    """Write MIDI files of 30 random notes each, and again.mid, the first one transposed up by a semitone."""
     rng = random.Random(7)
     folder.mkdir()
     for k in range(count):
@@ -49,21 +47,21 @@ def pieces_of(folder: Path, split: str) -> list[str]:
 def mutated(content: bytes, rng: random.Random) -> bytes:
     """A damaged copy: truncated, with bits or bytes changed, removed or inserted, or with a damaged header."""
     damaged = bytearray(content)
-    at = rng.randrange(len(damaged))
+    start = rng.randrange(len(damaged))
     kind = rng.randrange(6)
     if kind == 0:
-        return content[:at]
+        return content[:start]
     if kind == 1:
         for _ in range(rng.choice([1, 3, 10, 100])):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
     elif kind == 2:
-        del damaged[at : at + rng.randrange(1, 20)]
+        del damaged[start : start + rng.randrange(1, 20)]
     elif kind == 3:
-        damaged[at:at] = rng.randbytes(rng.randrange(1, 20))
+        damaged[start:start] = rng.randbytes(rng.randrange(1, 20))
     elif kind == 4:
         for _ in range(3):
             damaged[rng.randrange(min(len(damaged), 40))] = rng.randrange(256)
-    else:  # many of these can still be read as MIDI files
+    else:  # often still a valid MIDI file
         for _ in range(rng.choice([1, 3])):
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(7)
     return bytes(damaged)

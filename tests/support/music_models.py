@@ -1,4 +1,4 @@
-"""Tokenizers of music, and random music in their tokens."""
+"""Music tokenizers, and random sequences of their tokens."""
 
 import random
 from dataclasses import asdict
@@ -11,7 +11,7 @@ PERFORMANCE = EventFormat("seconds", steps=100, velocities=32, lowest=55, highes
 
 
 def tokenizer_of(format: EventFormat) -> MidiTokenizer:
-    """Few events, so that those of random texts often make sense."""
+    """A tokenizer with few events, so that random sequences are often valid music."""
     shifts = [f"TimeShift_{shift // format.steps}.{shift % format.steps}.{format.steps}" for shift in (1, 2, 4)]
     notes = [f"{kind}_{pitch}" for pitch in (55, 60, 61, 66) for kind in ("NoteOn", "NoteOff")]
     velocities = ["Velocity_11", "Velocity_127"] if format.velocities else []
@@ -19,7 +19,7 @@ def tokenizer_of(format: EventFormat) -> MidiTokenizer:
 
 
 def random_text(tokenizer: MidiTokenizer, seed: int, count: int) -> str:
-    """Events, of which most make sense, and some do not."""
+    """Mostly valid events, and some invalid ones."""
     rng, events = random.Random(seed), []
     while len(events) < count:
         event = rng.choice(tokenizer.events)

@@ -1,5 +1,5 @@
-"""GPT-2's forward pass in NumPy, written from the papers. It shares no code with model.py and folio/web/trace.py, which
-the tests hold against it.
+"""GPT-2's forward pass in NumPy, written from the papers: an independent reference for model.py and
+folio/web/trace.py.
 
 Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
@@ -32,13 +32,13 @@ def gelu_new(x: Array) -> Array:
 
 
 def sinusoids(T: int, C: int) -> Array:
-    """Those of Vaswani et al. 2017, divided by sqrt(C): (T, C)."""
+    """The position encodings of Vaswani et al. 2017, divided by sqrt(C): (T, C)."""
     angle = [[t / 10000 ** ((c - c % 2) / C) for c in range(C)] for t in range(T)]
     return np.where(np.arange(C) % 2, np.cos(angle), np.sin(angle)) / math.sqrt(C)
 
 
 def rotated(x: Array) -> Array:
-    """Queries or keys (H, T, D), of which channels i and i + D / 2 are rotated as a complex number (Su et al. 2021)."""
+    """Queries or keys (H, T, D), with channels i and i + D / 2 rotated as a complex number (Su et al. 2021)."""
     _, T, D = x.shape
     planes = x[..., : D // 2] + 1j * x[..., D // 2 :]
     planes = planes * np.exp(1j * np.outer(np.arange(T), 10000.0 ** (-2 * np.arange(D // 2) / D)))
@@ -46,13 +46,13 @@ def rotated(x: Array) -> Array:
 
 
 def t5_bucket(distance: Array) -> Array:
-    """16 buckets of one distance each, and 16 whose ends grow by the 16th root of 8, until 128 (Raffel et al. 2020)."""
+    """16 buckets of one distance, then 16 whose ends grow by the 16th root of 8, up to 128 (Raffel et al. 2020)."""
     ends = 16 * 8 ** (np.arange(1, 16) / 16)
     return np.where(distance < 16, distance, 16 + np.searchsorted(ends, distance, side="right"))
 
 
 def alibi_slopes(H: int) -> list[float]:
-    """As in the code of Press et al. 2022."""
+    """The slopes in the code of Press et al. 2022."""
     if math.log2(H).is_integer():
         return [2 ** (-8 * h / H) for h in range(1, H + 1)]
     power = 2 ** math.floor(math.log2(H))
@@ -64,7 +64,7 @@ def alibi_slopes(H: int) -> list[float]:
 
 @dataclass
 class NumpyLayer:
-    """What one layer computed; names and shapes are those of folio.web.trace.LayerTrace and Heads."""
+    """The activations of a layer. Names and shapes match folio.web.trace.LayerTrace and Heads."""
 
     ln_1: Array
     qkv: Array
@@ -75,7 +75,7 @@ class NumpyLayer:
     bias: Array | None
     weights: Array
     z: Array
-    head_outputs: Array  # what each head adds to the residual stream, without c_proj's bias: (H, T, C)
+    head_outputs: Array  # the contribution of each head to the residual stream, without c_proj's bias: (H, T, C)
     attention: Array
     ln_2: Array
     preactivation: Array
@@ -84,12 +84,12 @@ class NumpyLayer:
 
 
 class NumpyGPT:
-    """A GPT with a copy of the model's weights as they are now. mask, scale, heads_off, mlps_off: as in Switches."""
+    """A GPT with a copy of the model's current weights. mask, scale, heads_off, mlps_off: as in Switches."""
 
     def __init__(self, model: GPT, dtype: type = np.float64, mask="before", scale=True, heads_off=(), mlps_off=()):
         self.config, self.dtype = model.config, dtype
-        named = {name.removeprefix("transformer."): p for name, p in model.named_parameters()}
-        self.parameters = {name: p.detach().numpy().astype(dtype) for name, p in named.items()}
+        parameters = {name.removeprefix("transformer."): p for name, p in model.named_parameters()}
+        self.parameters = {name: p.detach().numpy().astype(dtype) for name, p in parameters.items()}
         self.mask, self.scale, self.heads_off, self.mlps_off = mask, scale, heads_off, mlps_off
 
     def run(self, ids: list[int]) -> "NumpyRun":
@@ -104,7 +104,7 @@ class NumpyGPT:
         return normed * self.parameters[f"{name}.weight"] + self.parameters.get(f"{name}.bias", 0)
 
     def positions(self, T: int) -> Array:
-        """What the position method adds to the embeddings: (T, C)."""
+        """The position embeddings: (T, C)."""
         if self.config.position == "learned":
             return self.parameters["wpe.weight"][:T]
         if self.config.position == "sinusoidal":
@@ -112,7 +112,7 @@ class NumpyGPT:
         return np.zeros((T, self.config.n_embd), self.dtype)
 
     def bias(self, T: int) -> Array | None:
-        """What the position method adds to the scores, (H, T, T), by the distance in either direction."""
+        """The position method's bias of the scores, (H, T, T); None if it has none."""
         distance = np.abs(np.arange(T)[:, None] - np.arange(T))
         if self.config.position == "relative":
             return self.parameters["relative_bias.weight"][t5_bucket(distance)].transpose(2, 0, 1)
@@ -121,7 +121,7 @@ class NumpyGPT:
         return None
 
     def layer(self, index: int, x: Array) -> NumpyLayer:
-        """What a layer computes from its input (T, C)."""
+        """The activations of a layer for its input (T, C)."""
         (T, C), H, name = x.shape, self.config.n_head, f"h.{index}"
         ln_1 = self.norm(f"{name}.ln_1", x)
         qkv = self.linear(f"{name}.attn.c_attn", ln_1)
@@ -179,14 +179,14 @@ class NumpyRun:
 
     @cached_property
     def losses(self) -> Array:
-        """Of each token but the first, in nats: (T - 1,)."""
+        """The loss of each token except the first, in nats: (T - 1,)."""
         return -np.log(self.probabilities[np.arange(len(self.ids) - 1), self.ids[1:]])
 
     @cached_property
     def ranks(self) -> Array:
-        """How many tokens were more likely than each token but the first: (T - 1,)."""
-        of_targets = self.logits[np.arange(len(self.ids) - 1), self.ids[1:]]
-        return (self.logits[:-1] > of_targets[:, None]).sum(-1)
+        """The number of tokens more likely than each token except the first: (T - 1,)."""
+        target_logits = self.logits[np.arange(len(self.ids) - 1), self.ids[1:]]
+        return (self.logits[:-1] > target_logits[:, None]).sum(-1)
 
     @cached_property
     def entropies(self) -> Array:
@@ -194,22 +194,22 @@ class NumpyRun:
 
 
 def entropy(probabilities: Array) -> Array:
-    """Of distributions (..., N), in nats: (...)."""
+    """The entropy of distributions (..., N), in nats: (...)."""
     logs = np.log(probabilities, where=probabilities > 0, out=np.zeros_like(probabilities))
     return -(probabilities * logs).sum(-1)
 
 
 def assert_same_ranks(actual: object, run: NumpyRun, tolerance: float = 1e-5) -> None:
-    """Every rank is that of the run; tokens whose logits differ by at most the tolerance may have either order."""
-    logits, of_targets = run.logits[:-1], run.logits[np.arange(len(run.ids) - 1), run.ids[1:]][:, None]
-    lowest = (logits > of_targets + tolerance).sum(-1)
-    highest = (logits > of_targets - tolerance).sum(-1) - 1  # without the target
+    """Assert equal ranks. Tokens whose logits differ by at most the tolerance may be in either order."""
+    logits, target_logits = run.logits[:-1], run.logits[np.arange(len(run.ids) - 1), run.ids[1:]][:, None]
+    lowest = (logits > target_logits + tolerance).sum(-1)
+    highest = (logits > target_logits - tolerance).sum(-1) - 1  # without the target
     actual = np.asarray(actual)
     assert actual.shape == run.ranks.shape and (lowest <= actual).all() and (actual <= highest).all()
 
 
 def assert_same(actual: object, expected: object, tolerance: float = 1e-5) -> None:
-    """Every number differs by at most tolerance times the largest; infinities and NaNs are in the same places."""
+    """Assert that values differ by at most tolerance times the largest one; infinities and NaNs must match."""
     actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     finite = np.abs(expected[np.isfinite(expected)])
     largest = finite.max() if finite.size else 0.0

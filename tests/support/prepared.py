@@ -1,4 +1,4 @@
-"""Small data sets made by folio.data.prepare, and their content."""
+"""Small data sets prepared by folio.data.prepare, and their content."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +59,7 @@ def small_tokenizer(tmp_path: Path, characters: str) -> str:
 
 @contextmanager
 def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
-    """Interrupt preparation after this number of blocks."""
+    """Interrupt preparation in the block after this number of blocks of text."""
     add = DatasetBuilder.add
 
     def interrupted(builder, block, encoded):
@@ -73,6 +73,6 @@ def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
 
 
 def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
-    """Start to prepare the data set "a", and interrupt it after eight blocks, when some shards are full."""
+    """Prepare the data set "a", interrupted after eight blocks, when some shards are full."""
     with interrupted_after(8, monkeypatch):
         prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")

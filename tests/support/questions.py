@@ -1,4 +1,4 @@
-"""The answers of the viewer, read, and questions with a mistake."""
+"""Reading the viewer's answers, and invalid questions."""
 
 import asyncio
 import json
@@ -54,22 +54,22 @@ MISTAKES = [  # a question, and what its error says
 
 
 def read(content: bytes) -> tuple[dict, dict[str, np.ndarray]]:
-    """The facts and tensors in the bytes of an answer: folio/web/questions.py describes the format."""
+    """The facts and tensors in the bytes of an answer, in the format described in folio/web/questions.py."""
     (length,) = struct.unpack_from("<I", content)
     facts = json.loads(content[4 : 4 + length])
-    tensors, at = {}, 4 + length
+    tensors, offset = {}, 4 + length
     for name, kind in facts.pop("tensors").items():
         dtype = np.dtype({"float32": "<f4", "int32": "<i4", "uint8": "u1"}[kind["dtype"]])
         count = math.prod(kind["shape"])
-        assert at % 4 == 0
-        tensors[name] = np.frombuffer(content, dtype, count, at).reshape(kind["shape"])
-        at += -(-count * dtype.itemsize // 4) * 4
-    assert at == len(content)
+        assert offset % 4 == 0
+        tensors[name] = np.frombuffer(content, dtype, count, offset).reshape(kind["shape"])
+        offset += -(-count * dtype.itemsize // 4) * 4
+    assert offset == len(content)
     return facts, tensors
 
 
 def sample_lines(engine: Engine, format: SampleLines) -> list[dict]:
-    """The lines that a page gets when it asks for samples."""
+    """The lines that a page receives for a request for samples."""
     sent: list[bytes] = []
 
     async def receive() -> None:
@@ -87,6 +87,6 @@ def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
 
 
 def entries_of(events: list[dict]) -> list[list]:
-    """The tokens and the end of each sample."""
+    """The tokens and the end event of each sample."""
     by_sample = zip(*(event["samples"] for event in events if "samples" in event), strict=True)
     return [[entry for entry in entries if entry] for entries in by_sample]

@@ -35,7 +35,7 @@ CHARACTERS = "ab<&\n é'"
 
 
 def random_report(rng: np.random.Generator, sequences: int = 5, T: int = 12) -> Report:
-    """A report on a step with random losses, of which some do not count, some are not finite, and many are equal."""
+    """A report on a step with random losses: some masked, some not finite, and many equal."""
 
     def sequence(number: int) -> SequenceLosses:
         counted = rng.random(T) < 0.7

@@ -1,5 +1,5 @@
-"""The files that Folio ships, copies of them, and running commands there. A user's own scripts and config files beside
-them are not tested.
+"""The files of the Folio repository, copies of it, and running commands in them. Scripts and config files that a user
+adds are not tested.
 """
 
 import json
@@ -40,8 +40,8 @@ def shipped(root: Path = ROOT) -> list[Path]:
 
 
 def run_commands(commands: list[str], folder: Path) -> dict[str, str]:
-    """Run commands "python SCRIPT ..." in a copy of Folio, one after the other in one process, which saves most of the
-    time. Returns the output of each.
+    """Run commands "python SCRIPT ..." in a copy of Folio, in one process, which saves most of the time. Returns the
+    output of each.
     """
     arguments = [shlex.split(command, comments=True)[1:] for command in commands]
     (folder / "run_all.py").write_text(RUN, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Reading and comparing what training runs have written."""
+"""Writing, reading and comparing the files of training runs."""
 
 import json
 import os
@@ -17,20 +17,20 @@ from train import train
 
 
 def blank_state(step: int, **changes: Any) -> dict[str, Any]:
-    """state.json of a run without settings that was evaluated after this step for the first time."""
+    """state.json of a run without settings, first evaluated after this step."""
     progress = dict(step=step, next_sequence=step, best_val_loss=1.0, best_step=step, evaluations_since_best=0)
     if not step:
         progress |= dict(best_val_loss=None)
-    about = dict(model={}, config={}, dataset=dict(folder="", hash=""), parts=[blank_part(0)])
-    return {"format_version": 2, **progress, "guard": {}, "grad_scaler": {}, **about, **changes}
+    run = dict(model={}, config={}, dataset=dict(folder="", hash=""), parts=[blank_part(0)])
+    return {"format_version": 2, **progress, "guard": {}, "grad_scaler": {}, **run, **changes}
 
 
 def blank_part(from_step: int, **changes: Any) -> dict[str, Any]:
-    """A part of a run, as state.json records it."""
+    """A part of a run in state.json."""
     resolved = dict(device="cpu", dtype="float32", compile=False)
     start = dict(init_from="resume", after="a kill") if from_step else dict(init_from="scratch", after=None)
-    about = dict(changes={}, exact=True, resolved=resolved, versions={}, threads=1, decisions=None)
-    return {"from_step": from_step, **start, **about, **changes}
+    defaults = dict(changes={}, exact=True, resolved=resolved, versions={}, threads=1, decisions=None)
+    return {"from_step": from_step, **start, **defaults, **changes}
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
@@ -40,13 +40,13 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def write_as_version_1(folder: Path) -> None:
-    """Rewrite state.json of a run's checkpoints in the format that recorded resumes and no parts."""
+    """Rewrite state.json of a run's checkpoints in version 1, which recorded resumes instead of parts."""
 
     def edit(state: dict[str, Any]) -> None:
-        first, *later = parts = state.pop("parts")
+        first, *resumed = parts = state.pop("parts")
         last = {name: parts[-1][name] for name in ("resolved", "versions", "threads", "decisions")}
         names = ("after", "changes", "exact")
-        resumes = [{"step": part["from_step"], **{name: part[name] for name in names}} for part in later]
+        resumes = [{"step": part["from_step"], **{name: part[name] for name in names}} for part in resumed]
         state.update(last, resumes=resumes, started_from=first["init_from"], format_version=1)
 
     for path in folder.glob("step-*"):
@@ -68,7 +68,7 @@ def edit_state(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def read_metrics(out_dir: str) -> list[dict]:
-    """The lines of metrics.jsonl, without the first one, of the evaluation before the first step."""
+    """The lines of metrics.jsonl, except the first, which is the evaluation before the first step."""
     first, *lines = [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
     assert first["step"] == 0 and first["val_loss"] is not None and first["loss"] is None
     return lines
@@ -86,7 +86,7 @@ def same_tensors(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 
 def assert_same_run(first: str, second: str) -> None:
-    """Weights, optimizer state, position in the data and logged losses of two runs are bitwise identical."""
+    """Assert that weights, optimizer state, position in the data and logged losses are bitwise identical."""
     a, b = checkpoint.load(Path(first)), checkpoint.load(Path(second))
     assert a.state["step"] == b.state["step"] and a.state["next_sequence"] == b.state["next_sequence"]
     for tensors, others in ((a.model, b.model), (a.optimizer(), b.optimizer())):
@@ -97,12 +97,12 @@ def assert_same_run(first: str, second: str) -> None:
 
 
 def read_snapshots(out_dir: str) -> dict[int, dict[str, Tensor]]:
-    """The snapshots of a run by their steps."""
+    """The snapshots of a run by step."""
     return {step: read_snapshot(path) for step, path in find_snapshots(Path(out_dir)).items()}
 
 
 def assert_same_snapshots(first: str, second: str) -> None:
-    """Two runs have snapshots of the same steps, and they are bitwise identical."""
+    """Assert that two runs have snapshots of the same steps, and that they are bitwise identical."""
     a, b = read_snapshots(first), read_snapshots(second)
     assert a.keys() == b.keys() and a
     assert all(same_tensors(a[step], b[step]) for step in a)
@@ -112,7 +112,7 @@ SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
 
 
 def write_run(folder: Path, losses: dict[int, float], stopped_by: str | None = "its end", **settings) -> Path:
-    """A run as train.py leaves it, without weights. losses: the validation loss after each step; the last is saved."""
+    """Write the files of a run, without weights. losses: step -> validation loss; the last step is saved."""
     best_step = min(losses, key=losses.get)
     state = blank_state(max(losses), best_step=best_step, best_val_loss=losses[best_step], stopped_by=stopped_by)
     state |= dict(model=SHAPE, config={**SHAPE, "max_iters": max(losses), "seed": 1, **settings})
@@ -131,13 +131,13 @@ def line_of(step: int, val_loss: float | None = None) -> dict:
 
 
 def set_date(folder: Path, seconds: int) -> None:
-    """When a run last wrote something, in seconds after some day."""
+    """Set the time of a run's last write, in seconds after a fixed date."""
     for path in folder.iterdir():
         os.utime(path, (1_700_000_000 + seconds,) * 2)
 
 
 def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
-    """What a run prints whose evaluations, one per step, give these losses."""
+    """The output of a run that is evaluated after each step with these losses."""
     remaining = [3.0, *val_losses]
     monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
     train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))

@@ -1,4 +1,4 @@
-"""Servers that run in a thread of the tests."""
+"""Servers in a thread."""
 
 import socket
 import threading

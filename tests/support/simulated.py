@@ -1,4 +1,4 @@
-"""A machine on which each step and each evaluation of a training run takes a given time."""
+"""A simulated machine, on which training steps and evaluations take given times."""
 
 import torch
 
@@ -8,18 +8,18 @@ from folio.training.guard import StepGuard
 
 
 class SimulatedMachine:
-    """A clock that only steps and evaluations advance.
+    """Replaces the clock by one that only steps and evaluations advance.
 
-    step_seconds, evaluation_seconds: how long one takes, as functions of the number of steps done. runs_ahead: as on a
+    step_seconds, evaluation_seconds: durations as functions of the number of completed steps. asynchronous: as on a
     GPU, a step takes no time on the host, which waits for the device when it reads the step's numbers. trains: whether
     a step computes anything.
     """
 
-    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, runs_ahead: bool = False, trains: bool = True):
-        self.now = 0.0  # the time on the host's clock
-        self.device = 0.0  # the time at which the device will have finished its work
+    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, asynchronous: bool = False, trains: bool = True):
+        self.now = 0.0  # time on the host
+        self.device = 0.0  # time at which the device finishes all queued work
         self.steps = 0
-        self.finished: dict[tuple, float] = {}  # when the device finishes a step, by guard and step
+        self.finished: dict[tuple, float] = {}  # (guard, step) -> time at which the device finishes the step
         train_step, evaluate, read = train_script.train_step, train_script.evaluate, StepGuard.read
 
         def timed_step(state, *args):
@@ -30,7 +30,7 @@ class SimulatedMachine:
                 state.step += 1
             self.device = max(self.device, self.now) + step_seconds(self.steps)
             self.finished[state.guard, state.step] = self.device
-            self.now = self.now if runs_ahead else self.device
+            self.now = self.now if asynchronous else self.device
             self.steps += 1
 
         def timed_read(guard, step):
@@ -45,5 +45,5 @@ class SimulatedMachine:
         monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
         monkeypatch.setattr(StepGuard, "read", timed_read)
         monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
-        if runs_ahead:
-            monkeypatch.setattr(Runtime, "runs_ahead", True)
+        if asynchronous:
+            monkeypatch.setattr(Runtime, "is_asynchronous", True)

@@ -1,4 +1,4 @@
-"""Byte-level BPEs that are small enough for the tests to create."""
+"""Small byte-level BPE tokenizers."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ TEXT = "hello wörld\n日本🎉 hello hello  world's <|endoftext|>"
 
 
 def bpe() -> GPT2Tokenizer:
-    """GPT-2's kind of tokenizer with a tiny vocabulary: the 256 bytes and a few merges."""
+    """A GPT-2 tokenizer with a tiny vocabulary: the 256 bytes and a few merges."""
     return GPT2Tokenizer([bytes([b]) for b in range(256)] + [b"he", b"ll", b"hell", b"hello", b" w"])
 
 

@@ -1,4 +1,4 @@
-"""Start train.py in several processes: with torchrun, as a user does, or without it, which takes less time."""
+"""Starts train.py in several processes, with torchrun or, which is faster, without it."""
 
 import os
 import socket
@@ -37,12 +37,12 @@ def start_torchrun(cfg: TrainConfig, *options: str) -> subprocess.Popen:
 
 
 def output(cfg: TrainConfig) -> str:
-    """What the processes have printed so far."""
+    """The output of the processes so far."""
     return Path(f"{cfg.out_dir}.log").read_text(encoding="utf-8")
 
 
 def run_torchrun(processes: int, cfg: TrainConfig, *options: str) -> str:
-    """Train with this number of processes. Returns their output, which must not contain a warning."""
+    """Train with torchrun. Returns the output, which must not contain a warning."""
     torchrun = start_torchrun(cfg, "--standalone", f"--nproc_per_node={processes}", *options)
     assert torchrun.wait(timeout=300) == 0, output(cfg)
     assert "Warning" not in output(cfg), output(cfg)
@@ -56,15 +56,15 @@ def free_port() -> int:
 
 
 def start_ranks(processes: int, cfg: TrainConfig, **env: str) -> list[BaseProcess]:
-    """Start train.py in this number of processes with the variables that torchrun sets. Returns them by rank."""
+    """Start train.py in several processes with torchrun's environment variables. Returns them by rank."""
     Path(cfg.out_dir).parent.mkdir(parents=True, exist_ok=True)
     return start_script_ranks(processes, train_command(cfg), f"{cfg.out_dir}.log", **env)
 
 
 def start_script_ranks(processes: int, words: list[str], log: str, **env: str) -> list[BaseProcess]:
-    """Start `python WORDS` in this number of processes with the variables that torchrun sets. Returns them by rank.
+    """Start `python WORDS` in several processes with torchrun's environment variables. Returns them by rank.
 
-    env: other variables.
+    env: additional variables.
     """
     files = [os.devnull, log, log]
     address = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
@@ -81,7 +81,7 @@ def run_ranks(processes: int, cfg: TrainConfig) -> str:
 
 
 def wait_for_step(cfg: TrainConfig, step: int) -> None:
-    """Wait until this step is logged. Steps are logged one by one."""
+    """Wait until a step is logged. Every step must be logged."""
     log = Path(cfg.out_dir, "metrics.jsonl")
     deadline = time.monotonic() + 300
     while not log.exists() or len(log.read_bytes().splitlines()) < step:

@@ -1,4 +1,4 @@
-"""Small models with random weights, saved as runs that the viewer can open."""
+"""Small models with random weights, saved as runs for the viewer."""
 
 import math
 from dataclasses import asdict
@@ -16,24 +16,24 @@ from tests.support.decoding import random_model
 from tests.support.runs import blank_state
 from tests.support.tiny_tokenizers import bpe
 
-STRANGE = "</script><b>&amp;\"'\0\x1b\t\u202eabc\u200f\u05d0\u2028\x85é🎉"  # must be shown as text
+STRANGE = "</script><b>&amp;\"'\0\x1b\t\u202eabc\u200f\u05d0\u2028\x85é🎉"  # must be displayed as text
 TEXT = "To be, or not to be: that is the question."
 TOKENIZERS: dict[str, Tokenizer] = {
     "char": CharTokenizer.of(TEXT + STRANGE + "\n"),
-    "bpe": bpe(),  # a token of one byte is only a part of é
+    "bpe": bpe(),  # é takes two tokens of one byte each
     "rotary": ByteTokenizer(),
 }
 SHAPES = {  # fields of GPTConfig
     "char": dict(position="learned", n_head=4),
     "bpe": dict(position="relative", bias=False, n_layer=3, activation="gelu"),
-    "rotary": dict(position="rotary", vocab_size=260),  # three ids more than the tokenizer has
+    "rotary": dict(position="rotary", vocab_size=260),  # three padding ids
 }
 
 SETTINGS = {"max_iters": 300, "dataset": "no-such-data", "data_dir": None}  # of their runs
 
 
 def build_model(kind: str, seed: int) -> GPT:
-    """A model of one of SHAPES, with a context of 48 tokens."""
+    """A model with one of SHAPES and a context of 48 tokens."""
     sizes = dict(block_size=48, vocab_size=TOKENIZERS[kind].vocab_size, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
     return random_model(seed, **{**sizes, **SHAPES[kind]}).requires_grad_(False)
 
@@ -45,7 +45,7 @@ def save_run(
     snapshots: dict[int, GPT],
     settings: dict[str, Any] = SETTINGS,
 ) -> str:
-    """A run's folder with complete checkpoints and snapshots by their steps. The best checkpoint is the last one."""
+    """Write a run folder with checkpoints and snapshots by step. The last checkpoint is the best."""
     folder.mkdir(parents=True, exist_ok=True)
     for step, model in models.items():
         state = blank_state(step, model=asdict(model.config), config=settings, best_val_loss=1 / step)
@@ -65,10 +65,11 @@ def save_random_run(folder: Path, tokenizer: Tokenizer, seed: int, settings: dic
 
 N = 128
 PARTS = {"token": slice(0, N), "position": slice(N, 2 * N), "previous": slice(2 * N, 3 * N)}
-SHARPNESS = 40.0  # the score of a key that matches; others have 0
+SHARPNESS = 40.0  # the score of a matching key; others have 0
 
 
 def planted_model() -> GPT:
+    """A model with an induction circuit: a previous-token head in layer 0, an induction head in layer 1."""
     model = GPT(GPTConfig(block_size=N, vocab_size=N, n_layer=2, n_head=3, n_embd=3 * N)).requires_grad_(False)
     transformer = model.transformer
     for p in model.parameters():
@@ -79,10 +80,10 @@ def planted_model() -> GPT:
     transformer.wpe.weight[:, PARTS["position"]] = torch.eye(N)
 
     one_hot = torch.eye(N)
-    following = one_hot.roll(1, dims=0)  # maps the position t to t + 1
+    next_position = one_hot.roll(1, dims=0)  # maps position t to t + 1
     not_first = torch.zeros(N, N)
-    not_first[:, 0] = -1.0  # the first token has no previous one: the head can only attend to the token itself
-    plant(model, 0, 0, {"position": one_hot}, {"position": following}, {"token": one_hot}, to="previous")
+    not_first[:, 0] = -1.0  # the first token has no previous one, so that its head attends to itself
+    plant(model, 0, 0, {"position": one_hot}, {"position": next_position}, {"token": one_hot}, to="previous")
     key = {"previous": one_hot, "position": not_first}
     plant(model, 1, 1, {"token": one_hot}, key, {"token": one_hot}, to="token", strength=20.0)
     transformer.ln_f.weight.fill_(20.0)
@@ -99,9 +100,12 @@ def plant(
     to: str,
     strength: float = 1.0,
 ) -> None:
-    """Give a head matrices (N, N) by the part of the stream that they read, and the part that it writes to."""
-    ones, C = layer + 2, 3 * N  # all states have so many ones among zeros, so the norm is the same affine function of
-    mean = ones / C  # all: (x - mean) / deviation
+    """Set the weights of a head. query, key, value: matrices (N, N) by the part of the stream that they read. to: the
+    part that the head writes.
+    """
+    # Every state has `ones` ones among zeros, so that the norm is the same affine function: (x - mean) / deviation.
+    ones, C = layer + 2, 3 * N
+    mean = ones / C
     deviation = math.sqrt(mean - mean**2 + 1e-5)
     attn = model.transformer.h[layer].attn
     weight, bias = attn.c_attn.weight.view(3, 3, N, C), attn.c_attn.bias.view(3, 3, N)  # q, k, v; heads

@@ -37,7 +37,7 @@ def in_browser(test: Callable) -> Callable:
 
 @dataclass
 class Served:
-    """A viewer's server, which runs in a thread."""
+    """A viewer's server in a thread."""
 
     provider: TraceProvider
     url: str
@@ -48,20 +48,20 @@ class Served:
 
     @contextmanager
     def perturbed(self, seed: int) -> Iterator[GPT]:
-        """The opened model, with one weight of its layers changed while the block lasts."""
+        """The opened model, with one weight of its layers changed inside the block."""
         model, random = self.provider.models[0].opened, np.random.default_rng(seed)
         parameters = {name: p for name, p in model.named_parameters() if ".h." in name}
         name = random.choice(sorted(parameters))
         weights = parameters[name].view(-1)
         index = random.integers(len(weights))
-        before = weights[index].item()
+        original = weights[index].item()
         print(f"changed: {name}, weight {index}")
         try:
-            weights[index] = before + random.choice([-1, 1])
+            weights[index] = original + random.choice([-1, 1])
             self.forget()
             yield model
         finally:
-            weights[index] = before
+            weights[index] = original
             self.forget()
 
     def forget(self) -> None:
@@ -81,7 +81,7 @@ def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
 
 
 class Viewer:
-    """A page of the viewer. What must not happen there is collected in `problems`."""
+    """A page of the viewer. Collects errors and requests to other servers in `problems`."""
 
     def __init__(self, page: Any, served: Served):
         self.page, self.served, self.problems = page, served, []
@@ -94,26 +94,26 @@ class Viewer:
             self.problems.append(f"requested {request.url}")
 
     def open(self, view: str, **state: Any) -> "Viewer":
-        """Load the page with a link, and wait until the view is drawn."""
+        """Load the page from a link, and wait until the view is drawn."""
         return self.follow(f"{self.served.url}#{urllib.parse.urlencode({'view': view, **state})}")
 
     def show(self, view: str, **state: Any) -> "Viewer":
-        """The same in a page that is open: a link within the page is faster than loading it."""
+        """Follow a link inside the open page, which is faster than open()."""
         hash = "#" + urllib.parse.urlencode({"view": view, **state})
-        before = self("hash => location.hash === hash ? -1 : (location.hash = hash, drawing)", hash)
-        return self.wait(before)
+        previous = self("hash => location.hash === hash ? -1 : (location.hash = hash, drawing)", hash)
+        return self.wait(previous)
 
     def follow(self, url: str) -> "Viewer":
         self.page.goto("about:blank")  # otherwise only the part after # would change
         self.page.goto(url)
         return self.wait()
 
-    def wait(self, before: int = 0) -> "Viewer":
-        """Wait until the newest drawing is complete. before: how many drawings were begun earlier."""
+    def wait(self, previous: int = 0) -> "Viewer":
+        """Wait until the newest drawing is complete. previous: the number of an earlier drawing."""
         deadline = time.monotonic() + 60
-        script = """before => typeof drawing === "number" && drawing > before
+        script = """previous => typeof drawing === "number" && drawing > previous
           && +document.body.dataset.drawn === drawing && !document.querySelector("[data-complete=false]")"""
-        while not self(script, before):
+        while not self(script, previous):
             assert time.monotonic() < deadline, f"the page was not drawn: {self.problems}"
             time.sleep(0.01)
         return self
@@ -161,13 +161,13 @@ class Viewer:
         return np.array([row[1:] for row in self.table(picture)["rows"]])
 
     def download(self, button: Any) -> bytes:
-        """What a click on a button saves. Chromium ignores more than ten downloads per second; see `exported`."""
+        """The file saved by a click. Chromium ignores more than ten downloads per second; see `exported`."""
         with self.page.expect_download() as download:
             button.click()
         return Path(download.value.path()).read_bytes()
 
     def exported(self, button: Any) -> bytes:
-        """What a click on a button would save, without the download."""
+        """The file that a click on a button would save, without a download."""
         script = """async button => {
           const save = download;
           const content = await new Promise(resolve => {
@@ -185,7 +185,7 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Place:
-    """What is selected."""
+    """The selected layer, head and token."""
 
     layer: int = 1
     head: int = 1
@@ -214,7 +214,7 @@ def language_model(viewer: Viewer) -> LanguageModel:
 
 
 def generate(viewer: Viewer) -> list[str]:
-    """Click on the button, and return the texts when all samples have ended."""
+    """Click on the generate button, and return the texts of all samples at their end."""
     viewer("void (playground.samples = [])")
     viewer.find("generate").click()
     wait_until(lambda: viewer("playground.samples.length > 0 && playground.running.size === 0"))

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does."""
+"""Waiting for other threads and processes."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    """Fail if the condition does not become true."""
+    """Wait until the condition is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -15,6 +15,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def in_thread(function: Callable, *arguments: Any) -> Any:
-    """Call it in another thread. asyncio.run needs one: the fixture `browser` has a running event loop in this one."""
+    """Call a function in another thread. asyncio.run needs one, because the fixture `browser` runs an event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function, *arguments).result()

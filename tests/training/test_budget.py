@@ -256,13 +256,13 @@ SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=1, dropo
 
 
 @pytest.mark.parametrize(
-    "name, runs_ahead", [*((name, True) for name in MACHINES), ("constant speed", False), (SLOWER_SOON, False)]
+    "name, asynchronous", [*((name, True) for name in MACHINES), ("constant speed", False), (SLOWER_SOON, False)]
 )
-def test_a_run_keeps_its_minutes_if_the_speed_of_the_machine_changes(tiny, monkeypatch, name, runs_ahead):
+def test_a_run_keeps_its_minutes_if_the_speed_of_the_machine_changes(tiny, monkeypatch, name, asynchronous):
     """--minutes=2 took over 6 if the machine slowed down after the first two seconds, in which it was measured."""
-    machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead, trains=False)
+    machine = SimulatedMachine(monkeypatch, *MACHINES[name], asynchronous, trains=False)
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
-    cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if runs_ahead else 1)
+    cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if asynchronous else 1)
     train(cfg)
     assert 0.9 * 60 < machine.now < 1.1 * 60
     state = checkpoint.load(Path(cfg.out_dir)).state

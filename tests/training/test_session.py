@@ -150,7 +150,7 @@ def test_metrics_that_are_read_one_step_late_are_the_same(tiny, tmp_path, monkey
     """On a GPU, the next step starts before a step's numbers are read."""
     at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in ("at_once", "late"))
     train(at_once)
-    monkeypatch.setattr(Runtime, "runs_ahead", True)
+    monkeypatch.setattr(Runtime, "is_asynchronous", True)
     train(late)
     assert read_losses(at_once.out_dir) == read_losses(late.out_dir)
     assert [line["step"] for line in read_metrics(late.out_dir)] == [1, 2, 4, 6, 8, 10, 12, 13]
