@@ -95,6 +95,18 @@ def test_linked_files_exist(file):
         assert (ROOT / file).parent.joinpath(target).exists(), target
 
 
+def test_tests_that_the_docs_name_exist():
+    named = {
+        name for page in (ROOT / "docs").glob("*.md") for name in re.findall(r"::(test_\w+)`", page.read_text("utf-8"))
+    }
+    existing = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
+    }
+    assert named and named <= existing, named - existing
+
+
 def test_readme_lists_every_module_and_page():
     """Files are tested only if they are listed, because others may belong to a user."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
