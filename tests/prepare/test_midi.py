@@ -22,7 +22,7 @@ from prepare import chorales, midi
 from prepare.chorales import ChoralesConfig
 from prepare.midi import MidiConfig
 from tests.support.hub import fake_wheel
-from tests.support.music import mutated, split_pieces, write, write_pieces
+from tests.support.music import mutated, pieces_of, write, write_pieces
 
 
 def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
@@ -39,9 +39,9 @@ def test_pieces_are_split_and_only_training_is_transposed(tmp_path, capsys):
     folder = prepared(tmp_path, str(tmp_path / "pieces"), val_fraction=0.3, **BEATS)
     format = EventFormat.of(open_dataset(folder).load_tokenizer())
     originals = [events_of_file(path, format).split() for path in sorted((tmp_path / "pieces").glob("*.mid"))]
-    val = [piece.split() for piece in split_pieces(folder, "val")]
+    val = [piece.split() for piece in pieces_of(folder, "val")]
     assert len(val) in (3, 4) and all(piece in originals for piece in val)  # 4: the repeated piece and its repetition
-    train = [notes_of_events(piece, format) for piece in split_pieces(folder, "train")]
+    train = [notes_of_events(piece, format) for piece in pieces_of(folder, "train")]
     expected = [
         [note._replace(pitch=note.pitch + shift) for note in notes_of_events(" ".join(piece), format)]
         for piece in originals
@@ -224,7 +224,7 @@ def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "data" / "chorales"
     format = EventFormat.of(open_dataset(folder).load_tokenizer())
     assert (format.lowest, format.highest, format.steps) == (48 - 1, 77 + 2, 4)
-    val, train = split_pieces(folder, "val"), split_pieces(folder, "train")
+    val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
     assert (len(val), len(train)) == (1, 4)
     notes = [[note[:3] for note in notes_of_events(piece, format)] for piece in (*val, train[0])]
     assert NOTES_OF_CHORALE in notes

@@ -38,7 +38,7 @@ def write_pieces(folder: Path, count: int) -> None:
             write(folder / "again.mid", [(time, length, pitch + 1, loud) for time, length, pitch, loud in notes])
 
 
-def split_pieces(folder: Path, split: str) -> list[str]:
+def pieces_of(folder: Path, split: str) -> list[str]:
     """The text of each document in a split."""
     data = open_dataset(folder)
     tokenizer = data.load_tokenizer()

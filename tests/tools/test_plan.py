@@ -163,7 +163,7 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
     assert "steps measured on cpu" in capsys.readouterr().out
     train(cfg)  # a folder that only holds a plan is not an earlier run
     run = Run.of(Path(cfg.out_dir))
-    measured = run.measured()
+    measured = run.totals()
     assert measured["steps"] == run.plan["steps"] == 40 and measured["tokens"] == run.plan["tokens"] == 40 * 4 * 32
     intervals = zip(run.lines[1:], run.lines[2:], strict=False)  # the first line is the evaluation before step 1
     seconds = sum((b["tokens"] - a["tokens"]) / b["tokens_per_second"] for a, b in intervals)

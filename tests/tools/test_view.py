@@ -23,7 +23,7 @@ from folio.web.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
 from prepare import midi, pairs
 from prepare.midi import MidiConfig
 from prepare.pairs import PairsConfig
-from tests.support.music import split_pieces, write_pieces
+from tests.support.music import pieces_of, write_pieces
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
 from tools import view
@@ -186,7 +186,7 @@ def test_the_first_text_of_a_model_of_music_is_the_beginning_of_a_held_out_piece
     midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
     train(tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
     viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
-    held_out = [pair.split() for pair in split_pieces(tmp_path / "data" / "pieces", "val")]
+    held_out = [pair.split() for pair in pieces_of(tmp_path / "data" / "pieces", "val")]
     assert choose_text(viewed).split() == held_out[0][:64]
     (tmp_path / "data").rename(tmp_path / "moved")
     assert choose_text(viewed, str(tmp_path / "moved")).split() == held_out[0][:64]
@@ -204,7 +204,7 @@ def test_the_first_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
     pairs.main(PairsConfig(inputs=(str(tmp_path / "pairs.jsonl"),), data_dir=data, tokenizer="byte", num_workers=0))
     train(tiny(dataset="pairs", data_dir=data, out_dir=str(tmp_path / "out")))
     viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
-    assert choose_text(viewed) == split_pieces(tmp_path / "data" / "pairs", "val")[0].strip()
+    assert choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
 
 
 @pytest.mark.needs("miditok", "symusic")

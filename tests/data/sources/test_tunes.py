@@ -13,7 +13,7 @@ from folio.data.sources.tunes import TuneError, decode, distinct, reduce_tune, s
 from prepare import tunes as prepare_tunes
 from prepare.tunes import TunesConfig
 from tests.support.hub import fake_wheel
-from tests.support.music import mutated, split_pieces, tune
+from tests.support.music import mutated, pieces_of, tune
 
 TUNE = """X: 12
 T: The Rover's Farewell
@@ -96,7 +96,7 @@ def test_tunes_become_documents_that_are_in_one_split(tmp_path, monkeypatch, cap
         archive.writestr("music21/other.abc", tune(rng))
     monkeypatch.setattr(prepare_tunes, "music21_wheel", lambda: wheel)
     folder = prepared(tmp_path)
-    val, train = split_pieces(folder, "val"), split_pieces(folder, "train")
+    val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
     assert sorted(val + train) == sorted(made) and len(val) == 4
     assert read_json(folder / "report.json")["left_out"] == {
         "broken": [],
@@ -115,7 +115,7 @@ def test_files_of_your_own_are_tunes_too(tmp_path):
         (tmp_path / "mine" / f"{k}.abc").write_text(tune(rng))
     (tmp_path / "mine" / "notes.txt").write_text("ignored")
     folder = prepared(tmp_path, str(tmp_path / "mine"), name="mine", val_fraction=0.2)
-    assert [len(split_pieces(folder, split)) for split in ("val", "train")] == [2, 8]
+    assert [len(pieces_of(folder, split)) for split in ("val", "train")] == [2, 8]
 
 
 def test_a_tune_with_a_huge_number_is_left_out(tmp_path, capsys):
