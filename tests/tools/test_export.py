@@ -163,10 +163,9 @@ def test_an_html_file_with_its_training_data(run, tmp_path, capsys):
 
 
 def test_an_index_needs_the_training_data(random_run, tmp_path):
-    assert_html_error(
-        rf"with_index: {re.escape(str(random_run))}: ", random_run, tmp_path / "model.html", "--with_index"
-    )
-    assert not (tmp_path / "model.html").exists()
+    output = tmp_path / "model.html"
+    assert_html_error(rf"with_index: {re.escape(str(random_run))}: ", random_run, output, "--with_index")
+    assert not output.exists()
 
 
 @pytest.mark.needs("transformers")

@@ -115,7 +115,7 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
     with (
         closing(listener),
         closing(view.listen("127.0.0.1", port)) as second,
-    ):  # the port is in use before the server starts
+    ):
         assert second.getsockname()[1] != port
     with closing(view.listen("127.0.0.1", port)) as third:
         assert third.getsockname()[1] == port
