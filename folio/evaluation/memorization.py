@@ -109,7 +109,7 @@ class TrainingIndex:
 
     def __init__(self, datasets: list[Dataset], eot: int | None, max_tokens: int = MAX_INDEXED_TOKENS):
         """eot: the end-of-text token. Raises DatasetError for a token outside the vocabulary."""
-        from pydivsufsort import divsufsort  # optional dependency
+        from pydivsufsort import divsufsort  # only used here
 
         parts, self.complete = first_tokens(datasets, max_tokens // len(datasets))
         self.parts = [(dataset, shard) for dataset, shard, _ in parts]  # numbers

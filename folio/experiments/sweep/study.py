@@ -186,7 +186,7 @@ class Study:
         finished = sorted((trial for trial in self.trials() if trial.state == TrialState.COMPLETE), key=key_of)
         if len(self.space) < 2 or len(finished) < MIN_FINISHED or len({trial.value for trial in finished}) < 2:
             return {}
-        sorted_study = optuna.create_study()  # in memory; self.study is sorted by completion, which would break ties
+        sorted_study = optuna.create_study()  # in memory; self.study's order, by completion, would affect ties
         sorted_study.add_trials(finished)
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         shares = optuna.importance.get_param_importances(sorted_study, evaluator=evaluator)
