@@ -40,7 +40,7 @@ def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
     if not difference < TOLERANCE:  # also if it is NaN
         raise UserError(
             f"model.py does not compute GPT-2: with these weights its logits differ by {difference:.1e} of the largest "
-            f"from transformers' GPT-2, and --to={to} holds only GPT-2"
+            f"from transformers' GPT-2, but --to={to} supports only GPT-2"
         )
 
 

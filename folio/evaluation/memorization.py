@@ -361,7 +361,7 @@ def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_
     matches, complete = count_matches(probes, training)
     searched = f"the training data of {run}"
     if not complete:
-        searched = f"the first {MAX_SEARCHED_TOKENS // 10**6} million tokens of {searched}; the rest was not searched"
+        searched = f"the first {MAX_SEARCHED_TOKENS // 10**6} million tokens of {searched} (the rest was not searched)"
     if matches:
         extent = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
         line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {searched}: it was trained on "

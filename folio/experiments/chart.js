@@ -1,8 +1,8 @@
 // Charts of a page: lines in panels that share their x axis, bars, and parallel coordinates.
 //
 // A chart is a <figure class="chart"> that contains its data as JSON (charts.py has the fields). Names in the data are
-// untrusted, so they only become text nodes and attributes, never HTML. Drawings are SVGs without a style sheet, so they
-// look the same in a file.
+// untrusted, so they only become text nodes and attributes, never HTML. Drawings are SVGs without a style sheet, so
+// they look the same in a file.
 
 "use strict";
 
@@ -574,7 +574,8 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
       fill: "currentColor", "fill-opacity": 0.2, stroke: "currentColor",
     }) : [],
     svg("rect", {
-      x: xs[i] - MAX_DISTANCE, y: top, width: 2 * MAX_DISTANCE, height, fill: "none", "pointer-events": "all", style: grip,
+      x: xs[i] - MAX_DISTANCE, y: top, width: 2 * MAX_DISTANCE, height,
+      fill: "none", "pointer-events": "all", style: grip,
     }),
   ]);
   const label = `${chart.title}. Axes: ${axes.map(({name}) => name).join(", ")}. ${rows.length} lines.`;

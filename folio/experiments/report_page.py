@@ -23,11 +23,11 @@ MAX_OPEN_RUNS = 8  # with more runs, their sections are collapsed
 MAX_TITLE_NAMES = 4  # with more runs, the title has only their number
 
 
-def report_page(runs: list[Run]) -> str:
+def report_page(runs: list[Run], max_points: int = MAX_POINTS) -> str:
     """Return the page as HTML."""
     collapsed = len(runs) > MAX_OPEN_RUNS
     title = "Folio: " + (f"{len(runs)} runs" if len(runs) > MAX_TITLE_NAMES else ", ".join(run.name for run in runs))
-    parts = [summary(runs), curves(runs), settings_table(runs)]
+    parts = [summary(runs), curves(runs, max_points), settings_table(runs)]
     for run in runs:
         sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
         parts += [details(run.name, "\n".join(sections))] if collapsed else sections
@@ -123,9 +123,9 @@ def settings_section(run: Run) -> str:
     return "\n".join(sections)
 
 
-def curves(runs: list[Run]) -> str:
-    """Return the chart of curves, with a note if it does not show every step."""
-    max_points = MAX_POINTS // (len(runs) * len(PANELS))
+def curves(runs: list[Run], max_points: int) -> str:
+    """Return the chart of curves, with a note if it does not show every step. max_points: of all curves."""
+    max_points //= len(runs) * len(PANELS)
     lines = max(len(run.lines) for run in runs)
     note = f"<p>Curves show up to {max_points:,} evenly spaced steps.</p>" if lines > max_points else ""
     panels = [Panel(title, height, from_zero=key == "skipped") for title, (key, _, height) in PANELS.items()]

@@ -17,7 +17,8 @@ from folio import UserError
 from folio.base import settings
 from folio.checkpoints import checkpoint
 from folio.checkpoints.find_runs import runs_under
-from folio.experiments import report_page, runs
+from folio.experiments import runs
+from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run, is_logged
 from folio.training.session import TrainingError
 from tests.support.charts import charts_in, lines_in
@@ -340,13 +341,10 @@ def test_the_report_takes_the_same_selection(four, tmp_path, capsys):
         report.main(settings.load(report.ReportConfig, ["sweep-x", "--filter=n_layer=3"]))
 
 
-def test_a_report_of_many_runs_has_a_collapsed_section_per_run(tmp_path, monkeypatch):
+def test_a_report_of_many_runs_has_a_collapsed_section_per_run(tmp_path):
     """A page of 30 runs had a column and three headings per run."""
-    for n in range(30):
-        write_run(tmp_path / f"{n:02}", {1: 2.0, 40: 1.0 + n}, n_layer=n)
-    monkeypatch.setattr(report_page, "MAX_POINTS", 30 * 6 * 10)
-    report.main(report.ReportConfig(runs=(str(tmp_path),)))
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    runs = [Run.of(write_run(tmp_path / f"{n:02}", {1: 2.0, 40: 1.0 + n}, n_layer=n)) for n in range(30)]
+    page = report_page(runs, max_points=30 * 6 * 10)
     assert "<title>Folio: 30 runs</title>" in page and page.count("<details><summary>17</summary>") == 1
     assert "<th>run</th><th>n_layer</th>" in page and "up to 10 evenly spaced steps" in page
     groups = charts_in(page)["curves"]["groups"]

@@ -34,8 +34,8 @@ POLL_SECONDS = 1.0
 class FolderQueue:
     """The trials of a grid, ordered by seed and then by combination."""
 
-    def __init__(self, sweep: Sweep):
-        self.sweep = sweep
+    def __init__(self, sweep: Sweep, poll_seconds: float = POLL_SECONDS):
+        self.sweep, self.poll_seconds = sweep, poll_seconds
         points = list(enumerate(grid(sweep.space)))
         self.trials = [Trial(point, seed, params) for seed in sweep.seeds for point, params in points]
         self.finished: dict[tuple[int, int], Outcome] = {}  # by point and seed; final
@@ -98,7 +98,7 @@ class FolderQueue:
             try:
                 while not stopping.is_set() and (remaining := self.remaining()):
                     if not any(self.try_to_run(trial, train) for trial in remaining):
-                        stopping.wait(POLL_SECONDS)  # other threads or processes have taken them
+                        stopping.wait(self.poll_seconds)  # other threads or processes have taken them
                     after_trial()
             except BaseException:
                 stopping.set()  # for the other threads

@@ -64,7 +64,7 @@ def parse_dimension(cls: type[Settings], name: str, text: str) -> Dimension:
         return parse_range(cls, name, text, match)
     values = tuple(parse_setting(cls, name, part) for part in comma_separated(text))
     if not values:
-        raise ConfigError(f"{name}={text}: there is no value; {SYNTAX}")
+        raise ConfigError(f"{name}={text}: no value is given; {SYNTAX}")
     if repeated := [value for value in values if values.count(value) > 1]:
         raise ConfigError(f"{name}={text}: {repeated[0]} is given twice")
     return Values(name, values)

@@ -20,11 +20,10 @@ from tests.support.sweeps import parse, small_sweep
 
 
 @pytest.fixture
-def new_worker(data_dir, tmp_path, monkeypatch):
+def new_worker(data_dir, tmp_path):
     """Return a function that creates a worker of the same grid: two values with two seeds."""
-    monkeypatch.setattr(folder_queue, "POLL_SECONDS", 0.01)
     words = [word for word in small_sweep(data_dir, tmp_path / "sweep") if "n_layer" not in word]
-    return lambda *more: FolderQueue(parse(["n_layer=1,2", "--seeds=2", *words, *more])[1])
+    return lambda *more: FolderQueue(parse(["n_layer=1,2", "--seeds=2", *words, *more])[1], poll_seconds=0.01)
 
 
 KEYS = [(0, 1337), (1, 1337), (0, 1338), (1, 1338)]  # in the order of running
