@@ -346,7 +346,7 @@ class TrainingSearch:
 def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_dir: str | None) -> Coverage:
     """Search for passages of a text in the run's training data, unless the text is the data's validation set.
 
-    Prints a line if any are found, or if the search is not possible. Returns the text's coverage with the counts.
+    Prints a line if any occur there, or if the search is not possible. Returns the text's coverage with the counts.
     """
     try:
         training = open_training_data(saved, data_dir)

@@ -132,7 +132,7 @@ def print_preparation(runs: dict[str, list[Usage]], twice_usage: Usage, tokens: 
 def measure_command(command: list[str], folder: Path) -> Usage:
     """Run a Python script that writes to `folder`, and measure it with all its subprocesses."""
     size_before = folder_size(folder)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, *command], **pipes, **child_options())
     peaks = {"memory": 0.0, "disk": 0.0}
@@ -146,7 +146,7 @@ def measure_command(command: list[str], folder: Path) -> Usage:
     watcher = threading.Thread(target=watch)
     watcher.start()
     _, errors = process.communicate()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_time
     finished.set()
     watcher.join()
     if process.returncode:

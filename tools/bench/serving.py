@@ -174,12 +174,12 @@ async def complete(server: ApiServer, **fields: Any) -> Answer:
     name = server.address.removeprefix("http://")
     lines = ["POST /v1/completions HTTP/1.0", f"Host: {name}", "Content-Type: application/json"]
     host, port = name.rsplit(":", 1)
-    began, parts = time.perf_counter(), []
+    start_time, parts = time.perf_counter(), []
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
     with suppress(ConnectionError):  # the answer is then incomplete
         while part := await reader.read(2**16):
-            parts.append((time.perf_counter() - began, part))
+            parts.append((time.perf_counter() - start_time, part))
     writer.transport.abort()
     return Answer(parts)
 
@@ -252,21 +252,21 @@ def random_prompts(vocab_size: int, lengths: Iterable[int], seed: int) -> list[l
 
 def batch_speed(gpt: LanguageModel, prompts: list[list[int]], config: GenerationConfig) -> float:
     """Return the tokens per second of completing all prompts as one batch, as LanguageModel.complete does."""
-    began, count = time.perf_counter(), 0
+    start_time, count = time.perf_counter(), 0
     texts = [TextStream(gpt.tokenizer) for _ in prompts]
     for step in gpt.steps(prompts, range(len(prompts)), config):
         for text, token in zip(texts, step.tokens, strict=True):
             text.push(token)
             count += token is not None
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start_time)
 
 
 async def run_load(server: ApiServer, requests: list[dict[str, Any]]) -> Load:
     """Send all requests concurrently."""
     streaming = dict(stream=True, stream_options={"include_usage": True})
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     answers = await asyncio.gather(*(complete(server, **request, **streaming) for request in requests))
-    return Load(answers, time.perf_counter() - began)
+    return Load(answers, time.perf_counter() - start_time)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ async def run_load(server: ApiServer, requests: list[dict[str, Any]]) -> Load:
 
 def bench_memory(cfg: ServeBenchConfig, server: ApiServer) -> None:
     """Measure the server's memory over many requests, half of them streaming."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     sizes, errors = asyncio.run(watch_memory(server, cfg.requests))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_time
     rows = [
         *((f"after {count:,} requests", f"{size / MB:,.1f} MB", "") for count, size in sizes.items()),
         ("largest difference", f"{(max(sizes.values()) - min(sizes.values())) / MB:,.1f} MB", "100 MB (± 50 MB)"),

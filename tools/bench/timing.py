@@ -96,9 +96,9 @@ def format_median(values: Sequence[float]) -> str:
     return f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
 
 
-def format_ratios(ours: Sequence[float], theirs: Sequence[float]) -> str:
+def format_ratios(values: Sequence[float], references: Sequence[float]) -> str:
     """Format the median and the range of the ratios of each round."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratios = [a / b for a, b in zip(values, references, strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 

@@ -134,7 +134,7 @@ def main(cfg: TrainBenchConfig) -> None:
 
 def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
     """Run a Python script in a folder. Returns each printed line with the seconds since the start."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     lines = []
     with subprocess.Popen(
         [sys.executable, *words],
@@ -145,7 +145,7 @@ def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
         **child_options(PYTHONUNBUFFERED="1"),
     ) as process:
         for line in process.stdout:
-            lines.append((time.perf_counter() - began, line.rstrip()))
+            lines.append((time.perf_counter() - start_time, line.rstrip()))
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n" + "\n".join(line for _, line in lines[-20:]))
     return lines

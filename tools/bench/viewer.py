@@ -162,11 +162,11 @@ def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurem
 def open_page(page: Any, url: str) -> float:
     """Return the seconds from opening the page until its view is drawn."""
     page.goto("about:blank")
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     page.goto(url)
     while not page.evaluate(DRAWN):
         time.sleep(0.002)
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
 def heap(page: Any) -> float:
