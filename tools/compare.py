@@ -1,15 +1,15 @@
-"""Compare two trained models, or two settings with several seeds each: which is better, and is that significant?
+"""Compare two trained models, or two settings with several seeds each, and test whether the difference is significant.
 
     python tools/compare.py out-a out-b                                  two checkpoints
     python tools/compare.py out-a1,out-a2,out-a3 out-b1,out-b2,out-b3    two settings, with three seeds each
     python tools/compare.py "out-a*" "out-b*" --text=novel.txt --json=comparison.json
     python tools/compare.py out-translate out-finetuned --tasks=pairs    answers to held-out prompts
 
-A side is one run, or several runs: separated by commas, or a quoted pattern. Two checkpoints are compared document by
-document, by a paired t-test, which says nothing about other training seeds. Settings are compared by a t-test over runs
-that were trained with different seeds: paired if both sides have the same seeds, and otherwise Welch's.
+A side is one run, or several runs: separated by commas, or a quoted pattern. Two checkpoints are compared by a paired
+t-test over documents, which does not account for the training seed. Settings are compared by a t-test over runs with
+different training seeds: paired if both sides have the same seeds, and otherwise Welch's.
 
-What is measured is the same as in tools/evaluate.py, whose --help describes it. docs/evaluation.md explains the tests.
+The measures are those of tools/evaluate.py; see its --help. docs/evaluation.md explains the tests.
 """
 
 import sys
@@ -37,7 +37,7 @@ class CompareConfig(MeasurementConfig):
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems() + name_problems("sides", self.sides)
         if "music" in self.task_names:
-            problems.append(("tasks", "music is not compared: evaluate each run, and compare it with held-out pieces"))
+            problems.append(("tasks", "music cannot be compared; evaluate each run with tools/evaluate.py"))
         return problems
 
 

@@ -2,23 +2,22 @@
 
     python tools/evaluate.py out-shakespeare-char
     python tools/evaluate.py gpt2 gpt2-medium --text=novel.txt --stride=512
-    python tools/evaluate.py out-learned out-rotary --context=512     by position, also beyond block_size
+    python tools/evaluate.py out-learned out-rotary --context=512     by position, even beyond block_size
     python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
     python tools/evaluate.py out-translate --tasks=pairs              answers to held-out prompts
     python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
     python tools/evaluate.py out-chorales --tasks=music               generated and held-out pieces
 
-On text (the validation set of the run's data, or --text): loss, perplexity and bits per byte; or, with --context=N, the
-loss by the number of tokens before the predicted one, in windows of N + 1 consecutive tokens. On LAMBADA: how often
-greedy decoding gives the last word of a passage, and the perplexity of that word. On HellaSwag: how often the correct
-one of four endings is the likeliest, by its total log-likelihood (acc) and by that per byte (acc_norm). On pairs of
-prompts and completions (those for validation in the run's data set, or --pairs): how often greedy decoding gives the
-completion, and chrF, BLEU, and ROUGE. On music: how many of 200 generated pieces parse, how well they keep meter and
-key, how far their intervals and durations are from those of held-out pieces, and how much they copy.
+Text (the validation set of the run's data, or --text): loss, perplexity and bits per byte; with --context=N, the loss
+by position in windows of N + 1 consecutive tokens. LAMBADA: the accuracy of greedy decoding on the last word of a
+passage, and the perplexity of that word. HellaSwag: the accuracy of choosing one of four endings, by total
+log-likelihood (acc) and by log-likelihood per byte (acc_norm). Pairs of prompts and completions (the validation set, or
+--pairs): exact match of greedy decoding, chrF, BLEU, and ROUGE. Music: how many of 200 generated pieces parse, how well
+they keep meter and key, the distance of their intervals and durations from held-out pieces, and how much they copy.
 
-The 95 % intervals use Student's t over documents, or over blocks of a text that has too few documents, or over the
-windows of --context. They say how far the value of a checkpoint would move on other text of the same kind, and nothing
-about other training seeds. To find out which of two models or settings is better, use tools/compare.py.
+The 95 % intervals use Student's t over documents; over blocks, if a text has few documents; or over the windows of
+--context. They describe the variance over other text of the same kind, not over training seeds. To find out which of
+two models or settings is better, use tools/compare.py.
 """
 
 import sys
@@ -37,7 +36,7 @@ from folio.evaluation.measurement import MeasurementConfig, evaluate_model, name
 from folio.evaluation.scores import collect_results  # noqa: E402
 from folio.evaluation.tables import format_results  # noqa: E402
 
-OTHER_SCRIPTS = ("compare", "memorized")  # which were commands of this one
+OTHER_SCRIPTS = ("compare", "memorized")  # formerly commands of this script
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class EvaluateConfig(MeasurementConfig):
     # --- runs ---
     runs: tuple[str, ...] = ()  # runs ("out-*", latest), or what --init_from takes
     # --- loss by position ---
-    context: PositiveInt | None = None  # measure the loss of text by position, up to this many tokens of context
+    context: PositiveInt | None = None  # measure the loss by position, up to this many tokens of context
     # --- music ---
-    temperature: NonNegativeFloat = 1.0  # of the pieces of --tasks=music
+    temperature: NonNegativeFloat = 1.0  # for generating the pieces of --tasks=music
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems() + name_problems("runs", self.runs)
@@ -70,9 +69,9 @@ def main(cfg: EvaluateConfig) -> None:
 
 
 def run(argv: list[str]) -> None:
-    """Call main with the settings in `argv`. Raises ConfigError for what is another script now."""
+    """Call main with the settings in `argv`. Raises ConfigError for a command that is now another script."""
     if argv and argv[0] in OTHER_SCRIPTS:
-        raise ConfigError(f"{argv[0]} is a script of its own; use {command(f'tools/{argv[0]}.py', *argv[1:])}")
+        raise ConfigError(f"{argv[0]} is a separate script; use {command(f'tools/{argv[0]}.py', *argv[1:])}")
     main(load(EvaluateConfig, argv))
 
 

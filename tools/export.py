@@ -1,4 +1,4 @@
-"""Export a trained model for another program, and check that it still computes the same.
+"""Export a trained model for another program, and verify the export.
 
     python tools/export.py --to=hf out-shakespeare-char exported
     python tools/export.py --to=gguf gpt2 gpt2.gguf
@@ -6,16 +6,16 @@
     python tools/export.py --to=onnx out-shakespeare-char exported                 a graph for ONNX Runtime
     python tools/export.py --to=html out-shakespeare-char model.html               generates text in a browser, offline
 
-A checkpoint with a parameter or a setting that the format cannot hold is refused, and so is one whose logits are not
-those of transformers' GPT-2 with the same weights. The export is then checked: its logits and its tokenizer are
-compared with Folio's, on train.py and on a text that the model generates. If they differ, the export is removed and the
-command fails. Without transformers, nanogpt and html files are written, and model.py is not compared with its GPT-2.
+It is an error if the format cannot represent a parameter or a setting of the checkpoint, or if the logits differ from
+those of transformers' GPT-2 with the same weights. After the export, its logits and its tokenizer are compared with
+Folio's, on train.py and on a generated text. If they differ, the export is removed and the command fails. Without
+transformers, only nanogpt and html files can be written, and model.py is not compared with GPT-2.
 
-An ONNX graph is traced from model.py, and holds whatever model.py computes.
+An ONNX graph is traced from model.py, so it supports every model.
 
-An HTML file also holds models with other positions than GPT-2's. Its weights are read back and compared, the loss on
-the validation set is printed before and after they were rounded, and in the browser the file compares its logits with
-those of model.py. docs/inside.md shows such a file.
+An HTML file also supports other position encodings than GPT-2's. The export reads the weights back and compares them,
+and prints the validation loss before and after rounding. In the browser, the file compares its logits with model.py's.
+docs/inside.md shows such a file.
 """
 
 import shutil
@@ -55,24 +55,24 @@ HTML, ONNX = ".html", ".onnx"
 class ExportConfig(Settings):
     # --- files ---
     paths: tuple[str, ...] = ()  # RUN OUTPUT: a run, a checkpoint, or what --init_from takes; the path to write
-    # a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder; onnx: a folder for ONNX Runtime; html
+    # hf: a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder; onnx: a folder for ONNX Runtime; html
     to: Literal[(*FORMATS, "onnx", "html")] = "hf"
-    checkpoint: Literal["best", "last"] = "best"  # of a run
-    # --- an HTML file ---
-    dtype: Literal[html_file.DTYPES] = "float16"  # of its weights; with float32, it generates what sample.py does
-    text: str = ""  # to show first, as in tools/view.py
-    with_index: bool = False  # also store an index of the training data, for the view of what was memorized
-    data_dir: str | None = None  # folder of data sets to look in if the training data is not where it was
+    checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
+    # --- HTML file ---
+    dtype: Literal[html_file.DTYPES] = "float16"  # of the weights; float32: generates the same text as sample.py
+    text: str = ""  # initial text, as in tools/view.py
+    with_index: bool = False  # also store an index of the training data, for the view of memorized text
+    data_dir: str | None = None  # directory of the data sets; None: as in training
 
     def problems(self) -> list[tuple[str, str]]:
-        """There are two paths, and the settings of an HTML file are for one."""
+        """Require two paths, and settings of an HTML file only with --to=html."""
         problems = []
         if len(self.paths) != 2:
             output = "model.html" if self.to == "html" else "exported"
             command = f"python tools/export.py --to={self.to} out-shakespeare-char {output}"
-            problems = [("paths", f"give two, the run and the path to write: {command}")]
-        of_html = [name for name in ("dtype", "text", "with_index", "data_dir") if self.is_set(name)]
-        return problems + [(name, "it needs --to=html") for name in of_html if self.to != "html"]
+            problems = [("paths", f"give a run and an output path: {command}")]
+        html_settings = [name for name in ("dtype", "text", "with_index", "data_dir") if self.is_set(name)]
+        return problems + [(name, "it needs --to=html") for name in html_settings if self.to != "html"]
 
 
 def main(cfg: ExportConfig) -> None:
@@ -82,20 +82,20 @@ def main(cfg: ExportConfig) -> None:
 
 
 def check_output(output: Path, to: str) -> None:
-    """Raise UserError if the output exists, or is a folder where the format is a file or the other way around."""
+    """Raise UserError if the output exists, or its suffix does not match the format."""
     if output.exists():
         raise UserError(f"{output} already exists; choose another path")
     suffixes = {name: target.suffix for name, target in FORMATS.items()} | {"onnx": "", "html": HTML}
-    suffix, is_file = suffixes[to], output.suffix in {*suffixes.values(), ONNX} - {""}
+    suffix, has_file_suffix = suffixes[to], output.suffix in {*suffixes.values(), ONNX} - {""}
     if suffix and output.suffix != suffix:
         raise UserError(f"{output}: --to={to} writes a file; choose a name that ends in {suffix}")
-    if is_file and not suffix:
+    if has_file_suffix and not suffix:
         raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
 
 
 @contextmanager
 def removed_on_error(output: Path) -> Iterator[None]:
-    """Remove the output, a file or a folder, if the block fails. Raises UserError if it cannot be written."""
+    """Remove the output, a file or a folder, if the block fails. Raises UserError for an OSError."""
     try:
         yield
     except BaseException as error:
@@ -119,7 +119,7 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
     if is_installed("transformers"):
         check_computes_gpt2(loaded, gpt2, cfg.to)
     else:
-        note("the package transformers is not installed, so it was not checked that model.py computes GPT-2")
+        note("transformers is not installed, so model.py was not compared with GPT-2")
     with removed_on_error(output):
         target.write(gpt2, output)
         checked = compare_export(loaded, target.open(output), logit_tolerance(loaded, target.activations))
@@ -128,7 +128,7 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
     print(f"{output}: {target.content}")
     print(f"checked: {checked}")
     if target.card:
-        print(f"{output / 'README.md'} says how to use it, and what the model is")
+        print(f"{output / 'README.md'} describes the model and its use")
 
 
 def export_onnx(cfg: ExportConfig, output: Path) -> None:
@@ -139,7 +139,7 @@ def export_onnx(cfg: ExportConfig, output: Path) -> None:
     with removed_on_error(output):
         onnx_export.write_onnx(loaded, output)
         checked = compare_export(loaded, onnx_export.open_with_onnxruntime(output))
-    print(f"{output}: {onnx_export.MODEL} for ONNX Runtime, and a tokenizer that transformers' AutoTokenizer opens")
+    print(f"{output}: {onnx_export.MODEL} for ONNX Runtime, and a tokenizer for transformers' AutoTokenizer")
     print(f"checked: {checked}")
 
 

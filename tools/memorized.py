@@ -4,8 +4,8 @@
     python tools/memorized.py out-a out-b --samples=200 --temperature=1 --json=memorized.json
     python tools/memorized.py out-finetuned --span=50 --data_dir=/mnt/data
 
-It looks for spans of the training data in samples and, for comparison, in held-out text, and counts how many passages
-of the training data the model completes exactly from their first 50 tokens. docs/experiments.md explains the tables.
+It searches for spans of the training data in samples and, for comparison, in held-out text, and counts the passages of
+the training data that the model completes exactly from their first 50 tokens. docs/experiments.md explains the tables.
 """
 
 import sys
@@ -34,14 +34,14 @@ from folio.evaluation.memorization import open_training_data  # noqa: E402
 class MemorizedConfig(Settings):
     # --- models ---
     runs: tuple[str, ...] = ()  # runs ("out-*", latest) whose training data is available
-    checkpoint: Literal["best", "last"] = "best"  # of a run
-    data_dir: str | None = None  # where to look for the training data if it is not where it was
+    checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
+    data_dir: str | None = None  # directory of the data sets; None: as in training
     # --- samples ---
-    samples: PositiveInt = 1000  # texts to generate
-    max_new_tokens: PositiveInt = 200  # per sample, at most
+    samples: PositiveInt = 1000  # number of samples to generate
+    max_new_tokens: PositiveInt = 200  # maximum tokens per sample
     span: PositiveInt | None = None  # also count tokens in spans of training data of at least this length
-    temperature: NonNegativeFloat = GenerationConfig.temperature  # of the samples, as in sample.py
-    seed: NonNegativeInt = GenerationConfig.seed  # of the samples
+    temperature: NonNegativeFloat = GenerationConfig.temperature  # as in sample.py
+    seed: NonNegativeInt = GenerationConfig.seed
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of the weights
@@ -58,28 +58,28 @@ class MemorizedConfig(Settings):
 
 
 def main(cfg: MemorizedConfig) -> None:
-    facts = []
+    reports = []
     for run in expand_runs(cfg.runs):
         saved = foreign.load(run, cfg.checkpoint)
         model = make_model(saved, cfg)
         note(f"{saved.path}: {model.runtime.description}")
-        facts.append({"run": run, **search_samples(model, saved, cfg)})
-        print(describe_reproduction(facts[-1]))
+        reports.append({"run": run, **search_samples(model, saved, cfg)})
+        print(describe_reproduction(reports[-1]))
         if (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
-            print(f"The training data of {base}, from which {run} started, is not known, and was not searched.")
+            print(f"The training data of {base}, from which {run} started, is unknown and was not searched.")
     if cfg.json:
-        write_json(Path(cfg.json), {"memorized": facts})
+        write_json(Path(cfg.json), {"memorized": reports})
 
 
 def make_model(saved: Checkpoint, cfg: MemorizedConfig) -> LanguageModel:
-    """The model in the dtype. Rounded weights are in float32, because passages are read without decoding."""
+    """Build the model in the dtype. Quantized weights become float32, because passages are scored without decoding."""
     if cfg.dtype in QUANTIZED:
         return LanguageModel(quantized(saved.build(), cfg.dtype), saved.tokenizer, cfg.device, "float32")
     return LanguageModel(saved.build(), saved.tokenizer, cfg.device, cfg.dtype)
 
 
 def search_samples(model: LanguageModel, saved: Checkpoint, cfg: MemorizedConfig) -> dict[str, Any]:
-    """What measure_reproduction returns for the training data of the checkpoint. Raises UserError with its path."""
+    """Call measure_reproduction with the checkpoint's training data. Raises UserError with the checkpoint's path."""
     config = GenerationConfig(max_new_tokens=cfg.max_new_tokens, temperature=cfg.temperature, seed=cfg.seed)
     try:
         datasets = open_training_data(saved, cfg.data_dir)

@@ -2,11 +2,11 @@
 
     python tools/plan.py config/shakespeare_char.py                           measures a micro-batch on this machine
     python tools/plan.py config/gpt2_124m.py --device=H100 --gpus=8           uses the GPU's data sheet
-    python tools/plan.py config/gpt2_124m.py --device=24GB --tflops=120       for a GPU without a data sheet here
+    python tools/plan.py config/gpt2_124m.py --device=24GB --tflops=120       for a GPU that is not listed
     python tools/plan.py config/gpt2_1558m.py --device=H100 --gpus=64 --parallel=fsdp --price=2.5
 
-A data sheet does not include the time to launch kernels, so a small model takes longer than it says. Every setting of
-train.py is accepted.
+A forecast from a data sheet does not include kernel launches, so a small model takes longer. Every setting of train.py
+is accepted.
 """
 
 import sys
@@ -51,25 +51,25 @@ GPT2_VOCABULARY = 50257
 @dataclass(frozen=True)
 class PlanConfig(TrainConfig):
     # --- forecast ---
-    device: str = "auto"  # auto, cpu, cuda, mps: measured here; a GPU, as "RTX 4090"; or any card's memory, as "24GB"
+    device: str = "auto"  # auto, cpu, cuda, mps: measure here; or a GPU ("RTX 4090"), or a GPU's memory ("24GB")
     gpus: PositiveInt = 1  # number of GPUs, one process each
-    tflops: PositiveFloat | None = None  # dense TFLOP/s of a GPU in bfloat16; None: the data sheet's, if it has one
-    mfu: Annotated[float, Gt(0), Le(1)] = 0.4  # model FLOPs utilization to assume where nothing is measured
-    bandwidth: PositiveFloat = 50.0  # GB/s that a GPU can send: 400 Gb/s; about 400 GB/s within one machine (NVLink)
-    price: NonNegativeFloat | None = None  # of one device per hour, in any currency; None: not shown
-    watts: NonNegativeFloat | None = None  # of one device; None: the data sheet's, if it has one
+    tflops: PositiveFloat | None = None  # dense bfloat16 TFLOP/s per GPU; None: from the data sheet
+    mfu: Annotated[float, Gt(0), Le(1)] = 0.4  # assumed model FLOPs utilization if steps are not measured
+    bandwidth: PositiveFloat = 50.0  # GB/s sent per GPU: 50 for 400 Gb/s networks; about 400 with NVLink
+    price: NonNegativeFloat | None = None  # per device and hour, in any currency; None: not shown
+    watts: NonNegativeFloat | None = None  # per device; None: from the data sheet
     save: bool = False  # True: write OUT_DIR/plan.json, which tools/report.py compares with the run
 
     def problems(self) -> list[tuple[str, str]]:
-        """As for training; and what is not measured here needs a GPU."""
+        """Check the settings of training, and require a named GPU for --gpus and --tflops."""
         problems = super().problems()
         if find_gpu(self.device):
             return problems
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
-            known = f"a GPU ({', '.join(GPUS)})"
-            remedy = f"use auto, cpu, cuda, mps, {known}, or for any other card --device=12GB --tflops=N"
+            gpus = ", ".join(GPUS)
+            remedy = f"use auto, cpu, cuda, mps, a GPU ({gpus}), or for another GPU --device=12GB --tflops=N"
             return [*problems, ("device", remedy)]
-        remedy = "name the GPU, as --device=H100, or give its memory, as --device=24GB"
+        remedy = "name a GPU, such as --device=H100, or its memory, such as --device=24GB"
         if self.gpus > 1:
             problems.append(("gpus", remedy))
         if self.tflops:
@@ -82,11 +82,11 @@ def main(cfg: PlanConfig) -> None:
     settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=data.vocab_size if data else GPT2_VOCABULARY, **settings))
-    machine = by_data_sheet(cfg, model) if find_gpu(cfg.device) else by_measuring(cfg, model, data)
+    machine = from_data_sheet(cfg, model) if find_gpu(cfg.device) else from_measurement(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:
         if machine.step_seconds is None:
-            raise UserError(f"minutes={cfg.minutes:g}: the time of a step is {machine.unknown}; or plan --max_iters")
+            raise UserError(f"minutes={cfg.minutes:g}: the time of a step is {machine.unknown}; or set --max_iters")
         evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
         seconds = 60 * cfg.minutes
         batches = validation_tokens(cfg, data) / (cfg.batch_size * cfg.block_size)
@@ -103,91 +103,93 @@ def main(cfg: PlanConfig) -> None:
     try:
         write_json(path, plan)
     except OSError as error:
-        raise UserError(f"out_dir={cfg.out_dir}: it cannot be written ({error}); choose another --out_dir") from None
+        raise UserError(f"out_dir={cfg.out_dir} cannot be written ({error}); choose another --out_dir") from None
     print(f"saved in {path}, for python tools/report.py {cfg.out_dir}")
 
 
 def find_data(cfg: PlanConfig) -> Mixture | None:
-    """The data sets, if all of them are prepared."""
+    """Open the data sets if all of them are prepared."""
     root = data_root(cfg.data_dir)
     prepared = all(has_data(root / name) for name, _ in parse_mixture(cfg.dataset))
     return open_data(cfg) if prepared else None
 
 
 def validation_tokens(cfg: PlanConfig, data: Mixture | None) -> int:
-    """Tokens per evaluation; without data, as many as eval_iters says."""
+    """Return the tokens per evaluation; without data, by eval_iters."""
     return data.validation_tokens if data else (cfg.eval_iters or 0) * cfg.batch_size * cfg.block_size
 
 
 class Machine(NamedTuple):
-    """One of the devices, and what a step takes on all of them. None: not known."""
+    """The devices of a run, and the cost of a step. None: unknown."""
 
     description: str
     device_type: str
     dtype: torch.dtype
-    memory: int | None  # bytes
+    memory: int | None  # bytes per device
     step_seconds: float | None
-    watts: float | None
+    watts: float | None  # per device
     traffic: float = 0.0  # bytes that each device sends per step
-    computing_seconds: float | None = None  # per step, on the device with the most sequences, without sending
-    unknown: str = ""  # why step_seconds is not known
+    compute_seconds: float | None = None  # per step, on the device with the most sequences, without communication
+    unknown: str = ""  # why step_seconds is None
 
 
-def by_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
-    """A step takes as long as the process with the most sequences computes or sends, whichever is longer."""
+def from_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
+    """Forecast a step as the maximum of compute and communication time of the process with the most sequences."""
     name, gpu = find_gpu(cfg.device)
     dtype = DTYPES["bfloat16" if cfg.dtype == "auto" else cfg.dtype]
     sent = traffic(cfg, model, 4 if dtype == torch.float32 else 2)
     description, available = f"{cfg.gpus} x {name}", gpu.memory * 10**9
     tflops = cfg.tflops or gpu.tflops
     if tflops is None:
-        unknown = "not known: name a GPU, as --device=H100, or give its --tflops"
+        unknown = "unknown: name a GPU, such as --device=H100, or set --tflops"
         return Machine(description, "cuda", dtype, available, None, gpu.watts, sent, unknown=unknown)
-    source = "" if cfg.tflops else ", by its data sheet"
+    source = "" if cfg.tflops else ", from its data sheet"
     description += f"{source}, at {cfg.mfu:.0%} of {tflops:,.0f} TFLOP/s"
     tokens = -(-cfg.accumulation * cfg.batch_size // cfg.gpus) * cfg.block_size
-    computing = tokens * model.config.flops_per_token()["total"] / (cfg.mfu * 1e12 * tflops)
-    seconds = max(computing, sent / (1e9 * cfg.bandwidth))
-    return Machine(description, "cuda", dtype, available, seconds, gpu.watts, sent, computing)
+    compute_seconds = tokens * model.config.flops_per_token()["total"] / (cfg.mfu * 1e12 * tflops)
+    seconds = max(compute_seconds, sent / (1e9 * cfg.bandwidth))
+    return Machine(description, "cuda", dtype, available, seconds, gpu.watts, sent, compute_seconds)
 
 
-def traffic(cfg: PlanConfig, model: GPT, s: int) -> float:
-    """Bytes that a process sends per step, in ring collectives. s: bytes of a weight in matmuls.
+def traffic(cfg: PlanConfig, model: GPT, weight_bytes: int) -> float:
+    """Return the bytes that a process sends per step in ring collectives. weight_bytes: bytes of a weight in matmuls.
 
-    DDP all-reduces the gradients in float32, which sends them twice. FSDP gathers the weights for the forward and the
-    backward pass of each micro-batch, and reduce-scatters the gradients. Muon gathers the updates, of which each
-    process has computed a share, and under FSDP also what they are computed from.
+    DDP all-reduces the gradients in float32, which sends them twice. FSDP all-gathers the weights for the forward and
+    the backward pass of each micro-batch, and reduce-scatters the gradients. Muon all-gathers the updates, of which
+    each process computes a share, and under FSDP also their inputs.
     """
     N = sum(p.numel() for p in model.parameters())
     sequences = -(-cfg.accumulation * cfg.batch_size // cfg.gpus)
     sent = 2 * 4 * N
     if cfg.parallel == "fsdp":
-        sent = -(-sequences // cfg.batch_size) * (2 * s + 4) * N
+        sent = -(-sequences // cfg.batch_size) * (2 * weight_bytes + 4) * N
     if cfg.optimizer == "muon":
-        sent += s * sum(p.numel() for p in muon_matrices(model).values()) * (2 if cfg.parallel == "fsdp" else 1)
+        gathers = 2 if cfg.parallel == "fsdp" else 1
+        sent += gathers * weight_bytes * sum(p.numel() for p in muon_matrices(model).values())
     return sent * (cfg.gpus - 1) / cfg.gpus
 
 
-def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
-    """Run steps of one micro-batch here, if they fit into the memory.
+def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
+    """Measure steps of one micro-batch on this machine, if they fit into memory.
 
-    Their time, multiplied by the micro-batches per step, is slightly too long: each includes an optimizer update.
+    The time multiplied by the micro-batches per step is slightly too long, because it includes an update each time.
     """
     if data is None:
-        raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}, or name a GPU, as --device=H100")
+        raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}, or name a GPU, such as --device=H100")
     runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
     machine = Machine(f"steps measured on {runtime.description}", device_type, dtype, available, None, None)
     required = memory_per_process(cfg, model, dtype, device_type, 1)
     if available is not None and not required.fits(available):
-        unknown = "not measured, because the run does not fit into the memory"
+        unknown = "not measured, because the run does not fit into memory"
         return machine._replace(description=runtime.description, unknown=unknown)
     print(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}", flush=True)
-    real = GPT(model.config, cfg.seed).to(runtime.device)
-    adapt(real, runtime)
+    trained_model = GPT(model.config, cfg.seed).to(runtime.device)
+    adapt(trained_model, runtime)
     loader = BatchLoader(data, runtime, cfg.batch_size, accumulation=1)
-    seconds = cfg.accumulation * measure_step(train.train_step, cfg, real, real, compile_loss(real, runtime), loader)
+    loss_fn = compile_loss(trained_model, runtime)
+    seconds = cfg.accumulation * measure_step(train.train_step, cfg, trained_model, trained_model, loss_fn, loader)
     if cfg.accumulation == 1:
         return machine._replace(step_seconds=seconds)
     description = f"one micro-batch of {cfg.accumulation:,} per step measured on {runtime.description}"
@@ -195,20 +197,20 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
 
 
 def how_to_measure(cfg: PlanConfig) -> str:
-    """What makes it possible to measure steps here, if a data set is not prepared."""
+    """Describe how to make it possible to measure steps here if a data set is not prepared."""
     data_dir = [f"--data_dir={cfg.data_dir}"] if cfg.data_dir else []
     names = [name for name, _ in parse_mixture(cfg.dataset) if not has_data(data_root(cfg.data_dir) / name)]
     scripts = [f"prepare/{name}.py" for name in names if name not in SCRIPTS_FOR_ANY_INPUT]
     commands = [command(script, *data_dir) for script in scripts if (ROOT / script).is_file()]
     prepare = f" ({' and '.join(commands)})" if commands else ""
     return (
-        f"prepare it to measure steps here{prepare}, or name a prepared data set of the same vocabulary, whose steps "
+        f"prepare it to measure steps here{prepare}, or name a prepared data set with the same vocabulary, whose steps "
         f"take the same time"
     )
 
 
 def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:
-    """The figures of plan.json; None for those that are not known."""
+    """Return the values of plan.json; None if unknown."""
     return {
         "by": machine.description,
         "parameters": model.num_params()["total"],
@@ -224,20 +226,20 @@ def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | No
 def forecast_time(
     cfg: PlanConfig, counts: StepCounts, data: Mixture | None, machine: Machine
 ) -> dict[str, float | None]:
-    """The figures of plan.json that depend on the time of a step."""
+    """Return the values of plan.json that depend on the time of a step."""
     if machine.step_seconds is None:
         return dict.fromkeys(("tokens_per_second", "evaluation_seconds", "seconds", "kilowatt_hours", "price"))
     evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
     evaluations = counts.evaluations
     if not cfg.minutes or affordable_evaluations(cfg.minutes, evaluation) >= 2:
-        evaluations += 1  # before the first step
-    evaluating = evaluation * evaluations
-    seconds = counts.max_iters * machine.step_seconds + evaluating
+        evaluations += 1  # the evaluation before the first step
+    total_evaluation = evaluation * evaluations
+    seconds = counts.max_iters * machine.step_seconds + total_evaluation
     hours = cfg.gpus * seconds / 3600
     watts = machine.watts if cfg.watts is None else cfg.watts
     return {
         "tokens_per_second": cfg.step_tokens / machine.step_seconds,
-        "evaluation_seconds": evaluating,
+        "evaluation_seconds": total_evaluation,
         "seconds": seconds,
         "kilowatt_hours": watts and watts * hours / 1000,
         "price": cfg.price and cfg.price * hours,
@@ -247,7 +249,7 @@ def forecast_time(
 def describe(
     cfg: PlanConfig, model: GPT, data: Mixture | None, machine: Machine, plan: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """The plan as lines of a name and a text."""
+    """Yield the plan as pairs of a name and a text."""
     yield "by", plan["by"]
     unknown = "" if data else f", with a vocabulary of {GPT2_VOCABULARY:,}, because {cfg.dataset} is not prepared"
     yield "parameters", f"{plan['parameters']:,}{unknown}"
@@ -263,9 +265,9 @@ def describe(
         yield "time", f"{_hours(plan['seconds'])}: {speed}, and {_hours(plan['evaluation_seconds'])} of evaluations"
     if machine.traffic:
         sent = f"{machine.traffic / 1e9:,.2f} GB per step from each device"
-        if machine.computing_seconds:
-            breaks_even = f"{machine.traffic / machine.computing_seconds / 1e9:,.1f} GB/s"
-            sent += f", which sends {cfg.bandwidth:g} GB/s; computing takes as long at {breaks_even}"
+        if machine.compute_seconds:
+            break_even = f"{machine.traffic / machine.compute_seconds / 1e9:,.1f} GB/s"
+            sent += f", at {cfg.bandwidth:g} GB/s; at {break_even}, communication takes as long as computation"
         yield "traffic", sent
     if plan["kilowatt_hours"]:
         yield "energy", f"{plan['kilowatt_hours']:,.2f} kWh, of the devices only"
@@ -274,7 +276,7 @@ def describe(
 
 
 def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
-    """What a process needs, whether that fits, and if not, what would."""
+    """Describe the required memory, whether it fits, and if not, a remedy."""
 
     def memory_with(changed: TrainConfig) -> Memory:
         return memory_per_process(changed, model, machine.dtype, machine.device_type, cfg.gpus)

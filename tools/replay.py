@@ -1,13 +1,12 @@
-"""Replay one step of a run: what it read, the loss of each token, its gradients and updates.
+"""Replay one step of a run: its sequences, the loss of each token, gradients and updates.
 
     python tools/replay.py out-shakespeare-char --step=1200
     python tools/replay.py out-shakespeare-char --step=1200 --json=step.json
-    torchrun --standalone --nproc_per_node=2 tools/replay.py out-two --step=1200     a run of two processes
+    torchrun --standalone --nproc_per_node=2 tools/replay.py out-two --step=1200     a run with two processes
 
-Step N is that of metrics.jsonl, after which N steps are done. It is trained again from the newest full checkpoint
-before it, or from the beginning, with the settings that the run had then. Its loss and gradient norm are compared with
-the logged ones, bit for bit. The page, replay-N.html, opens offline. Nothing else changes in the run's folder, where
-another process may be training.
+Step N has the number N in metrics.jsonl. It is replayed from the newest checkpoint before it, or from the start, with
+the run's settings at that time. Its loss and gradient norm should be bitwise identical to the logged ones. The page,
+replay-N.html, opens offline. Nothing else changes in the run's folder, where another process may be training.
 """
 
 import sys
@@ -33,7 +32,7 @@ from folio.checkpoints.find_runs import find_runs  # noqa: E402
 from folio.data.tokenizer import Tokenizer  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.evaluation.memorization import open_training_mixture  # noqa: E402
-from folio.experiments.replay import Comparison, HeldCheckpoint, History, Part, StepRecorder  # noqa: E402
+from folio.experiments.replay import Comparison, History, InMemoryCheckpoint, Part, StepRecorder  # noqa: E402
 from folio.experiments.replay_report import Report, as_page, as_text  # noqa: E402
 from folio.machine import distributed  # noqa: E402
 from folio.machine.kernels import compile_loss  # noqa: E402
@@ -52,25 +51,25 @@ from train import TrainConfig, train_step  # noqa: E402
 class ReplayConfig(Settings):
     # --- step ---
     run: tuple[str, ...] = ()  # the run's folder
-    step: PositiveInt | None = None  # of metrics.jsonl; 1 is the first one
-    data_dir: str | None = None  # where to look for the training data if it is not where it was
+    step: PositiveInt | None = None  # step number in metrics.jsonl, from 1
+    data_dir: str | None = None  # directory of the data sets; None: as in training
     # --- output ---
     output: NonEmptyStr | None = None  # file of the page; None: replay-STEP.html in the run's folder
-    json: NonEmptyStr | None = None  # also write everything to this file
+    json: NonEmptyStr | None = None  # also write the report to this file
     # --- machine ---
     device: NonEmptyStr | None = None  # "cpu", "cuda", "cuda:1", "mps", "auto"; None: as in training
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None  # of matmuls; None: as in training
-    backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
+    backend: str = "nccl"  # of torch.distributed; without GPUs, always gloo
 
     def problems(self) -> list[tuple[str, str]]:
-        """There are a run and a step."""
+        """Require a run and a step."""
         example = "python tools/replay.py out-shakespeare-char --step=1200"
         problems = [("run", f"name one run's folder, as in {example}")] if len(self.run) != 1 else []
         return problems if self.step else [*problems, ("step", f"name a step, as in {example}")]
 
 
 class Training(NamedTuple):
-    """What train.train_step needs, for a part of a run."""
+    """The arguments of train.train_step for a part of a run."""
 
     cfg: TrainConfig
     runtime: Runtime
@@ -81,7 +80,7 @@ class Training(NamedTuple):
 
     @classmethod
     def of(cls, start: Start, part: Part, runtime: Runtime, data: Mixture) -> "Training":
-        """Set up as in train.train."""
+        """Set up a part as train.train does."""
         cfg = start.cfg
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
         model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
@@ -91,49 +90,49 @@ class Training(NamedTuple):
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
+        """Learning rate of the next step."""
         return self.schedule.learning_rate_at(self.state.step)
 
     def train_step(self) -> None:
         train_step(self.state, self.loss_fn, self.loader, self.learning_rate, self.cfg.grad_clip, self.cfg.seed)
 
     def read_steps(self) -> list[JudgedStep]:
-        """What the guard says about the steps since the last reading."""
+        """Return the guard's results for the steps since the last call."""
         guard = self.state.guard
         if not guard.judged:
             return []
         guard.send()
         return guard.read(self.state.step)
 
-    def pause(self, tokenizer: Tokenizer) -> HeldCheckpoint:
-        """A checkpoint in memory, once all steps are read."""
-        return HeldCheckpoint.of(self.state, tokenizer, {"model": asdict(self.state.model.config)})
+    def pause(self, tokenizer: Tokenizer) -> InMemoryCheckpoint:
+        """Return a checkpoint in memory. All steps must have been read."""
+        return InMemoryCheckpoint.of(self.state, tokenizer, {"model": asdict(self.state.model.config)})
 
 
-def replay(given: ReplayConfig) -> None:
-    """Replay a step; print, and on rank 0 write, what happened in it. Raises UserError."""
-    folder, step = find_run(given.run[0]), given.step
+def replay(args: ReplayConfig) -> None:
+    """Replay a step and print the report; rank 0 also writes it. Raises UserError."""
+    folder, step = find_run(args.run[0]), args.step
     history = History.of(folder, TrainConfig)
     history.require_step(step)
     saved = history.checkpoint_before(step)
     begin = saved.state["step"] if saved else 0
     parts = history.parts_between(begin, step)
-    data = open_data(history, given.data_dir)
-    runtimes = [resolve_part(part, given)[1] for part in parts]
+    data = open_data(history, args.data_dir)
+    runtimes = [resolve_part(part, args)[1] for part in parts]
     group = runtimes[-1].group
     group.require_same("checkpoints or data", [begin, data.hash[:8]])
     print(runtimes[-1].description)
     print(describe_work(history, begin, step))
     inexact_reasons = history.inexact_reasons(begin, step, runtimes)
     for reason in inexact_reasons:
-        print(f"it may not be bitwise equal: {reason}")
+        print(f"it may not be bitwise identical: {reason}")
 
-    source = saved or initial_weights(history)  # of the next part
+    source = saved or initial_weights(history)  # start of the next part
     training: Training | None = None
-    before: list[JudgedStep] = []  # the steps from there, without the last one
+    before: list[JudgedStep] = []  # the replayed steps except the last
     with progress_bar(total=step, initial=begin, unit="step") if group.rank == 0 else tqdm(disable=True) as bar:
         for part in parts:
-            cfg, runtime = resolve_part(part, given)  # again: it sets torch's modes and threads, in which parts differ
+            cfg, runtime = resolve_part(part, args)  # again: sets torch's modes and threads for this part
             if training:
                 source = training.pause(history.newest.tokenizer)
             is_resumed = training is not None or saved is not None
@@ -149,7 +148,7 @@ def replay(given: ReplayConfig) -> None:
         training = training._replace(state=recorder.state, loss_fn=recorder.loss_fn)
         training.train_step()
         (judged,) = training.read_steps()
-        sequences, parameters = recorder.sequences(), recorder.parameters()  # of all ranks
+        sequences, parameters = recorder.sequences(), recorder.parameters()  # collective calls
         bar.update()
 
     report = Report(
@@ -158,45 +157,45 @@ def replay(given: ReplayConfig) -> None:
         start=describe_start(begin, history),
         comparison=Comparison.of(before, judged, learning_rate, history.lines, inexact_reasons),
         grad_clip=training.cfg.grad_clip,
-        skipped=recorder.why_skipped(judged, training.cfg.skip_spikes),
+        skipped=recorder.skip_reason(judged, training.cfg.skip_spikes),
         epochs=epochs,
         sequences=sequences,
         parameters=parameters,
         tokenizer=history.newest.tokenizer,
     )
-    output = Path(given.output or folder / f"replay-{step}.html")
+    output = Path(args.output or folder / f"replay-{step}.html")
     try:
         if group.rank == 0:
-            write(report, output, given.json)
-    finally:  # a file that cannot be written does not lose the rest
+            write_report(report, output, args.json)
+    finally:  # print the report even if a file cannot be written
         print(f"\n{as_text(report)}\n")
     print(f"{output}: open it in a browser")
 
 
 def find_run(name: str) -> Path:
-    """The folder of the run that the name, or a pattern, stands for. Raises UserError."""
+    """Return the folder of the run that a name or pattern matches. Raises UserError."""
     runs = find_runs(name)
     if len(runs) > 1:
         raise UserError(f"{name} matches {len(runs)} folders; name one run: {runs[0]}")
     return Path(runs[0])
 
 
-def resolve_part(part: Part, given: ReplayConfig) -> tuple[TrainConfig, Runtime]:
-    """The settings of a part of the run on this machine, and its runtime. Sets torch's modes and number of threads.
+def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
+    """Return a part's settings on this machine, and its runtime. Sets torch's modes and number of threads.
 
     Raises UserError.
     """
     cfg, resolved = part.cfg, part.record["resolved"]
-    device = given.device or (resolved["device"] if cfg.device == "auto" else cfg.device)
+    device = args.device or (resolved["device"] if cfg.device == "auto" else cfg.device)
     parallel = cfg.parallel if under_torchrun() else "ddp"
-    cfg = cfg.replace(device=device, dtype=given.dtype or cfg.dtype, parallel=parallel)
+    cfg = cfg.replace(device=device, dtype=args.dtype or cfg.dtype, parallel=parallel)
     if threads := part.record["threads"]:
         torch.set_num_threads(threads)
-    return cfg, resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, given.backend)
+    return cfg, resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, args.backend)
 
 
 def open_data(history: History, data_dir: str | None) -> Mixture:
-    """The data that the run is trained on. Raises UserError if it is missing or has changed."""
+    """Open the run's training data. Raises UserError if it is missing or has changed."""
     try:
         return open_training_mixture(history.newest, data_dir)
     except UserError as error:
@@ -204,7 +203,7 @@ def open_data(history: History, data_dir: str | None) -> Mixture:
 
 
 def initial_weights(history: History) -> Checkpoint | None:
-    """The weights that the run started from; None for random ones. Raises UserError if they cannot be loaded."""
+    """Load the run's initial weights; None: random weights. Raises UserError if they cannot be loaded."""
     if history.init_from in ("scratch", None):
         return None
     try:
@@ -224,16 +223,16 @@ def describe_start(begin: int, history: History) -> str:
 
 
 def describe_work(history: History, begin: int, step: int) -> str:
-    """How many steps are replayed, and how long that probably takes."""
+    """Describe the number of steps to replay, and the estimated time."""
     steps, speed = step - begin, history.steps_per_second
     line = f"replaying {steps:,} step{'s' if steps > 1 else ''} from {describe_start(begin, history)}"
     if speed is None:
-        return f"{line}; the run has logged no speed"
+        return f"{line}; the run's speed is unknown"
     return f"{line}: about {format_seconds(steps / speed)}, at the run's {speed:.3g} steps per second"
 
 
-def write(report: Report, output: Path, json: str | None) -> None:
-    """Write the page and, if it is named, the file of JSON. Raises UserError."""
+def write_report(report: Report, output: Path, json: str | None) -> None:
+    """Write the page and, if given, the JSON file. Raises UserError."""
     try:
         with atomic_write(output) as temporary:
             temporary.write_text(as_page(report), encoding="utf-8", errors="backslashreplace")

@@ -5,11 +5,11 @@
     python tools/report.py "out-*"                                     all folders that match the pattern
     python tools/report.py sweep-x --filter=state=finished --limit=10  the ten best finished runs in a folder
 
-The page starts with a table of the runs, the lowest validation loss first, or in the order of --sort. It shows the loss
-and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a vertical line wherever a run
-was resumed (dashed after a kill); the forecast of tools/plan.py --save and the measured values; the samples of each
-evaluation; the settings that differ between the runs; all settings and the environment of each run. --filter, --sort
-and --limit are those of tools/runs.py, which lists runs in the terminal.
+The page starts with a table of the runs, sorted by validation loss or --sort. It shows curves of the training and
+validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a vertical line where a run was
+resumed (dashed after a kill); the forecast of tools/plan.py --save and the measured values; the samples of each
+evaluation; the settings that differ between the runs; and all settings and the environment of each run. tools/runs.py
+takes the same --filter, --sort and --limit, and lists runs in the terminal.
 """
 
 import sys
@@ -30,13 +30,13 @@ from folio.experiments.selection import Selection  # noqa: E402
 @dataclass(frozen=True)
 class ReportConfig(Selection):
     # --- files ---
-    runs: tuple[str, ...] = ()  # runs, folders with runs, quoted patterns as "out-*", or latest
+    runs: tuple[str, ...] = ()  # runs, folders with runs, quoted patterns such as "out-*", or latest
     output: str | None = None  # file of the page; None: report.html in the first folder
     # --- selection, as in tools/runs.py ---
     sort: NonEmptyStr = "loss"  # lowest first; or date, name, steps, tokens, time, state, a setting; -loss: descending
 
     def problems(self) -> list[tuple[str, str]]:
-        """There is a run."""
+        """Require a run."""
         example = "python tools/report.py out-shakespeare-char"
         return [] if self.runs else [("runs", f"name at least one run's folder, as in {example}")]
 
@@ -47,11 +47,11 @@ def main(cfg: ReportConfig) -> None:
     runs = [run for run in selected if run.lines]
     for run in selected:
         if not run.lines and len(selected) > 1:
-            note(f"{run.folder} is left out, because the run has not logged a step yet")
+            note(f"{run.folder} is skipped, because the run has not logged a step yet")
     if not runs:
         folder = selected[0].folder
         if selected[0].state:
-            raise UserError(f"{folder / 'metrics.jsonl'} is missing or damaged: it holds none of the run's steps")
+            raise UserError(f"{folder / 'metrics.jsonl'} is missing or damaged: it contains none of the run's steps")
         raise UserError(f"{folder}: the run has not logged a step yet")
     content = report_page(runs)
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"

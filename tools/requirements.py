@@ -1,4 +1,4 @@
-"""Write the requirements files from the packages that pyproject.toml lists. Needs Python 3.11.
+"""Write the requirements files from the packages in pyproject.toml. Needs Python 3.11.
 
 python tools/requirements.py
 python tools/requirements.py --check=True    changes nothing, and fails if a file differs
@@ -26,13 +26,13 @@ HEADER = "# Written by tools/requirements.py from pyproject.toml."
 
 
 def requirements_files(project: dict[str, Any]) -> dict[str, str]:
-    """The content of each requirements file. project: of pyproject.toml. An extra adds to the main packages."""
+    """Return the content of each requirements file. project: table of pyproject.toml."""
     files = {"requirements.txt": [HEADER, *project["dependencies"]]}
     for extra, packages in project["optional-dependencies"].items():
         lines = [HEADER, "-r requirements.txt"]
         for package in packages:
-            others = re.fullmatch(r"folio\[(.+)\]", package)
-            lines += [f"-r requirements-{name}.txt" for name in others[1].split(",")] if others else [package]
+            extras = re.fullmatch(r"folio\[(.+)\]", package)
+            lines += [f"-r requirements-{name}.txt" for name in extras[1].split(",")] if extras else [package]
         files[f"requirements-{extra}.txt"] = lines
     return {name: "\n".join(lines) + "\n" for name, lines in files.items()}
 

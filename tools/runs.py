@@ -1,14 +1,14 @@
-"""List the runs under a folder: their settings, how far they are, and how good.
+"""List the runs under a folder: their settings, progress, and losses.
 
     python tools/runs.py                                         under the current folder, the newest first
     python tools/runs.py sweep-x --sort=loss --limit=10          the ten best
     python tools/runs.py --filter=state=finished --filter="learning_rate>1e-3,dataset=novel"
     python tools/runs.py --columns=dropout,date --json=runs.json
 
-A row shows the settings that differ between the listed runs, as many as there is space for; the lowest validation loss
-and its step; steps, tokens, and the time of the steps; and the state: running, finished, stopped (by Ctrl-C or SIGTERM,
-and saved), or failed (ended by an error or a kill). Runs that are training are not disturbed. tools/report.py takes the
-same --filter, --sort and --limit.
+A row shows the settings that differ between the listed runs, up to the width of the terminal; the lowest validation
+loss and its step; steps, tokens, and the time of the steps; and the state: running, finished, stopped (by Ctrl-C or
+SIGTERM, and saved), or failed (ended by an error or a kill). Running processes are not disturbed. tools/report.py takes
+the same --filter, --sort and --limit.
 """
 
 import math
@@ -39,20 +39,20 @@ from folio.experiments.selection import (  # noqa: E402
     different_settings,
 )
 
-WIDTH = 120  # characters per line where there is no terminal
+WIDTH = 120  # characters per line without a terminal
 GAP = "  "  # between columns
-LONGEST_NAME, LONGEST_VALUE = 48, 20  # characters; a longer one loses its middle, and a path its beginning
-MOST_LEFT_OUT = 8  # settings to name below the table
-BEFORE, AFTER = ("name",), ("loss", "steps", "tokens", "time", "state")  # columns around the settings
-TEXTS = ("name", "state", "date")  # columns that are aligned on the left
+MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 48, 20  # longer ones are shortened
+MAX_LISTED_SETTINGS = 8  # below the table
+FIRST, LAST = ("name",), ("loss", "steps", "tokens", "time", "state")  # columns around the settings
+LEFT_ALIGNED = ("name", "state", "date")  # columns
 
 
 @dataclass(frozen=True)
 class RunsConfig(Selection):
     # --- files ---
-    folders: tuple[str, ...] = ()  # FOLDER ...: with runs in or under them; default: the current one
+    folders: tuple[str, ...] = ()  # FOLDER ...: to search recursively; default: the current one
     # --- output ---
-    columns: CommaSeparated = ()  # settings to show, or date; default: those that differ, as far as there is space
+    columns: CommaSeparated = ()  # settings to show, or date; default: different settings, up to the width
     json: str | None = None  # also write the runs, with all their settings, to this file
 
 
@@ -62,13 +62,13 @@ def main(cfg: RunsConfig) -> None:
     runs = cfg.select(run_folders, base=folders[0] if len(folders) == 1 else None)
     for column in cfg.columns:
         check_column("columns", column, runs)
-    by = cfg.sort.removeprefix("-")
-    names = [by] if cfg.is_set("sort") and by not in (*BEFORE, *AFTER) else []
-    names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # which steps shows
+    sort_column = cfg.sort.removeprefix("-")
+    names = [sort_column] if cfg.is_set("sort") and sort_column not in (*FIRST, *LAST) else []
+    names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # shown by "steps"
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
-    if by == "loss" and len({data_of(run) for run in runs if run.state}) > 1:
-        print("losses on different data cannot be compared, so the runs on each data set are sorted separately")
+    if sort_column == "loss" and len({data_of(run) for run in runs if run.state}) > 1:
+        print("losses on different data are not comparable, so the runs on each data set are sorted separately")
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
     states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
     print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")
@@ -80,7 +80,7 @@ def main(cfg: RunsConfig) -> None:
 
 
 def row_of(run: Run) -> dict[str, Any]:
-    """A run as JSON. null: not known yet."""
+    """Return a run as JSON. null: unknown."""
     loss, best_step = run.best or (None, None)
     return {
         "name": run.name,
@@ -98,11 +98,11 @@ def row_of(run: Run) -> dict[str, Any]:
 
 
 class Column(NamedTuple):
-    """A column of the table: its head in several lines, and its cells."""
+    """A column of the table: a head of several lines, and the cells."""
 
     head: list[str]
     cells: list[str]
-    left: bool  # aligned on the left
+    left: bool  # left-aligned
 
     @property
     def width(self) -> int:
@@ -110,46 +110,44 @@ class Column(NamedTuple):
 
     @classmethod
     def of(cls, name: str, runs: list[Run]) -> "Column":
-        head = re.findall(r"[^_]+_?", name)  # learning_ above rate: values are shorter than names
-        return cls(head, [cell_of(run, name) for run in runs], name in TEXTS)
+        head = re.findall(r"[^_]+_?", name)  # one line per word, because values are shorter than names
+        return cls(head, [cell_of(run, name) for run in runs], name in LEFT_ALIGNED)
 
     def lines(self, height: int) -> list[str]:
-        """The lines of the head, in this height, and the cells, all of the same width."""
+        """Return the lines of the head, padded to `height`, and the cells, padded to the same width."""
         lines = [""] * (height - len(self.head)) + self.head + self.cells
         return [line.ljust(self.width) if self.left else line.rjust(self.width) for line in lines]
 
 
 def format_runs(runs: list[Run], settings: list[str], width: float) -> Iterator[str]:
-    """The lines of a table with a row per run, of at most `width` characters if there is space for the other columns,
-    and a line about settings for which there is none.
-    """
-    before, after = ([Column.of(name, runs) for name in names] for names in (BEFORE, AFTER))
-    space = width - sum(column.width + len(GAP) for column in (*before, *after)) + len(GAP)
-    shown, left_out = [], []
+    """Yield the lines of a table with a row per run, and a line about settings that do not fit into `width`."""
+    first, last = ([Column.of(name, runs) for name in names] for names in (FIRST, LAST))
+    space = width - sum(column.width + len(GAP) for column in (*first, *last)) + len(GAP)
+    shown, omitted = [], []
     for name in settings:
         column = Column.of(name, runs)
         if column.width + len(GAP) <= space:
             shown.append(column)
             space -= column.width + len(GAP)
         else:
-            left_out.append(name)
-    columns = [*before, *shown, *after]
+            omitted.append(name)
+    columns = [*first, *shown, *last]
     height = max(len(column.head) for column in columns)
     for cells in zip(*(column.lines(height) for column in columns), strict=True):
         yield GAP.join(cells).rstrip()
-    if left_out:
-        more = f" and {len(left_out) - MOST_LEFT_OUT} more" if len(left_out) > MOST_LEFT_OUT else ""
-        yield f"also different: {', '.join(left_out[:MOST_LEFT_OUT])}{more} (--columns={left_out[0]} shows it)"
+    if omitted:
+        more = f" and {len(omitted) - MAX_LISTED_SETTINGS} more" if len(omitted) > MAX_LISTED_SETTINGS else ""
+        yield f"also different: {', '.join(omitted[:MAX_LISTED_SETTINGS])}{more} (--columns={omitted[0]} shows it)"
 
 
 def cell_of(run: Run, column: str) -> str:
-    """What the table shows of a run in a column; empty: nothing yet."""
+    """Return a run's cell in a column; empty without a value."""
     value = column_value(run, column)
     if column in COLUMNS and value is None:
         return ""
     match column:
         case "name":
-            return shorten(value, LONGEST_NAME)
+            return shorten(value, MAX_NAME_CHARACTERS)
         case "loss":
             return f"{value:.4f} at {run.best[1]:,}"
         case "steps":
@@ -160,15 +158,15 @@ def cell_of(run: Run, column: str) -> str:
             return format_seconds(value)
         case "date":
             return value[:16]
-    return shorten(format_value(value), LONGEST_VALUE) if column in {**COLUMNS, **run.config} else ""
+    return shorten(format_value(value), MAX_VALUE_CHARACTERS) if column in {**COLUMNS, **run.config} else ""
 
 
 def shorten(text: str, length: int) -> str:
-    """A text of at most so many characters, without its middle if it is longer, or without its beginning if a path."""
+    """Shorten a text to `length` characters by removing its middle, or the beginning of a path."""
     if len(text) <= length:
         return text
-    begin = 0 if "/" in text else (length - 1) // 2
-    return f"{text[:begin]}…{text[begin + 1 - length :]}"
+    head = 0 if "/" in text else (length - 1) // 2
+    return f"{text[:head]}…{text[head + 1 - length :]}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Serve a model with OpenAI's API: openai, llm, LangChain, and lm-eval can use it.
+"""Serve a model through OpenAI's API, for clients such as openai, llm, LangChain, and lm-eval.
 
     python tools/serve.py out-shakespeare-char             a run; http://127.0.0.1:8080/v1 for clients on this computer
-    python tools/serve.py gpt2 --port=9000                 whatever --init_from takes
+    python tools/serve.py gpt2 --port=9000                 any model that --init_from takes
     FOLIO_KEY=... python tools/serve.py out --host=0.0.0.0 --allowed_hosts=gpu.example.org
 
 Ctrl-C stops it. docs/serving.md shows clients, limits, and what to use for more than one machine.
@@ -38,56 +38,57 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 class ServeConfig(Settings):
     # --- model ---
     models: tuple[str, ...] = ()  # RUN: a run, a checkpoint, or what --init_from takes
-    checkpoint: Literal["best", "last"] = "best"  # of a run, the one to serve
+    checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     device: str = "auto"  # cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of the weights
     # --- server ---
-    host: str = "127.0.0.1"  # another address than loopback needs a key; 0.0.0.0: all of this computer's
-    port: Annotated[int, Ge(0), Le(65535)] = 8080  # if it is taken, or 0, a free one is used
-    key: str = ""  # what clients must give as their API key; FOLIO_KEY=... before the command is not shown by ps
-    allowed_hosts: CommaSeparated = ()  # by which names clients reach it, as in their address: gpu.example.org
-    allowed_origins: CommaSeparated = ()  # pages of other sites that may use it: https://example.org
+    host: str = "127.0.0.1"  # addresses other than loopback need a key; 0.0.0.0: all interfaces
+    port: Annotated[int, Ge(0), Le(65535)] = 8080  # if it is in use, or 0: a free port
+    key: str = ""  # API key that clients must send; the variable FOLIO_KEY does not appear in the process list
+    allowed_hosts: CommaSeparated = ()  # host names that clients use for this server: gpu.example.org
+    allowed_origins: CommaSeparated = ()  # web origins that may use the server (CORS): https://example.org
     # --- limits ---
-    rows: PositiveInt | None = None  # texts generated at a time; None: 256, fewer if memory holds fewer
-    max_waiting: PositiveInt = 64  # texts that wait for a row; while there are so many, requests are refused
-    max_choices: PositiveInt = Limits.choices  # of a request: its prompts * n
-    max_new_tokens: PositiveInt = Limits.new_tokens  # of a request: its choices * max_tokens
-    max_prompt_tokens: PositiveInt = Limits.prompt_tokens  # of a request: those of all its prompts
-    timeout: PositiveFloat = 600.0  # seconds for an answer
+    rows: PositiveInt | None = None  # texts generated at once; None: 256, or fewer to fit into memory
+    max_waiting: PositiveInt = 64  # maximum length of the queue of texts; further requests are refused
+    max_choices: PositiveInt = Limits.choices  # per request: prompts * n
+    max_new_tokens: PositiveInt = Limits.new_tokens  # per request: choices * max_tokens
+    max_prompt_tokens: PositiveInt = Limits.prompt_tokens  # per request: tokens of all prompts
+    timeout: PositiveFloat = 600.0  # seconds per response
 
     @property
     def secret(self) -> str:
         return self.key or os.environ.get(KEY, "")
 
     def problems(self) -> list[tuple[str, str]]:
-        """One model, and a key and a name where others reach the server."""
+        """Require one model, and for addresses other than loopback a key and a host name."""
         problems = []
         if len(self.models) != 1:
-            problems.append(("models", "give one: python tools/serve.py out-shakespeare-char"))
+            problems.append(("models", "name one model: python tools/serve.py out-shakespeare-char"))
         if self.host not in LOOPBACK and not self.secret:
             problems.append(("host", f"anyone could use the server; set a key: {KEY}=SECRET python tools/serve.py ..."))
         if self.host in ANY_ADDRESS and not self.allowed_hosts:
-            problems.append(("host", "name what clients call this computer: --allowed_hosts=gpu.example.org"))
+            problems.append(("host", "set the host name that clients use: --allowed_hosts=gpu.example.org"))
         for name in self.allowed_hosts:
             if "/" in name:
                 problems.append(("allowed_hosts", "give names without http:// or a path: gpu.example.org"))
         for origin in self.allowed_origins:
             if not re.fullmatch(r"https?://[^/*]+|null", origin):
-                problems.append(("allowed_origins", f"write {origin} as browsers do: https://example.org"))
+                problems.append(("allowed_origins", f"{origin} is not an origin; write https://example.org"))
         if not re.fullmatch("[!-~]*", self.secret):
             problems.append(("key", "it must consist of visible ASCII characters, without spaces or line breaks"))
         return problems
 
 
 def model_id(name: str, gpt: LanguageModel) -> str:
-    """What clients call the model: the name of the run's folder, or else what was given, without its folders."""
+    """Return the model's name for clients: the run's folder name, or the last part of the given path."""
     is_checkpoint = gpt.path is not None and (gpt.path / "manifest.json").exists()
     return gpt.path.resolve().parent.name if is_checkpoint else Path(name).resolve().name
 
 
 def fingerprint(gpt: LanguageModel) -> str:
-    """A short hash of the checkpoint: of its manifest, which has the hashes of its files; of other programs' files,
-    of their names, sizes, and times.
+    """Return a short hash of the checkpoint.
+
+    It is over the manifest, which has the hashes of all files, or for other formats over file names, sizes, and times.
     """
     path = gpt.path
     if path is None:
@@ -102,7 +103,7 @@ def fingerprint(gpt: LanguageModel) -> str:
 
 
 def hosts_of(cfg: ServeConfig, port: int) -> frozenset[str]:
-    """The values of the header Host that are this server. A proxy may pass on a name without the port."""
+    """Return the allowed values of the Host header. A proxy may forward a name without the port."""
     names = {*LOOPBACK, cfg.host} - {*ANY_ADDRESS}
     return names_of({*names, *cfg.allowed_hosts}, port) | frozenset(name.lower() for name in cfg.allowed_hosts)
 
@@ -122,7 +123,7 @@ def main(cfg: ServeConfig) -> None:
 
 
 def print_address(cfg: ServeConfig, served: Served, port: int) -> None:
-    """Say how to use the server."""
+    """Print the address and an example request."""
     host = cfg.allowed_hosts[0] if cfg.host in ANY_ADDRESS else cfg.host
     address = address_of(host, port)
     key = f' -H "Authorization: Bearer ${KEY}"' if cfg.secret else ""

@@ -1,19 +1,18 @@
-"""Train with many settings and several seeds, and say which settings are better than others, and by how much.
+"""Train with many settings and several seeds, and compare the settings statistically.
 
     python tools/sweep.py config/shakespeare_char.py learning_rate=4e-3,8e-3 n_head=2,4 --max_iters=300
     python tools/sweep.py config/shakespeare_char.py learning_rate=1e-4..1e-1:log dropout=0..0.3 --trials=40 --minutes=1
     python tools/sweep.py config/shakespeare_char.py n_layer=2,3,4 --tokens=2e6 --seeds=5 --jobs=4
     python tools/sweep.py config/mine.py lr_schedule=cosine,wsd --out_dir=/shared/sweep   on each machine
 
-Each combination of settings is a trial, which is trained with every seed. Lists of values make a grid of all
-combinations; processes and machines that run the same command in the same folder share its runs. With --trials, optuna
-searches lists and ranges, and stops a trial whose first run is hopeless at an evaluation. Any setting of train.py can
-be varied, or set for all trials as --name=value. Each run is one of train.py, in a folder of its own:
-OUT_DIR/trial-000-seed-1337.
+Each combination of settings is a trial, which is trained with every seed. Lists of values form a grid; processes and
+machines that run the same command in the same folder share its runs. With --trials, optuna searches lists and ranges,
+and prunes trials by their first run. Any setting of train.py can be varied, or set for all trials as --name=value. Each
+run of train.py has its own folder, such as OUT_DIR/trial-000-seed-1337.
 
-Ctrl-C stops the runs at a checkpoint; the same command continues, and with more --seeds or --trials adds to them. At
-the end, and whenever the command is repeated, a table gives the mean and the 95 % interval of each trial over its
-seeds, and its difference to the best. OUT_DIR/sweep.html shows the curves, and results.json holds all numbers.
+Ctrl-C stops the runs at a checkpoint; the same command resumes them, and adds runs with more --seeds or --trials. At
+the end, a table shows the mean and the 95 % interval of each trial over its seeds, and its difference from the best.
+OUT_DIR/sweep.html shows the curves, and results.json contains all results.
 """
 
 import sys
@@ -39,28 +38,28 @@ from folio.experiments.sweep.results import as_json, format_table, notes, summar
 from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
 from folio.experiments.sweep.runner import Runner  # noqa: E402
 from folio.experiments.sweep.sweep_folder import (  # noqa: E402
-    recorded,
+    checked_record,
+    copy_config_files,
+    report_write_errors,
     reserve_folder,
-    with_copied_files,
-    writing,
 )
 from train import TrainConfig  # noqa: E402
 
 
 @dataclass(frozen=True)
 class SweepConfig(Settings):
-    # --- what to try ---
+    # --- trials ---
     settings: tuple[str, ...] = ()  # of train.py: NAME=VALUE,VALUE or NAME=LOW..HIGH, with :log for a logarithmic one
     seeds: PositiveInt = 3  # runs per trial, with the seeds --seed, --seed + 1, ...
-    trials: PositiveInt | None = None  # search with this many combinations, by optuna; None: the whole grid
-    prune: bool = True  # in a search, stop what is worse than the median of the trials at the same evaluation
-    retry_failed: bool = False  # True: run again what failed before
-    tokens: PositiveInt | None = None  # to train on per run; sets max_iters; None: as train.py does (also --minutes)
-    # --- where ---
+    trials: PositiveInt | None = None  # number of combinations in an optuna search; None: the whole grid
+    prune: bool = True  # in a search, stop trials that are worse than the median at the same evaluation
+    retry_failed: bool = False  # True: retry failed runs
+    tokens: PositiveInt | None = None  # training tokens per run, sets max_iters; None: by max_iters or --minutes
+    # --- machines and output ---
     out_dir: NonEmptyStr | None = None  # folder of the sweep; None: sweep-NAME, after the config file
-    jobs: PositiveInt | None = None  # runs at the same time; None: one per GPU, or one
-    storage: NonEmptyStr | None = None  # database of a search that several machines share; None: OUT_DIR/study.db
-    grace_period: PositiveInt = 120  # seconds without a heartbeat after which a worker is considered dead (--storage)
+    jobs: PositiveInt | None = None  # number of concurrent runs; None: one per GPU, or one
+    storage: NonEmptyStr | None = None  # database to share a search among machines; None: OUT_DIR/study.db
+    grace_period: PositiveInt = 120  # seconds without a heartbeat until a worker is considered dead (--storage)
 
 
 def main(argv: list[str]) -> None:
@@ -72,32 +71,32 @@ def main(argv: list[str]) -> None:
         require("--trials", "optuna", "sqlalchemy")
     is_shared = bool(cfg.storage) or not sweep.is_search
     with reserve_folder(sweep.out_dir, is_shared), open_trials(cfg, sweep) as trials:
-        stopped = Runner(with_copied_files(sweep), trials, cfg.jobs).run()
+        stopped = Runner(copy_config_files(sweep), trials, cfg.jobs).run()
         states = {outcome.state for outcome in trials.outcomes()}
         if states - {"waiting", "running"}:
             show_results(sweep, trials)
     if stopped:
-        print(f"stopped {stopped}; the same command continues")
+        print(f"stopped {stopped}; repeat the command to resume")
         raise SystemExit(130)
     if "finished" not in states:
-        raise UserError("no run has finished; correct what made them fail, and repeat the command with --retry_failed")
+        raise UserError("no run has finished; fix the errors, and repeat the command with --retry_failed")
 
 
 @contextmanager
 def open_trials(cfg: SweepConfig, sweep: Sweep) -> Iterator[TrialSource]:
-    """The trials of a sweep. Raises UserError, also if the database of a search fails in the block."""
+    """Open the trials of a sweep. Raises UserError, also if the database of a search fails in the block."""
     if not sweep.is_search:
-        with recorded(sweep):
+        with checked_record(sweep):
             trials = FolderQueue(sweep)
             if cfg.retry_failed:
                 trials.retry_failed()
         yield trials
         return
-    from folio.experiments.sweep.study import open_storage, open_study, reporting_a_lost_database, sqlite_url
+    from folio.experiments.sweep.study import database_errors, open_storage, open_study, sqlite_url
 
     url = cfg.storage or sqlite_url(sweep.out_dir / "study.db")
-    with reporting_a_lost_database():
-        with recorded(sweep):
+    with database_errors():
+        with checked_record(sweep):
             study = open_study(
                 open_storage(url, cfg.grace_period if cfg.storage else None),
                 sweep.name,
@@ -106,7 +105,7 @@ def open_trials(cfg: SweepConfig, sweep: Sweep) -> Iterator[TrialSource]:
                 sweep.points,
                 sweep.seeds,
                 prune_after=sweep.evaluations // 3 if cfg.prune else None,
-                alone=cfg.storage is None,  # this process holds the lock of the folder
+                exclusive=cfg.storage is None,  # this process holds the lock of the folder
             )
             if cfg.retry_failed:
                 study.retry_failed()
@@ -126,7 +125,7 @@ def show_results(sweep: Sweep, trials: TrialSource) -> None:
     print()
     print("\n".join(remarks))
     html = sweep_page(f"Folio: {sweep.name}", sweep.space, rows, outcomes, importances, remarks)
-    with writing(sweep.out_dir):
+    with report_write_errors(sweep.out_dir):
         with atomic_write(sweep.out_dir / "sweep.html") as temporary:
             temporary.write_text(html, encoding="utf-8")
         write_json(sweep.out_dir / "results.json", as_json(rows, outcomes, importances))

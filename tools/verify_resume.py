@@ -1,11 +1,11 @@
-"""Check on this machine that a run killed by SIGKILL resumes bitwise identically.
+"""Verify on this machine that a run killed by SIGKILL resumes bitwise identically.
 
     python tools/verify_resume.py config/shakespeare_char.py --kills=20 --eval_interval=10 --eval_iters=1
-    python tools/verify_resume.py config/shakespeare_char.py --processes=2 --device=cpu    kills one of the two
+    python tools/verify_resume.py config/shakespeare_char.py --processes=2 --device=cpu    kills one of two processes
 
-Trains once undisturbed. Then trains again with the same settings, killed at random steps and resumed each time with
---init_from=resume, and compares weights, optimizer, data state and all logged numbers bit by bit. Prints a certificate;
-exits with 1 on any difference. Every setting of train.py is accepted; on a GPU, add --deterministic=True.
+Trains once without interruption. Then trains with the same settings, but is killed at random steps and resumed with
+--init_from=resume. Compares weights, optimizer, data state and logged metrics bitwise. Prints a certificate, and exits
+with 1 on any difference. Every setting of train.py is accepted; on a GPU, add --deterministic=True.
 """
 
 import hashlib
@@ -41,34 +41,34 @@ from folio.data.find_data import find_datasets  # noqa: E402
 from folio.training.start import versions  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
-LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all but speed and memory
+LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all metrics but speed and memory
 
 
 @dataclass(frozen=True)
 class VerifyConfig(TrainConfig):
     # --- verification ---
-    kills: PositiveInt = 20  # times that the second run is killed
-    processes: PositiveInt = 1  # more than 1: trained by torchrun, and a random process is killed
-    kills_in_write: Annotated[float, Ge(0), Le(1)] = 0.3  # share of kills that wait for a half-written checkpoint
-    work_dir: str | None = None  # folder of both runs; None: a temporary folder, removed at the end
+    kills: PositiveInt = 20  # number of kills of the second run
+    processes: PositiveInt = 1  # more than 1: train by torchrun, and kill a random process
+    kills_in_write: Annotated[float, Ge(0), Le(1)] = 0.3  # fraction of kills during a checkpoint write
+    work_dir: str | None = None  # folder of both runs; None: a temporary folder
 
     def problems(self) -> list[tuple[str, str]]:
-        """As for training."""
+        """Check the settings of training, and refuse a time budget."""
         if self.minutes:
             return [*super().problems(), ("minutes", "both runs must have the same length; give --max_iters")]
         return super().problems()
 
 
 def main(cfg: VerifyConfig) -> None:
-    find_datasets(cfg.dataset, cfg.data_dir)  # prepared before anything is timed
+    find_datasets(cfg.dataset, cfg.data_dir)  # prepares missing data before the first run is timed
     with work_folder(cfg) as folder:
-        straight, killed = folder / "straight", folder / "killed"
-        began = time.perf_counter()
-        finish(start(cfg, straight), straight)
-        print(f"undisturbed: {time.perf_counter() - began:.1f} s")
+        reference, killed = folder / "reference", folder / "killed"
+        start_time = time.perf_counter()
+        finish(start(cfg, reference), reference)
+        print(f"uninterrupted: {time.perf_counter() - start_time:.1f} s")
         kills, in_write, lost = kill_and_resume(cfg, killed)
         finish(start(cfg, killed), killed)
-        differences = compare(straight, killed)
+        differences = compare(reference, killed)
         weights = checkpoint.load(killed).model
         digest = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
         certificate = {
@@ -101,11 +101,12 @@ def work_folder(cfg: VerifyConfig) -> Iterator[Path]:
 
 
 def start(cfg: VerifyConfig, out_dir: Path) -> subprocess.Popen:
-    """Start train.py in `out_dir`, from its last checkpoint if there is one. Its output goes to out_dir.log."""
-    places = {"out_dir": out_dir, "init_from": "resume" if run_folder.exists(out_dir) else cfg.init_from}
-    given = {f.name: getattr(cfg, f.name) for f in fields(TrainConfig)}
-    given = {f.name: given[f.name] for f in fields(TrainConfig) if f.name in cfg.origins or given[f.name] != f.default}
-    arguments = [f"--{name}={value}" for name, value in {**given, **places}.items()]
+    """Start train.py in `out_dir`, or resume it from its last checkpoint. Its output goes to out_dir.log."""
+    values = {f.name: getattr(cfg, f.name) for f in fields(TrainConfig)}
+    changed = [f.name for f in fields(TrainConfig) if f.name in cfg.origins or values[f.name] != f.default]
+    options = {name: values[name] for name in changed}
+    options |= {"out_dir": out_dir, "init_from": "resume" if run_folder.exists(out_dir) else cfg.init_from}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{out_dir}.log", "ab") as log:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cfg.processes}"]
@@ -120,43 +121,43 @@ def finish(process: subprocess.Popen, out_dir: Path) -> None:
 
 
 def kill_and_resume(cfg: VerifyConfig, out_dir: Path) -> tuple[int, int, int]:
-    """Kill the run in `out_dir` cfg.kills times. Returns the kills, those during a write, and the checkpoints lost.
+    """Kill the run in `out_dir` cfg.kills times. Returns the number of kills, kills during a write, and lost runs.
 
-    A kill waits for progress and never for a time, so that it happens at the same place on a slow or busy machine: at a
-    half-written checkpoint, at a line that the run prints while it starts, or at a step of the next few checkpoints.
+    Kills wait for progress rather than for a time, so that they do not depend on the speed of the machine: for a
+    half-written checkpoint, a line of output during startup, or a step in the next few checkpoint intervals.
     """
     rng = random.Random(cfg.seed)
-    in_write = lost = reached = 0
+    in_write = lost = safe_step = 0
     for kill in range(1, cfg.kills + 1):
-        before = half_written(out_dir)  # by processes killed earlier
-        printed = lines_in(Path(f"{out_dir}.log"))
+        leftover = half_written(out_dir)  # checkpoints of processes killed earlier
+        n_lines = count_lines(Path(f"{out_dir}.log"))
         process = start(cfg, out_dir)
         if rng.random() < cfg.kills_in_write:
-            wait_until(process, lambda before=before: not before >= half_written(out_dir))
-            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))  # at a random point of the write
+            wait_until(process, lambda leftover=leftover: not leftover >= half_written(out_dir))
+            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))  # a random point of the write
         elif rng.random() < 0.2:
-            wanted = printed + rng.randint(0, 4)
-            wait_until(process, lambda wanted=wanted: lines_in(Path(f"{out_dir}.log")) >= wanted)
+            target = n_lines + rng.randint(0, 4)
+            wait_until(process, lambda target=target: count_lines(Path(f"{out_dir}.log")) >= target)
         else:
             log = Log(out_dir / "metrics.jsonl")
-            wanted = max(reached, 0) + rng.randint(1, 4 * cfg.step_counts.eval_steps)
-            wait_until(process, lambda log=log, wanted=wanted: log.step() >= wanted)
-        ended = process.poll()
-        victims = psutil.Process(process.pid).children() if cfg.processes > 1 and ended is None else []
-        (rng.choice(victims) if victims else process).kill()
+            target = max(safe_step, 0) + rng.randint(1, 4 * cfg.step_counts.eval_steps)
+            wait_until(process, lambda log=log, target=target: log.step() >= target)
+        exit_code = process.poll()
+        workers = psutil.Process(process.pid).children() if cfg.processes > 1 and exit_code is None else []
+        (rng.choice(workers) if workers else process).kill()
         process.wait()  # torchrun ends the other processes
-        if ended is not None:
+        if exit_code is not None:
             finish(process, out_dir)
             raise UserError(f"the run ended after {kill - 1} kills; use more --max_iters or fewer --kills")
-        in_write += not before >= half_written(out_dir)
-        if run_folder.exists(out_dir) or reached:
+        in_write += not leftover >= half_written(out_dir)
+        if run_folder.exists(out_dir) or safe_step:
             try:
                 step = checkpoint.load(out_dir).state["step"]
             except UserError:
                 step = -1
-            lost += step < reached
-            reached = max(step, reached)
-        print(f"kill {kill} of {cfg.kills}: {in_write} during a write, step {reached:,} is safe", flush=True)
+            lost += step < safe_step
+            safe_step = max(step, safe_step)
+        print(f"kill {kill} of {cfg.kills}: {in_write} during a write, step {safe_step:,} is safe", flush=True)
     return cfg.kills, in_write, lost
 
 
@@ -166,23 +167,23 @@ def wait_until(process: subprocess.Popen, condition: Callable[[], bool]) -> None
         time.sleep(0.001)
 
 
-def lines_in(path: Path) -> int:
+def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 class Log:
-    """metrics.jsonl. A run replaces it when it starts, so lines of an earlier process are not this one's progress."""
+    """metrics.jsonl of a process. A run replaces the file when it starts, so the old file's lines do not count."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.before = self.inode()
+        self.initial_inode = self.inode()
 
     def inode(self) -> int | None:
         return self.path.stat().st_ino if self.path.exists() else None
 
     def step(self) -> int:
-        """The latest step that the process has logged; 0 before the first."""
-        if self.inode() in (None, self.before):
+        """Return the last step that the process has logged, or 0."""
+        if self.inode() in (None, self.initial_inode):
             return 0
         with open(self.path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
@@ -195,15 +196,15 @@ def half_written(out_dir: Path) -> set[Path]:
 
 
 def compare(first: Path, second: Path) -> list[str]:
-    """The differences between two finished runs; empty if there are none."""
+    """Return the differences between two finished runs."""
     differences = []
     for which in ("last", "best"):
         a, b = checkpoint.load(first, which), checkpoint.load(second, which)
-        for part, mine, other in (("weights", a.model, b.model), ("optimizer", a.optimizer(), b.optimizer())):
-            if mine.keys() != other.keys():
+        for part, tensors, others in (("weights", a.model, b.model), ("optimizer", a.optimizer(), b.optimizer())):
+            if tensors.keys() != others.keys():
                 differences.append(f"{which}: the names of the {part} differ")
                 continue
-            bits = sum(different_bits(mine[name], other[name]) for name in mine)
+            bits = sum(different_bits(tensors[name], others[name]) for name in tensors)
             if bits:
                 differences.append(f"{which}: {bits:,} bits of the {part}")
         changed = [key for key in RunProgress.__annotations__ if a.state[key] != b.state[key]]
@@ -213,8 +214,8 @@ def compare(first: Path, second: Path) -> list[str]:
         lines = map(json.loads, (out_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         logs.append([[line[name] for name in LOGGED] for line in lines])
     if logs[0] != logs[1]:
-        at = next((a for a, b in zip(*logs, strict=False) if a != b), "their length")
-        differences.append(f"metrics.jsonl, first at {at}")
+        first_difference = next((a for a, b in zip(*logs, strict=False) if a != b), "their length")
+        differences.append(f"metrics.jsonl, first at {first_difference}")
     return differences
 
 

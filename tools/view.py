@@ -1,11 +1,11 @@
 """Look inside a model in the browser: its tokens, attention, neurons, predictions, and samples.
 
-    python tools/view.py out-shakespeare-char              a run: any of its checkpoints, also while it trains
+    python tools/view.py out-shakespeare-char              any checkpoint of a run, even while it trains
     python tools/view.py out-shakespeare-char out-six      two models, compared token by token
-    python tools/view.py gpt2                              whatever --init_from takes
+    python tools/view.py gpt2                              any model that --init_from takes
     python tools/view.py out-chorales --text=FILE:piece.mid
 
-The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
+The page works offline, and the server is reachable only from this computer. Ctrl-C stops it. docs/inside.md is a tour.
 """
 
 import sys
@@ -35,23 +35,23 @@ from folio.web.viewer import make_app  # noqa: E402
 class ViewConfig(Settings):
     # --- files ---
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
-    checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
-    text: str = ""  # to show first, as sample.py's start; default: Shakespeare, a held-out piece, or a sample
-    data_dir: str | None = None  # where to look for the training data if it is not where it was
+    checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
+    text: str = ""  # initial text, as sample.py's start; default: Shakespeare, a held-out piece, or a sample
+    data_dir: str | None = None  # directory of the data sets; None: as in training
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
-    port: Annotated[int, Ge(0), Le(65535)] = 8000  # if it is taken, or 0, a free one is used
+    port: Annotated[int, Ge(0), Le(65535)] = 8000  # if it is in use, or 0: a free port
     open: bool = True  # False: do not open the browser
     # --- machine ---
-    device: str = "auto"  # where to trace and sample: cpu, cuda, mps
+    device: str = "auto"  # cpu, cuda, mps
 
     def problems(self) -> list[tuple[str, str]]:
-        """One or two models, and an address that only this computer reaches."""
+        """Require one or two models, and a loopback address."""
         problems = []
         if len(self.models) not in (1, 2):
-            problems.append(("models", "give one, or two to compare: python tools/view.py out-shakespeare-char"))
+            problems.append(("models", "name one model, or two to compare: python tools/view.py out-shakespeare-char"))
         if self.host not in LOOPBACK:
-            problems.append(("host", f"it must be one of {', '.join(LOOPBACK)}, because anyone could use the server"))
+            problems.append(("host", f"use {', '.join(LOOPBACK)}, because the server has no authentication"))
         return problems
 
 
@@ -60,12 +60,12 @@ def main(cfg: ViewConfig) -> None:
     models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
     if len({viewed.tokenizer.hash for viewed in models}) > 1:
         names = " and ".join(viewed.name for viewed in models)
-        raise UserError(f"{names} have different tokenizers, so their tokens cannot be compared")
+        raise UserError(f"{names} have different tokenizers, so their tokens are not comparable")
     text = read_prompt("text", cfg.text, models[0].tokenizer) or choose_text(models[0], cfg.data_dir)
     if len(text) > MOST_CHARACTERS:
         print(f"text: the first {MOST_CHARACTERS:,} of {len(text):,} characters are shown")
-        text = text[:MOST_CHARACTERS].rsplit(" ", 1)[0]  # without a part of an event of music
-    encode_prompt(models[0].tokenizer, text, "skip")  # raises UserError if it is not music, but should be
+        text = text[:MOST_CHARACTERS].rsplit(" ", 1)[0]  # without an incomplete event of music
+    encode_prompt(models[0].tokenizer, text, "skip")  # raises UserError if a music model gets other text
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     address = f"{address_of(cfg.host, port)}/"

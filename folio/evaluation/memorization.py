@@ -1,8 +1,8 @@
-"""Searches a run's training data: for the spans of a text that occur there, and for a few passages of it.
+"""Search a run's training data for all spans of a text, with a suffix array, or for a few of its passages.
 
-For spans of any length, the training tokens are sorted into a suffix array (Manber and Myers 1990; by libdivsufsort),
-in which a binary search finds the longest match of any text. OLMoTrace (Liu et al. 2025) shows such spans for a model
-of trillions of tokens. Spans that are no longer than chance gives are left out.
+A binary search in the suffix array of the training tokens (Manber and Myers 1990; built by libdivsufsort) finds the
+longest match of any text. OLMoTrace (Liu et al. 2025) shows such spans for a model trained on trillions of tokens.
+Spans that are likely to match by chance are left out.
 
 Dimensions: T time, N indexed tokens, V vocabulary.
 """
@@ -21,40 +21,41 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.shards import Dataset, data_root, has_data, open_dataset
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
 from folio.data.windows import Mixture, check_ids, parse_mixture
-from folio.evaluation.scores import Reading
+from folio.evaluation.scores import Coverage
 from folio.evaluation.texts import EvaluatedText
 
-MAX_INDEXED_TOKENS = 20_000_000  # at the start of the data sets: up to 1 GB while they are sorted, 0.2 GB then
-HELD_OUT, HELD_OUT_PIECE = 4096, 256  # tokens of validation text to compare with, in pieces of this length
+MAX_INDEXED_TOKENS = 20_000_000  # from the start of the data sets; up to 1 GB during sorting, 0.2 GB afterwards
+HELD_OUT_TOKENS = 4096  # of validation text, for comparison
+HELD_OUT_PIECE_TOKENS = 256
 CHANCE = 0.01  # probability that a random text has a span longer than TrainingIndex.chance
-EXACT_LENGTHS = 16  # up to which the expected matches of a random text are summed; they are bounded beyond
-CONTEXT_TOKENS = 60  # of training data to show before and after a span
-BLOCK = 1 << 16  # tokens to compute with at a time
+EXACT_LENGTHS = 16  # span lengths with exact expected matches of random text; longer ones are bounded
+CONTEXT_TOKENS = 60  # training tokens to show before and after a span
+BLOCK_TOKENS = 1 << 16  # tokens processed at once
 
-PROBES = 20  # passages of a text
-PROBE_TOKENS = 32  # length of each of them
-SEARCHED_TOKENS = 50_000_000  # at the start of each data set
+MAX_PROBES = 20  # probes per text
+PROBE_TOKENS = 32
+MAX_SEARCHED_TOKENS = 50_000_000  # from the start of each data set
 
 
-# --- the training data of a run ---------------------------------------------------------------------------------------
+# --- training data ----------------------------------------------------------------------------------------------------
 
 
 def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]:
-    """The data sets of `open_training_mixture`."""
+    """Open the data sets of `open_training_mixture`."""
     return [dataset for dataset, _ in open_training_mixture(saved, data_dir).datasets]
 
 
 def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
-    """The data that a checkpoint was trained on. Raises UserError if it is not available or has changed.
+    """Open the training data of a checkpoint. Raises UserError if it is missing or has changed.
 
-    data_dir: the folder of data sets to look in if it is not where it was in training. A missing one is not prepared.
+    data_dir: directory to search if the data is no longer where it was in training. Missing data is not prepared.
     """
     config = saved.state.get("config", {})
     if not {"dataset", "data_dir"} <= config.keys():
         raise UserError("its checkpoint does not record the training data")
     datasets = []
     for name, weight in parse_mixture(config["dataset"]):
-        folders = [data_root(place) / name for place in (config["data_dir"], data_dir)]
+        folders = [data_root(directory) / name for directory in (config["data_dir"], data_dir)]
         folder = next((folder for folder in folders if has_data(folder)), None)
         if not folder and data_dir:
             raise UserError(f"its training data is neither {folders[0]} nor {folders[1]}; set --data_dir")
@@ -68,8 +69,9 @@ def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
 
 
 def first_tokens(datasets: list[Dataset], limit: int) -> tuple[list[tuple[int, int, np.ndarray]], bool]:
-    """The training tokens at the start of each data set, at most `limit`: the numbers of the data set and of the shard,
-    and the ids (n,) of each shard. Also whether these are all that there are.
+    """Return up to `limit` training tokens from the start of each data set, and whether these are all of them.
+
+    The tokens are a list of (data set number, shard number, ids (n,)).
     """
     parts, complete = [], True
     for number, dataset in enumerate(datasets):
@@ -83,38 +85,38 @@ def first_tokens(datasets: list[Dataset], limit: int) -> tuple[list[tuple[int, i
     return parts, complete
 
 
-# --- any span of a text -----------------------------------------------------------------------------------------------
+# --- suffix array -----------------------------------------------------------------------------------------------------
 
 
 class Occurrences(NamedTuple):
     """Where a span occurs in the training data."""
 
     count: int
-    dataset: int  # the first occurrence: the number of the data set, of its shard, and of the token in it
+    dataset: int  # numbers of the data set, its shard, and the token in it, of the first occurrence
     shard: int
     offset: int
 
 
 class TrainingIndex:
-    """The training tokens, sorted so that spans of any text are found in them.
+    """A suffix array of the training tokens, which finds spans of any text.
 
-    A span lies within one shard and one document: it contains no end-of-text token. Where documents end without such a
-    token, as in a text of characters, it may continue in the next one, as the windows of training do.
+    A span is within one shard and one document, so it contains no end-of-text token. Without end-of-text tokens, as in
+    a character-level data set, a span may cross document boundaries, as training windows do.
 
-    searched: the tokens indexed. complete: whether they are all that there are. If not, they are those at the start of
-    each data set, MAX_INDEXED_TOKENS // len(datasets) of each.
+    searched: number of indexed tokens. complete: False if there are more; then the index has the first
+    max_tokens // len(datasets) tokens of each data set.
     """
 
-    def __init__(self, datasets: list[Dataset], eot: int | None):
+    def __init__(self, datasets: list[Dataset], eot: int | None, max_tokens: int = MAX_INDEXED_TOKENS):
         """eot: the end-of-text token. Raises DatasetError for a token outside the vocabulary."""
-        from pydivsufsort import divsufsort  # nothing else needs it
+        from pydivsufsort import divsufsort  # only used here
 
-        parts, self.complete = first_tokens(datasets, MAX_INDEXED_TOKENS // len(datasets))
+        parts, self.complete = first_tokens(datasets, max_tokens // len(datasets))
         self.parts = [(dataset, shard) for dataset, shard, _ in parts]  # numbers
         arrays = [ids for _, _, ids in parts]
         lengths = [len(ids) for ids in arrays]
         self.searched = sum(lengths)
-        self.starts = np.cumsum([0, *lengths]) + np.arange(len(arrays) + 1)  # of each part; a 0 is after each
+        self.starts = np.cumsum([0, *lengths]) + np.arange(len(arrays) + 1)  # of each part; a 0 follows each
 
         vocab_size = max(dataset.vocab_size for dataset in datasets)
         counts = np.zeros(vocab_size, np.int64)
@@ -124,37 +126,37 @@ class TrainingIndex:
                 counts += np.bincount(block, minlength=vocab_size)
         if eot is not None:
             counts[eot] = 0
-        # A token's code: 1, 2, ... for those that occur; 0 for the others, the end-of-text token, and ends of shards.
+        # Codes are 1, 2, ... for tokens that occur, and 0 for other tokens, end of text, and ends of shards.
         occurs = counts > 0
         self.code_of = (np.cumsum(occurs) * occurs).astype(np.min_scalar_type(int(occurs.sum())))  # (V,)
         self.id_of = np.append(-1, np.flatnonzero(occurs))  # by code
         codes = np.zeros(self.starts[-1], self.code_of.dtype)
         for ids, start in zip(arrays, self.starts, strict=False):
-            for at, block in blocks(ids):
-                codes[start + at : start + at + len(block)] = self.code_of[block]
-        suffixes = divsufsort(codes)  # the positions in `codes`, in the order of what begins there
-        self.suffixes = memoryview(suffixes.view(f"i{suffixes.itemsize}"))  # gives Python's integers, which are faster
+            for offset, block in blocks(ids):
+                codes[start + offset : start + offset + len(block)] = self.code_of[block]
+        suffixes = divsufsort(codes)  # positions in `codes`, sorted by their suffixes
+        self.suffixes = memoryview(suffixes.view(f"i{suffixes.itemsize}"))  # returns Python integers, which are faster
         frequencies = np.concatenate([[0], counts[occurs]]) / max(counts.sum(), 1)  # by code
         self.expected, self.largest_frequency = expected_matches(codes, frequencies), float(frequencies.max())
-        big_endian = codes.astype(codes.dtype.newbyteorder(">"))  # so that bytes compare as codes do
+        big_endian = codes.astype(codes.dtype.newbyteorder(">"))  # bytes then compare in the order of codes
         self.content = big_endian.tobytes()
         self.codes = np.frombuffer(self.content, big_endian.dtype)
 
     def longest(self, ids: np.ndarray) -> np.ndarray:
-        """The length of the longest span from each position of a text, (T,), that occurs in the data: (T,)."""
+        """Return the length of the longest span from each position of a text, (T,), that occurs in the data: (T,)."""
         text = self._encode(ids)
         absent = np.flatnonzero(text == 0)
         ends = np.append(absent, len(text))[np.searchsorted(absent, np.arange(len(text)))]  # the next 0 or the end
         lengths = np.zeros(len(text), np.int64)
         for start, end in enumerate(ends):
             rest = text[start:end]
-            at = bisect_left(self.suffixes, rest.tobytes(), key=self._prefixes(len(rest)))
-            neighbors = self.suffixes[max(at - 1, 0) : at + 1]  # the longest match is one of them
+            rank = bisect_left(self.suffixes, rest.tobytes(), key=self._prefixes(len(rest)))
+            neighbors = self.suffixes[max(rank - 1, 0) : rank + 1]  # the longest match is one of them
             lengths[start] = max(common_prefix(rest, self.codes[suffix : suffix + len(rest)]) for suffix in neighbors)
         return lengths
 
     def find(self, ids: np.ndarray) -> Occurrences | None:
-        """Where a span of token ids, (T,), occurs. None if it does not."""
+        """Return where a span of token ids, (T,), occurs, or None."""
         codes = self._encode(ids)
         if not len(codes) or not codes.all():
             return None
@@ -167,8 +169,8 @@ class TrainingIndex:
         part = int(np.searchsorted(self.starts, position, side="right")) - 1
         return Occurrences(end - first, *self.parts[part], position - int(self.starts[part]))
 
-    def different_spans(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """All different spans of so many tokens: where each occurs first, in `codes`, and how often, (S,) each.
+    def unique_spans(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first position in `codes` and the count of each unique span of `length` tokens, (S,) each.
 
         Equal spans are next to each other in the suffix array.
         """
@@ -177,68 +179,68 @@ class TrainingIndex:
         is_span[: max(len(self.codes) - length + 1, 0)] = zeros[length:] == zeros[:-length]  # no document ends in it
         order = np.asarray(self.suffixes)
         order = order[is_span[order]]
-        same = np.arange(1, len(order))  # ranks of the spans that are equal to the one before, up to a depth
+        same = np.arange(1, len(order))  # ranks of the spans that equal the previous one, up to a depth
         for depth in range(length):
             same = same[self.codes[order[same] + depth] == self.codes[order[same - 1] + depth]]
         starts = np.delete(np.arange(len(order)), same)
         counts = np.diff(np.append(starts, len(order)))
         return np.minimum.reduceat(order, starts) if len(order) else order, counts
 
-    def ids_at(self, place: int, length: int) -> np.ndarray:
-        """The token ids of the span at a place in `codes`, (length,)."""
-        return self.id_of[self.codes[place : place + length]]
+    def ids_at(self, position: int, length: int) -> np.ndarray:
+        """Return the token ids of the span at a position in `codes`: (length,)."""
+        return self.id_of[self.codes[position : position + length]]
 
     def chance(self, tokens: int) -> int:
-        """The length that no span of a random text of so many tokens exceeds, with a probability of 1 - CHANCE.
+        """Return the length that no matching span of `tokens` random tokens exceeds, with probability 1 - CHANCE.
 
         The tokens of a random text are independent, with the frequencies p of the training data. A span of L tokens
-        that starts at a given token equals the training tokens at j with the probability p[x_j] ... p[x_j+L-1], so
-        that a text of T tokens is expected to have at most
+        at a given position equals the training tokens at j with probability p[x_j] ... p[x_j+L-1]. So the expected
+        number of matches of length L in a text of T tokens is at most
 
-            T * E_L   matches of length L, where   E_L = sum over j of p[x_j] * ... * p[x_j+L-1],
+            T * E_L,   where   E_L = sum over j of p[x_j] * ... * p[x_j+L-1],
 
-        and the probability of any is not larger. For training tokens that are independent too, E_L is N * c**L, with
-        the collision probability c = sum of p**2, and the length is log(T * N / CHANCE) / log(1 / c). Runs, such as
-        the spaces of an indentation, make it longer. Beyond EXACT_LENGTHS, E_L <= E_L-1 * max(p).
+        which also bounds the probability of a match. If training tokens are independent too, E_L = N * c**L with the
+        collision probability c = sum of p**2, and the length is log(T * N / CHANCE) / log(1 / c). Repeated tokens,
+        such as indentation, make it longer. Beyond EXACT_LENGTHS, E_L <= E_L-1 * max(p).
         """
-        within = np.flatnonzero(tokens * self.expected <= CHANCE)
-        if len(within):
-            return min(int(within[0]), tokens)
+        unlikely = np.flatnonzero(tokens * self.expected <= CHANCE)  # indices of E_L, from L = 1
+        if len(unlikely):
+            return min(int(unlikely[0]), tokens)
         if self.largest_frequency == 1:
             return tokens
         excess = math.log(tokens * self.expected[-1] / CHANCE) / -math.log(self.largest_frequency)
         return min(EXACT_LENGTHS + math.ceil(excess) - 1, tokens)
 
     def _encode(self, ids: np.ndarray) -> np.ndarray:
-        """The codes of token ids, (T,) each."""
+        """Return the codes of token ids, (T,) each."""
         ids = np.asarray(ids, np.int64)
         known = ids < len(self.code_of)
         return np.where(known, self.code_of[np.where(known, ids, 0)], 0).astype(self.codes.dtype)
 
     def _prefixes(self, length: int) -> Callable[[int], bytes]:
-        """The function from a position to the bytes of so many codes from there."""
+        """Return a function from a position to the bytes of the next `length` codes."""
         content, width = self.content, self.codes.itemsize
         return lambda position: content[position * width : (position + length) * width]
 
 
 def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """An array in blocks, and where each begins."""
-    return ((start, array[start : start + BLOCK]) for start in range(0, len(array), BLOCK))
+    """Yield the start and the contents of each block of an array."""
+    return ((start, array[start : start + BLOCK_TOKENS]) for start in range(0, len(array), BLOCK_TOKENS))
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """The number of elements at the beginning that are the same. b must not be longer than a."""
+    """Return the length of the common prefix. b must not be longer than a."""
     different = np.flatnonzero(a[: len(b)] != b)
     return int(different[0]) if len(different) else len(b)
 
 
-def expected_matches(codes: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """E_L of TrainingIndex.chance for L = 1, ..., EXACT_LENGTHS. codes: (N,). frequencies: of each code."""
+def expected_matches(codes: np.ndarray, frequencies: np.ndarray, block_tokens: int = BLOCK_TOKENS) -> np.ndarray:
+    """Return E_L of TrainingIndex.chance for L = 1, ..., EXACT_LENGTHS. codes: (N,). frequencies: by code."""
     sums = np.zeros(EXACT_LENGTHS)
-    for start in range(0, len(codes), BLOCK):
-        single = frequencies[codes[start : start + BLOCK + EXACT_LENGTHS - 1]]
+    for start in range(0, len(codes), block_tokens):
+        single = frequencies[codes[start : start + block_tokens + EXACT_LENGTHS - 1]]
         single = np.pad(single, (0, EXACT_LENGTHS - 1))
-        product = np.ones(min(BLOCK, len(codes) - start))
+        product = np.ones(min(block_tokens, len(codes) - start))
         for i in range(EXACT_LENGTHS):
             product *= single[i : i + len(product)]
             sums[i] += product.sum()
@@ -246,14 +248,14 @@ def expected_matches(codes: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
 
 
 def maximal_spans(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """The spans (start, end) that are not a part of a longer one, in order. lengths: of TrainingIndex.longest, (T,)."""
+    """Return spans (start, end) not contained in a longer one, in order. lengths: from TrainingIndex.longest, (T,)."""
     ends = np.arange(len(lengths)) + lengths  # do not decrease
     starts = np.flatnonzero((lengths > 0) & (ends > np.append(0, ends[:-1])))
     return [(int(start), int(ends[start])) for start in starts]
 
 
 def covering_lengths(lengths: np.ndarray) -> np.ndarray:
-    """The length of the longest span that covers each token: (T,). lengths: of TrainingIndex.longest, (T,)."""
+    """Return the length of the longest span that covers each token. lengths: from TrainingIndex.longest, (T,)."""
     covering = np.zeros(len(lengths), np.int64)
     for start, end in sorted(maximal_spans(lengths), key=lambda span: span[1] - span[0]):
         covering[start:end] = end - start
@@ -261,34 +263,36 @@ def covering_lengths(lengths: np.ndarray) -> np.ndarray:
 
 
 def held_out_lengths(index: TrainingIndex, datasets: list[Dataset]) -> np.ndarray:
-    """The length of the longest span that covers each token of some validation text: (n,).
+    """Return the length of the longest span that covers each token of some validation text: (n,).
 
-    Common phrases occur in any text. These lengths are what they give in text that the model was not trained on.
+    This is the baseline for text that the model was not trained on, since common phrases occur in any text.
     """
     covering = [np.zeros(0, np.int64)]
     for dataset in datasets:
         ids = max((shard.ids for shard in dataset.val), key=len)
-        pieces = max(HELD_OUT // HELD_OUT_PIECE // len(datasets), 1)
-        for start in np.linspace(0, max(len(ids) - HELD_OUT_PIECE, 0), pieces).astype(int):
-            covering.append(covering_lengths(index.longest(ids[start : start + HELD_OUT_PIECE])))
+        pieces = max(HELD_OUT_TOKENS // HELD_OUT_PIECE_TOKENS // len(datasets), 1)
+        for start in np.linspace(0, max(len(ids) - HELD_OUT_PIECE_TOKENS, 0), pieces).astype(int):
+            covering.append(covering_lengths(index.longest(ids[start : start + HELD_OUT_PIECE_TOKENS])))
     return np.concatenate(covering)
 
 
 class TrainingSearch:
-    """Facts about the spans of texts that occur in the training data."""
+    """Search for the spans of texts in the training data, with their occurrences and context."""
 
     def __init__(self, datasets: list[Dataset], tokenizer: Tokenizer):
         """Raises DatasetError for a token outside the vocabulary."""
         self.datasets, self.tokenizer = datasets, tokenizer
         self.index = TrainingIndex(datasets, tokenizer.eot)
         lengths = held_out_lengths(self.index, datasets)
-        self.held_out = np.percentile(lengths, [50, 99], method="lower").tolist()  # the median and a long one
+        self.held_out = np.percentile(lengths, [50, 99], method="lower").tolist()  # median and 99th percentile
 
     def search(self, ids: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        """The facts about the spans of a text, (T,), that are longer than chance gives, and TrainingIndex.longest."""
+        """Return the spans of a text, (T,), that are longer than chance, as JSON, and TrainingIndex.longest."""
         longest, chance = self.index.longest(ids), self.index.chance(len(ids))
         facts = {
-            "spans": [self.place(ids, start, end) for start, end in maximal_spans(longest) if end - start > chance],
+            "spans": [
+                self.describe_span(ids, start, end) for start, end in maximal_spans(longest) if end - start > chance
+            ],
             "chance": chance,
             "datasets": [dataset.folder.name for dataset in self.datasets],
             "searched": self.index.searched,
@@ -298,7 +302,7 @@ class TrainingSearch:
         return facts, longest
 
     def to_json(self) -> dict[str, Any]:
-        """What folio/web/browser/memorized.js needs besides the index's codes and suffixes."""
+        """Return the fields that folio/web/browser/memorized.js needs besides the index's codes and suffixes."""
         index = self.index
         return {
             "datasets": [dataset.folder.name for dataset in self.datasets],
@@ -313,8 +317,8 @@ class TrainingSearch:
             "largest_frequency": index.largest_frequency,
         }
 
-    def place(self, ids: np.ndarray, start: int, end: int) -> dict[str, Any]:
-        """The facts about a span of a text, (T,), that occurs in the training data."""
+    def describe_span(self, ids: np.ndarray, start: int, end: int) -> dict[str, Any]:
+        """Return the occurrences and context of a span of a text, (T,), as JSON."""
         count, dataset, shard, offset = self.index.find(ids[start:end])
         tokens, after = self.datasets[dataset].train[shard].ids, offset + end - start
         return {
@@ -331,63 +335,65 @@ class TrainingSearch:
         }
 
     def _text(self, ids: np.ndarray) -> str:
-        """The text of tokens, with the name of the end-of-text token."""
+        """Decode ids, with a visible end-of-text token."""
         pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
         return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
 
 
-# --- a few passages of a text, called probes --------------------------------------------------------------------------
+# --- probes: a few passages of a text ---------------------------------------------------------------------------------
 
 
-def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_dir: str | None) -> Reading:
-    """Look up passages of a text in the run's training data, unless it is the validation set of that data.
+def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_dir: str | None) -> Coverage:
+    """Search for passages of a text in the run's training data, unless the text is the data's validation set.
 
-    Prints a line if any are found, or if the text could not be looked up. Returns the text's reading with the counts.
+    Prints a line if any occur there, or if the search is not possible. Returns the text's coverage with the counts.
     """
     try:
         training = open_training_data(saved, data_dir)
         if text.dataset and text.dataset.hash in [dataset.hash for dataset in training]:
-            return text.reading
+            return text.coverage
         ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
         if not (probes := choose_probes(ids, document)):
             raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
     except UserError as error:
         note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
-        return text.reading
+        return text.coverage
     matches, complete = count_matches(probes, training)
-    where = f"the training data of {run}"
+    searched = f"the training data of {run}"
     if not complete:
-        where = f"the first {SEARCHED_TOKENS // 10**6} million tokens of {where}, which is all that was searched"
+        searched = f"the first {MAX_SEARCHED_TOKENS // 10**6} million tokens of {searched} (the rest was not searched)"
     if matches:
-        how_much = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
-        line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {where}: it was trained on "
-        line += f"{how_much}, so its values here say little about new text"
+        extent = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
+        line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {searched}: it was trained on "
+        line += f"{extent}, so its results do not generalize to new text"
         note(f"{text.name}: {line}")
     elif not complete:
-        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {where}")
+        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {searched}")
     elif (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
-        line = f"could not check whether {base} was trained on it, from which {run} started"
+        line = f"could not check whether {base}, from which {run} started, was trained on it"
         note(f"{text.name}: {line}")
-    return replace(text.reading, probes=len(probes), probes_matched=matches)
+    return replace(text.coverage, probes=len(probes), probes_matched=matches)
 
 
 def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:
-    """Evenly spaced passages of a text, (PROBE_TOKENS,) each. None crosses the end of a document.
+    """Choose evenly spaced passages of a text, (PROBE_TOKENS,) each, that do not cross the end of a document.
 
-    ids: the tokens of the text, (n,). document: the number of the document that each of them belongs to, (n,).
+    ids: the tokens of the text, (n,). document: the document number of each token, (n,).
     """
-    # one token more must be in the document, because its last one is the end of text or a separator
+    # The document must have one more token, because its last one is the end of text or a separator.
     starts = np.flatnonzero(document[:-PROBE_TOKENS] == document[PROBE_TOKENS:])
-    n = min(PROBES, math.ceil(len(starts) / PROBE_TOKENS))
+    n = min(MAX_PROBES, math.ceil(len(starts) / PROBE_TOKENS))
     chosen = starts[np.linspace(0, len(starts) - 1, n).astype(int)] if n else []
     return [ids[start : start + PROBE_TOKENS] for start in chosen]
 
 
-def count_matches(probes: list[np.ndarray], datasets: list[Dataset], limit: int = SEARCHED_TOKENS) -> tuple[int, bool]:
-    """How many of the probes occur in the training shards, and whether all shards were searched to their ends.
+def count_matches(
+    probes: list[np.ndarray], datasets: list[Dataset], limit: int = MAX_SEARCHED_TOKENS
+) -> tuple[int, bool]:
+    """Return the number of probes that occur in the training shards, and whether the search was complete.
 
-    A search of bytes, because for a few probes it takes less time and memory than the index. limit: tokens at the start
-    of each data set to search.
+    It searches bytes, because for a few probes this takes less time and memory than the index. limit: number of tokens
+    to search from the start of each data set.
     """
     parts, complete = first_tokens(datasets, limit)
     missing = probes
@@ -398,8 +404,8 @@ def count_matches(probes: list[np.ndarray], datasets: list[Dataset], limit: int 
 
 
 def occurs(probe: np.ndarray, content: bytes) -> bool:
-    """Whether the tokens `probe`, (n,), occur one after another in `content`, the bytes of tokens of the same dtype."""
-    at = content.find(probe.tobytes())
-    while at > 0 and at % probe.itemsize:  # this match begins in the middle of a token
-        at = content.find(probe.tobytes(), at + 1)
-    return at >= 0
+    """Return whether `content`, the bytes of tokens of probe's dtype, contains the tokens `probe`, (n,)."""
+    offset = content.find(probe.tobytes())
+    while offset > 0 and offset % probe.itemsize:  # this match begins in the middle of a token
+        offset = content.find(probe.tobytes(), offset + 1)
+    return offset >= 0

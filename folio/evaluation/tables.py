@@ -1,4 +1,4 @@
-"""What was measured of models, as tables and lines."""
+"""Format evaluation results as tables and lines."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ from folio.evaluation.scores import Evaluation, PositionLoss
 
 
 def format_results(models: Sequence[Evaluation], results: dict[str, Any]) -> str:
-    """The table, what each model left out, the signatures of sacrebleu, and the tables of groups.
+    """Format the table, the characters that models left out, sacrebleu's signatures, and the tables of groups.
 
-    results: what collect_results returns for the models.
+    results: returned by collect_results for the models.
     """
     table = format_positions(models) if "curves" in results else format_table(results["results"])
     lines = [table, *(line for model in models for line in left_out_lines(model))]
@@ -19,7 +19,7 @@ def format_results(models: Sequence[Evaluation], results: dict[str, Any]) -> str
 
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line per measure of each model, from Evaluation.rows."""
+    """Format a table with a line per measure of each model. rows: from Evaluation.rows."""
     lines = ["| model | on | measure | value | 95 % interval | over |", "|---|---|---|---|---|---|"]
     for row in rows:
         digits = 4 if abs(row["value"]) < 100 else 1
@@ -35,9 +35,9 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def format_positions(models: Sequence[Evaluation]) -> str:
-    """A table for each text, with a row per range of positions and a column per model.
+    """Format a table for each text, with a row per range of positions and a column per model.
 
-    Models that split a text into different tokens get tables of their own, because a loss is per token.
+    Models that tokenize a text differently are in separate tables, because the loss is per token.
     """
     tables: dict[tuple[str, str], list[tuple[Evaluation, PositionLoss]]] = {}
     for model in models:
@@ -47,16 +47,16 @@ def format_positions(models: Sequence[Evaluation]) -> str:
 
 
 def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) -> str:
-    """The losses of some models on the same windows."""
+    """Format the losses of models on the same windows."""
     _, first = columns[0]
     n_windows, context = first.counted.shape
-    readings = [model.readings[first.source] for model, _ in columns]
+    coverages = [model.coverage[first.source] for model, _ in columns]
     lines = [["tokens of context", *(model.run for model, _ in columns)]]
     lines.append(["block_size in training", *(f"{losses.block_size:,}" for _, losses in columns)])
     for rows in zip(*(losses.rows() for _, losses in columns), strict=True):
         lines.append([f"{rows[0]['first']:,} to {rows[0]['last']:,}", *map(format_loss, rows)])
-    if any(reading.probes_matched for reading in readings):
-        probes = [f"{r.probes_matched} of {r.probes}" if r.probes else "not searched" for r in readings]
+    if any(coverage.probes_matched for coverage in coverages):
+        probes = [f"{c.probes_matched} of {c.probes}" if c.probes else "not searched" for c in coverages]
         lines.append(["probes that are in its training data", *probes])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -67,7 +67,7 @@ def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) ->
 
 
 def format_loss(row: dict[str, Any]) -> str:
-    """The value of a row with half the width of its interval."""
+    """Format the value of a row, and half the width of its interval."""
     if row["value"] is None:
         return "none"
     half_width = "unknown" if row["low"] is None else f"{(row['high'] - row['low']) / 2:.4f}"
@@ -75,15 +75,15 @@ def format_loss(row: dict[str, Any]) -> str:
 
 
 def format_groups(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A table of the exact match by the fields of the pairs, for each model and source."""
+    """Format a table of the exact match by the fields of the pairs, for each model and source."""
     tables: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         tables.setdefault((row["run"], row["of"]), []).append(row)
-    return [format_group_table(f"{run}, {source}", of_table) for (run, source), of_table in tables.items()]
+    return [format_group_table(f"{run}, {source}", group) for (run, source), group in tables.items()]
 
 
 def format_group_table(title: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Groups by one field are rows; by two fields, the second one gives the columns."""
+    """Format groups: the first field selects the row and the second, if any, the column."""
     fields = list(rows[0]["by"])
     first, *second = (list(dict.fromkeys(row["by"][field] for row in rows)) for field in fields)
     columns = second[0] if second else [rows[0]["measure"]]
@@ -97,15 +97,15 @@ def format_group_table(title: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def left_out_lines(model: Evaluation) -> list[str]:
-    """For each text that was not read completely, a line about the characters that were left out."""
+    """Return a line about the characters that were left out, for each text with any."""
     lines = []
-    for name, reading in model.readings.items():
-        if reading.unknown:
-            shown = [repr(character) for character, _ in reading.unknown.most_common(8)]
-            more = ", ..." if len(reading.unknown) > len(shown) else ""
+    for name, coverage in model.coverage.items():
+        if coverage.unknown:
+            shown = [repr(character) for character, _ in coverage.unknown.most_common(8)]
+            more = ", ..." if len(coverage.unknown) > len(shown) else ""
             lines.append(
-                f"{model.run} left out {reading.left_out:,} of the {reading.characters:,} characters of {name} "
-                f"({reading.left_out / reading.characters:.2%}), because they are not in its vocabulary: "
+                f"{model.run} left out {coverage.left_out:,} of the {coverage.characters:,} characters of {name} "
+                f"({coverage.left_out / coverage.characters:.2%}), because they are not in its vocabulary: "
                 f"{' '.join(shown)}{more}"
             )
     return lines

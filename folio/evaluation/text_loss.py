@@ -1,4 +1,4 @@
-"""The loss of a model on each token of a text: over its documents, or by position in windows of any length.
+"""The loss of a model on each token of a text, averaged over documents or by position in windows of any length.
 
 Dimensions: B batch, T time, V vocabulary; n tokens or documents; W windows of N + 1 tokens.
 """
@@ -23,26 +23,26 @@ from folio.machine.runtime import Runtime
 from model import GPT
 
 BATCH_TOKENS = 4096  # tokens per forward pass
-MIN_DOCUMENTS = 20  # with fewer documents, an interval is over blocks of the text
-BLOCK_BYTES = 1024  # size of these blocks
+MIN_DOCUMENTS = 20  # with fewer documents, intervals are over blocks of BLOCK_BYTES of the text
+BLOCK_BYTES = 1024
 
 
 class Stream(NamedTuple):
     """Consecutive tokens."""
 
     ids: np.ndarray  # (n,)
-    counted: np.ndarray  # (n,) whether a token counts
-    document: np.ndarray  # (n,) the number of its document
-    skipped: np.ndarray  # (n,) bytes of the characters that were left out right before it
+    counted: np.ndarray  # (n,) False: the token is masked
+    document: np.ndarray  # (n,) document number of each token
+    skipped: np.ndarray  # (n,) bytes of the unknown characters that were left out right before each token
 
 
 def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
-    """The documents as in a data set: each is followed by the end-of-text token or, without one, by the separator."""
+    """Tokenize documents as for a data set: each ends with the end-of-text token or, without one, the separator."""
     end = tokenizer.encode(corpus.split_on or "") if tokenizer.eot is None else np.array([tokenizer.eot])
     empty = np.zeros(0, dtype=np.int64)
     pieces, documents, skipped, number = [empty], [empty], [empty], 0
     for block in corpus.blocks():
-        # a document that is larger than a block comes in parts
+        # A document that is larger than a block is split into parts.
         is_end = not isinstance(block, DocumentPart) or block.last
         for text in block.documents():
             ids = tokenizer.encode(text)
@@ -63,7 +63,7 @@ def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
 
 
 def skipped_bytes(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The size of the characters that are left out right before each character of the vocabulary."""
+    """Return the bytes of the unknown characters right before each known character."""
     unknown = {character for character in set(text) if tokenizer.count_unknown(character)}
     sizes, size = [], 0
     for character in text:
@@ -76,37 +76,37 @@ def skipped_bytes(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def shard_streams(shards: list[Shard], tokenizer: Tokenizer) -> list[Stream]:
-    """Each shard as a stream. A document ends after each end-of-text token, and at the end of a shard."""
+    """Return a stream per shard. Documents end after an end-of-text token and at the end of a shard."""
     streams, first = [], 0
     for shard in shards:
         ids = np.asarray(shard.ids, dtype=np.int64)
         counted = np.ones(len(ids), bool) if shard.mask is None else np.asarray(shard.mask) != 0
-        begins = np.concatenate([[False], ids[:-1] == tokenizer.eot])  # without an end-of-text token, only the first
-        streams.append(Stream(ids, counted, first + np.cumsum(begins), np.zeros(len(ids), np.int64)))
+        is_start = np.concatenate([[False], ids[:-1] == tokenizer.eot])  # never, without an end-of-text token
+        streams.append(Stream(ids, counted, first + np.cumsum(is_start), np.zeros(len(ids), np.int64)))
         first = streams[-1].document[-1] + 1
     return streams
 
 
 def token_sizes(tokenizer: Tokenizer) -> np.ndarray:
-    """The number of UTF-8 bytes of each token: (V,)."""
+    """Return the number of UTF-8 bytes of each token: (V,)."""
     return np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
 
 
 def measure_text(
     model: GPT, tokenizer: Tokenizer, runtime: Runtime, name: str, streams: list[Stream], stride: int
 ) -> list[Measure]:
-    """Loss, perplexity and bits per byte. Every token of each stream but its first is predicted once."""
+    """Measure loss, perplexity and bits per byte. Each token of a stream except the first is predicted once."""
     progress = progress_bar(total=sum(len(stream.ids) - 1 for stream in streams), unit="token", desc=name)
     losses = [token_losses(model, stream.ids, runtime, stride, progress) for stream in streams]
     progress.close()
-    # (n,) each, over the tokens of all streams; a stream's first token is not predicted and does not count
+    # (n,) each, over the tokens of all streams; a stream's first token is not predicted, so it is masked
     nats = np.concatenate([np.concatenate([[0.0], stream_losses]) for stream_losses in losses])
     counted = np.concatenate([np.concatenate([[False], stream.counted[1:]]) for stream in streams])
     documents = np.concatenate([stream.document for stream in streams])
     sizes = token_sizes(tokenizer)[np.concatenate([stream.ids for stream in streams])]
     unit = "documents"
     if len(np.unique(documents[counted])) < MIN_DOCUMENTS:
-        # the same blocks for all models, including characters that some of them left out
+        # Blocks include skipped bytes, so that they are the same for models with different vocabularies.
         skipped = np.concatenate([stream.skipped for stream in streams])
         documents, unit = np.cumsum(sizes + skipped) // BLOCK_BYTES, f"blocks of {BLOCK_BYTES:,} bytes"
     _, group = np.unique(documents[counted], return_inverse=True)
@@ -120,7 +120,7 @@ def measure_text(
 
 
 def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, progress: Any = None) -> np.ndarray:
-    """The loss in nats of each of the ids (n,) but the first: (n - 1,).
+    """Return the loss in nats of each token of ids (n,) except the first: (n - 1,).
 
     A context of block_size tokens begins every `stride` tokens, and each token is predicted in the first context that
     contains it. With stride = block_size the contexts do not overlap; with a smaller stride each token after the first
@@ -139,7 +139,7 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
             window[: len(context)] = context
         window_losses = batch_losses(model, torch.from_numpy(windows), runtime)  # (B, T)
         for row, start in zip(window_losses, batch_starts, strict=True):
-            predicted = T - stride if start else 0  # losses that the previous context has given
+            predicted = T - stride if start else 0  # by the previous context
             end = min(start + T, n - 1)
             losses[start + predicted : end] = row[predicted : end - start]
             if progress is not None:
@@ -147,8 +147,10 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
     return losses
 
 
-def measure_positions(model: GPT, runtime: Runtime, name: str, streams: list[Stream], context: int) -> PositionLoss:
-    """The loss at each position of windows of `context` + 1 tokens, which may be longer than block_size.
+def measure_positions(
+    model: GPT, runtime: Runtime, name: str, streams: list[Stream], context: int, batch_tokens: int = BATCH_TOKENS
+) -> PositionLoss:
+    """Measure the loss at each position of windows of `context` + 1 tokens, which may exceed block_size.
 
     A model with learned positions predicts only the first block_size positions. Raises UserError if the text has fewer
     than 2 windows.
@@ -157,13 +159,13 @@ def measure_positions(model: GPT, runtime: Runtime, name: str, streams: list[Str
     if len(ids) < 2:
         n = sum(len(stream.ids) for stream in streams)
         raise UserError(
-            f"{name} has {n:,} tokens, and --context={context} needs 2 windows of {context + 1:,}: set a smaller "
+            f"{name} has {n:,} tokens, but --context={context} needs 2 windows of {context + 1:,}: set a smaller "
             f"--context or give a longer text"
         )
     block_size = model.config.block_size
     T = min(context, block_size) if model.config.position == "learned" else context
     losses = np.empty((len(ids), T))
-    B = max(1, BATCH_TOKENS // T)
+    B = max(1, batch_tokens // T)
     progress = progress_bar(total=losses.size, unit="token", desc=name)
     for first in range(0, len(ids), B):
         batch = ids[first : first + B, : T + 1]
@@ -176,13 +178,13 @@ def measure_positions(model: GPT, runtime: Runtime, name: str, streams: list[Str
 
 
 def cut_windows(columns: list[np.ndarray], size: int) -> np.ndarray:
-    """Consecutive windows of each of the columns (n,), which do not overlap; a shorter rest is left out: (W, size)."""
+    """Cut each column (n,) into consecutive windows, dropping the remainder: (W, size)."""
     return np.concatenate([column[: len(column) // size * size].reshape(-1, size) for column in columns])
 
 
 @torch.inference_mode()
 def batch_losses(model: GPT, ids: torch.Tensor, runtime: Runtime) -> np.ndarray:
-    """The loss in nats of each of the ids (B, T + 1) but the first of each row: (B, T). An id of -1 is padding."""
+    """Return the loss in nats of each token of ids (B, T + 1) except the first of a row: (B, T). -1 is padding."""
     ids = ids.to(runtime.device)
     with runtime.compute():
         logits = model.logits(ids[:, :-1].clamp(min=0))  # (B, T, V)

@@ -1,4 +1,4 @@
-"""What a model is measured on: the documents of files, the validation sets of data sets, and pairs."""
+"""The inputs of an evaluation: the documents of files, the validation sets of data sets, and pairs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from folio.data.find_data import find_datasets
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, validation_pairs
 from folio.data.tokenizer import Tokenizer
-from folio.evaluation.scores import Reading, read_characters
+from folio.evaluation.scores import Coverage, count_characters
 from folio.evaluation.text_loss import Stream, corpus_stream, shard_streams, token_sizes
 
 
@@ -21,41 +21,41 @@ class EvaluatedText(NamedTuple):
 
     name: str
     streams: list[Stream]
-    reading: Reading
-    dataset: Dataset | None = None  # whose validation set it is
+    coverage: Coverage
+    dataset: Dataset | None = None  # None: the text is not a validation set
 
 
 def open_files(files: Sequence[str], field: str, split_on: str | None, tokenizer: Tokenizer) -> EvaluatedText:
-    """The documents of files and folders, read as by prepare/text.py. Raises UserError."""
+    """Open the documents of files and folders, as prepare/text.py does. Raises UserError."""
     corpus = Corpus(find_sources(files), field=field, split_on=split_on and line_breaks(split_on))
     stream = corpus_stream(corpus, tokenizer)
     texts = (text for block in corpus.blocks() for text in iterate_texts(block))
-    return EvaluatedText(", ".join(files), [stream], read_characters(texts, tokenizer))
+    return EvaluatedText(", ".join(files), [stream], count_characters(texts, tokenizer))
 
 
 def open_validation_set(dataset: Dataset, saved: Checkpoint) -> EvaluatedText:
-    """The validation set of a data set. Raises UserError if its tokenizer is not the model's."""
+    """Open the validation set of a data set. Raises UserError if its tokenizer is not the model's."""
     if dataset.load_tokenizer().hash != saved.tokenizer.hash:
         raise UserError(
             f"{dataset.folder} was prepared with a different tokenizer than {saved.path}: give a --text instead"
         )
     streams, sizes = shard_streams(dataset.val, saved.tokenizer), token_sizes(saved.tokenizer)
-    reading = Reading(bytes=sum(int(sizes[stream.ids].sum()) for stream in streams))
-    return EvaluatedText(f"{dataset.folder.name}, validation", streams, reading, dataset)
+    coverage = Coverage(bytes=sum(int(sizes[stream.ids].sum()) for stream in streams))
+    return EvaluatedText(f"{dataset.folder.name}, validation", streams, coverage, dataset)
 
 
 def open_pairs(datasets: Sequence[Dataset]) -> dict[str, list[Pair]]:
-    """The pairs of the validation sets, by the name of their source. Raises UserError if there are none."""
+    """Read the pairs of validation sets, by source name. Raises UserError if a set has none."""
     return {f"pairs of {dataset.folder.name}, validation": validation_pairs(dataset) for dataset in datasets}
 
 
-def open_datasets(saved: Checkpoint, dataset: str | None, data_dir: str | None, instead: str) -> list[Dataset]:
-    """The data sets that are named or, by default, those of the training run. Raises UserError.
+def open_datasets(saved: Checkpoint, dataset: str | None, data_dir: str | None, alternative: str) -> list[Dataset]:
+    """Open the given data sets, by default those of the training run. Raises UserError.
 
-    instead: the option that names a file, for an error.
+    alternative: an option to suggest in the error message.
     """
     config = saved.state.get("config", {})
     names, data_dir = dataset or config.get("dataset"), data_dir or config.get("data_dir")
     if not names:
-        raise UserError(f"{saved.path} does not record what it was trained on: give a --dataset or a {instead}")
-    return [opened for opened, _ in find_datasets(names, data_dir)]
+        raise UserError(f"{saved.path} does not record its training data: give --dataset or {alternative}")
+    return [dataset for dataset, _ in find_datasets(names, data_dir)]

@@ -1,1 +1,1 @@
-"""Numbers about runs: lists, reports, and replays of single steps."""
+"""Analysis of runs: lists, reports, and replays of single steps."""

@@ -1,22 +1,22 @@
 // Charts of a page: lines in panels that share their x axis, bars, and parallel coordinates.
 //
-// A chart is a <figure class="chart"> that holds its data as JSON (charts.py has the fields). Names come from runs of
-// strangers, so they only become text nodes and attributes, never HTML. A drawing is an SVG that needs no style sheet,
-// so that it looks the same in a file.
+// A chart is a <figure class="chart"> that contains its data as JSON (charts.py has the fields). Names in the data are
+// untrusted, so they only become text nodes and attributes, never HTML. Drawings are SVGs without a style sheet, so
+// they look the same in a file.
 
 "use strict";
 
-// Okabe and Ito's colors for the color-blind, with brown in place of yellow, which is too light for a line.
+// Okabe and Ito's color-blind palette, with brown instead of yellow, which is too light for lines.
 const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f3b08", "#222222"];
 const SCALE = [[13, 8, 135], [92, 1, 166], [156, 23, 158], [203, 70, 121], [237, 121, 83], [251, 170, 50]]; // plasma
 const DASHES = {solid: null, dashed: "7 4", dotted: "1.5 4"};
-const BACKGROUND = "#fff", FAINT = 0.13, SOFT = 0.7; // opacities of grids and of text
-const FILE_WIDTH = 960; // pixels of a drawing in a file
-const MIN_WIDTH = 200; // pixels of a drawing; narrower pages scroll
-const TEXT_WIDTH = 6.6; // pixels of a character, about
-const NEAR = 12; // pixels between the pointer and what it points at
-const CLICK = 5; // pixels that the pointer may move in a click
-const MANY_GROUPS = 8; // more have colors of the scale, and buttons that show or hide all
+const BACKGROUND = "#fff", FAINT = 0.13, SOFT = 0.7; // opacities of grids and text
+const FILE_WIDTH = 960; // pixels, of a drawing in a file
+const MIN_WIDTH = 200; // pixels, of a drawing; narrower pages scroll
+const TEXT_WIDTH = 6.6; // approximate pixels per character
+const MAX_DISTANCE = 12; // pixels between the pointer and its target
+const CLICK = 5; // maximum pixels of movement in a click
+const MAX_GROUPS = 8; // with more groups, colors are from SCALE, and buttons show or hide all
 
 const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 
@@ -44,7 +44,7 @@ function button(label, click, attributes = {}) {
   return node;
 }
 
-// A button that is on or off, and calls set(whether it is on).
+// A toggle button, which calls set(isOn).
 function toggle(label, set, on = false) {
   return button(label, node => {
     const next = node.getAttribute("aria-pressed") !== "true";
@@ -70,18 +70,18 @@ function drawing(width, height, label, ...children) {
 
 // --- numbers and colors ----------------------------------------------------------------------------------------------
 
-// A function from numbers to places, with its inverse. log: equal ratios have equal lengths.
+// Return a function from numbers to positions, with its inverse. log: logarithmic scale.
 function scaleOf([low, high], [from, to], log = false) {
   const warp = log ? Math.log10 : x => x, unwarp = log ? x => 10 ** x : x => x;
   const start = warp(low), rate = (to - from) / (warp(high) - start);
-  const place = x => from + rate * (warp(x) - start);
-  place.invert = at => unwarp(start + (at - from) / rate);
-  place.log = log;
-  place.ticks = count => log ? logTicks(low, high, count) : linearTicks(low, high, count);
-  return place;
+  const scale = x => from + rate * (warp(x) - start);
+  scale.invert = position => unwarp(start + (position - from) / rate);
+  scale.log = log;
+  scale.ticks = count => log ? logTicks(low, high, count) : linearTicks(low, high, count);
+  return scale;
 }
 
-// About `count` round numbers at equal distances.
+// About `count` evenly spaced round numbers.
 function linearTicks(low, high, count) {
   const distance = (high - low) / count, power = 10 ** Math.floor(Math.log10(distance));
   const step = [1, 2, 5, 10].map(n => n * power).find(size => size >= 0.7 * distance);
@@ -89,7 +89,7 @@ function linearTicks(low, high, count) {
   return Array.from({length: last - first + 1}, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-// Powers of ten, with numbers between them if there is space. Less than half a decade looks almost linear.
+// Powers of ten, with intermediate numbers if they fit. Below half a decade, linear ticks.
 function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
   if (decades < 0.5) return linearTicks(low, high, count);
@@ -102,25 +102,25 @@ function logTicks(low, high, count) {
   return ticks.filter(x => x >= low && x <= high);
 }
 
-// The smallest and the largest of the numbers, made different from each other.
+// The minimum and maximum of the numbers, extended if they are equal.
 function extentOf(numbers, log = false) {
   let low = Infinity, high = -Infinity;
   for (const x of numbers) {
     low = Math.min(low, x);
     high = Math.max(high, x);
   }
-  if (low > high) return [1, 10]; // there are no numbers
+  if (low > high) return [1, 10]; // no numbers
   if (low < high) return [low, high];
   return log ? [low / 2, low * 2] : [low - (Math.abs(low) / 2 || 1), low + (Math.abs(low) / 2 || 1)];
 }
 
-// A range with some space at both ends.
+// A range with padding at both ends.
 function padded([low, high], log) {
   const space = log ? (high / low) ** 0.04 : 0.04 * (high - low);
   return log ? [low / space, high * space] : [low - space, high + space];
 }
 
-// A number of an axis, in few characters: 20k, 0.05, 3e-4.
+// A short number for an axis: 20k, 0.05, 3e-4.
 function tickText(x) {
   const size = Math.abs(x);
   const [unit, letter] = [[1e9, "B"], [1e6, "M"], [1e3, "k"]].find(([unit]) =>
@@ -129,23 +129,23 @@ function tickText(x) {
   return (x / unit).toLocaleString("en-US", {maximumFractionDigits: 9}) + letter;
 }
 
-// A number with six digits; integers with all of them.
+// A number with six significant digits, or an integer with all digits.
 function valueText(x) {
   if (Number.isInteger(x)) return x.toLocaleString("en-US");
   if (Math.abs(x) < 1e-4) return String(Number(x.toPrecision(6)));
   return x.toLocaleString("en-US", {maximumSignificantDigits: 6});
 }
 
-// The color at a place of the scale, from 0 to 1.
-function colorAt(place) {
-  const at = clamp(place, 0, 1) * (SCALE.length - 1), i = Math.min(Math.floor(at), SCALE.length - 2);
-  return `rgb(${SCALE[i].map((c, channel) => Math.round(c + (at - i) * (SCALE[i + 1][channel] - c))).join(",")})`;
+// The color at a position of SCALE, from 0 to 1.
+function colorAt(position) {
+  const index = clamp(position, 0, 1) * (SCALE.length - 1), i = Math.min(Math.floor(index), SCALE.length - 2);
+  return `rgb(${SCALE[i].map((c, channel) => Math.round(c + (index - i) * (SCALE[i + 1][channel] - c))).join(",")})`;
 }
 
 // --- frames ----------------------------------------------------------------------------------------------------------
 
-// What all charts have: a heading, buttons, and a drawing as wide as the page. draw(width, whether it is for a file)
-// returns the SVG. Returns the element that holds the drawing, and the function that draws it again.
+// Create the heading, the buttons, and a drawing as wide as the page. draw(width, isFile) returns the SVG. Returns the
+// element that contains the drawing, and a function that redraws it.
 function frameOf(figure, chart, draw, buttons = [], legend = []) {
   const holder = html("div", {class: "drawing"});
   const save = button("SVG", () => download(`${chart.name}.svg`, draw(FILE_WIDTH, true)), {title: "save the drawing"});
@@ -162,7 +162,7 @@ function frameOf(figure, chart, draw, buttons = [], legend = []) {
   return {holder, redraw};
 }
 
-// A drawing with its title above it, and the names of its lines below it.
+// Add a title above a drawing, and the names of its lines below it.
 function withTitle(drawn, title, names = []) {
   const top = 30, [width, height] = ["width", "height"].map(name => Number(drawn.getAttribute(name)));
   const full = height + top + 18 * names.length + 8;
@@ -183,7 +183,7 @@ function download(name, drawn) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-// A box beside the pointer. show(x, y, nodes): at a place of the holder.
+// A tooltip near the pointer. show(x, y, nodes): coordinates in the holder.
 function tooltipOf(figure, holder) {
   const box = html("div", {class: "values", hidden: ""});
   figure.append(box);
@@ -192,10 +192,10 @@ function tooltipOf(figure, holder) {
       box.replaceChildren(...nodes);
       box.hidden = false;
       const outer = figure.getBoundingClientRect(), inner = holder.getBoundingClientRect();
-      const atRight = x + 16 + box.offsetWidth <= outer.width, above = outer.top;
-      box.style.left = `${Math.max(0, atRight ? x + 16 : x - 16 - box.offsetWidth)}px`;
-      const lowest = innerHeight - above - box.offsetHeight - 4; // at which it is in the window
-      box.style.top = `${Math.max(Math.min(inner.top - outer.top + y + 12, lowest), 4 - above)}px`;
+      const fitsRight = x + 16 + box.offsetWidth <= outer.width;
+      box.style.left = `${Math.max(0, fitsRight ? x + 16 : x - 16 - box.offsetWidth)}px`;
+      const maxTop = innerHeight - outer.top - box.offsetHeight - 4; // inside the window
+      box.style.top = `${Math.max(Math.min(inner.top - outer.top + y + 12, maxTop), 4 - outer.top)}px`;
     },
     hide() {
       box.hidden = true;
@@ -210,45 +210,45 @@ function swatch(color) {
   return node;
 }
 
-// Calls move(place) with a mouse over the holder or a touch of it, drag(start, place, whether it has ended) between
-// pressing and releasing, and leave(). A place is {x, y} in the drawing.
+// Call move(point) for a mouse over the holder or a touch, drag(start, point, hasEnded) between press and release, and
+// leave(). A point is {x, y} in the drawing.
 function onPointer(holder, {move, drag, leave}) {
   let start = null;
-  const place = event => {
+  const pointOf = event => {
     const {left, top} = holder.firstChild.getBoundingClientRect();
     return {x: event.clientX - left, y: event.clientY - top};
   };
   holder.addEventListener("pointerdown", event => {
     if (event.button) return;
-    start = place(event);
+    start = pointOf(event);
     holder.setPointerCapture(event.pointerId);
     move(start);
   });
   holder.addEventListener("pointermove", event => {
-    move(place(event));
-    if (start) drag(start, place(event), false);
+    move(pointOf(event));
+    if (start) drag(start, pointOf(event), false);
   });
   holder.addEventListener("pointerup", event => {
-    if (start) drag(start, place(event), true);
+    if (start) drag(start, pointOf(event), true);
     start = null;
   });
   holder.addEventListener("pointercancel", () => { // the finger scrolls the page
     if (start) drag(start, start, true);
     start = null;
   });
-  // The values of a touched place stay until another place is touched.
+  // The values at a touched point stay until the next touch.
   holder.addEventListener("pointerleave", event => event.pointerType !== "touch" && leave());
   document.addEventListener("pointerdown", event => holder.contains(event.target) || leave());
 }
 
 // --- lines -----------------------------------------------------------------------------------------------------------
 
-const LEFT = 56, RIGHT = 12, EDGE = 4; // pixels; lines at the edge of a panel are not cut
+const LEFT = 56, RIGHT = 12, EDGE = 4; // margins in pixels; EDGE avoids clipping lines at the edge of a panel
 
 function lineChart(figure, chart) {
   const {groups} = chart, view = {range: null, logX: false, logY: false, hidden: new Set()};
   groups.forEach((group, i) => {
-    group.color = groups.length > MANY_GROUPS ? colorAt(i / (groups.length - 1)) : COLORS[i];
+    group.color = groups.length > MAX_GROUPS ? colorAt(i / (groups.length - 1)) : COLORS[i];
     for (const line of group.lines) Object.assign(line, {group});
   });
   let drawn; // what is on the screen, as drawLines returns it
@@ -271,7 +271,7 @@ function lineChart(figure, chart) {
     update();
   });
   const legend = html("div", {class: "legend", role: "group", "aria-label": "lines"},
-    groups.length > MANY_GROUPS ? [all("show all", true), all("hide all", false)] : [], entries);
+    groups.length > MAX_GROUPS ? [all("show all", true), all("hide all", false)] : [], entries);
   const reset = button("reset zoom", () => zoom(null), {disabled: ""});
   const logarithmic = (name, key) => toggle(name, on => {
     view[key] = on;
@@ -300,7 +300,7 @@ function lineChart(figure, chart) {
     update();
   }
 
-  // Make the lines of other groups faint.
+  // Fade the lines of other groups.
   function emphasize(group) {
     for (const {node, line} of drawn.paths) {
       node.setAttribute("opacity", group && group !== line.group && !view.hidden.has(group) ? FAINT : 1);
@@ -312,29 +312,29 @@ function lineChart(figure, chart) {
     tooltip.hide();
   }
 
-  // Show the values of a panel's lines at the x that is nearest to the pointer: of all, or of the nearest that fit.
+  // Show the values of a panel's lines at the x nearest to the pointer: all, or the nearest that fit.
   function point({x, y}) {
     const panel = drawn.panels.find(({bottom}) => y <= bottom) ?? drawn.panels.at(-1);
     const values = panel.lines.map(line => nearestPoint(line, panel, x)).filter(value => value);
     if (!values.length) return clear();
     values.sort((a, b) => Math.abs(panel.Y(a.y) - y) - Math.abs(panel.Y(b.y) - y));
     const nearest = values.reduce((best, value) => distanceTo(value, x) < distanceTo(best, x) ? value : best).x;
-    const at = drawn.X(nearest);
+    const cursorX = drawn.X(nearest);
     drawn.cursor.replaceChildren(
-      rule(at, drawn.panels[0].top, at, drawn.panels.at(-1).bottom, {opacity: 0.4}),
+      rule(cursorX, drawn.panels[0].top, cursorX, drawn.panels.at(-1).bottom, {opacity: 0.4}),
       ...values.map(({line, x, y}) => svg("circle", {
         cx: drawn.X(x), cy: panel.Y(y), r: 4, fill: line.group.color, stroke: BACKGROUND,
       })));
-    let most = values.length;
+    let count = values.length;
     do {
-      tooltip.show(at, y, ...describe(values, most, nearest, panel));
-      most = Math.floor(0.8 * most);
-    } while (most > 3 && tooltip.isTooHigh());
+      tooltip.show(cursorX, y, ...describe(values, count, nearest, panel));
+      count = Math.floor(0.8 * count);
+    } while (count > 3 && tooltip.isTooHigh());
   }
 
-  // The values of `most` lines, the nearest ones, as elements. They are in the order of the values.
-  function describe(values, most, nearest, panel) {
-    const rows = values.slice(0, most).sort((a, b) => b.y - a.y).map(value =>
+  // Elements with the values of the `count` nearest lines, in descending order.
+  function describe(values, count, nearest, panel) {
+    const rows = values.slice(0, count).sort((a, b) => b.y - a.y).map(value =>
       html("tr", {class: value === values[0] ? "nearest" : null},
         html("td", {}, swatch(value.line.group.color), value.line.name),
         html("td", {}, valueText(value.y)),
@@ -350,7 +350,7 @@ function lineChart(figure, chart) {
     return Math.abs(drawn.X(value.x) - x);
   }
 
-  // Mark the part of the x axis over which the pointer is dragged, and zoom into it in the end.
+  // Mark the dragged range of the x axis, and zoom into it when the drag ends.
   function select({x: start}, {x: end}, ended) {
     const {X, width, panels, selection} = drawn, {top} = panels[0];
     const [from, to] = [start, end].map(x => clamp(x, LEFT, width - RIGHT)).sort((a, b) => a - b);
@@ -361,13 +361,13 @@ function lineChart(figure, chart) {
     }));
   }
 
-  // {line, x, y} of the line's point that is drawn and nearest to a place; undefined without one.
-  function nearestPoint(line, panel, at) {
-    let best, least = Infinity;
+  // {line, x, y} of the line's drawn point nearest to a pixel position; undefined without any.
+  function nearestPoint(line, panel, position) {
+    let best, minDistance = Infinity;
     for (const i of drawable(line, drawn.X.log, panel.Y.log)) {
-      const x = line.x[i], distance = Math.abs(drawn.X(x) - at);
-      if (distance >= least || !isInside(x, drawn.range)) continue;
-      least = distance;
+      const x = line.x[i], distance = Math.abs(drawn.X(x) - position);
+      if (distance >= minDistance || !isInside(x, drawn.range)) continue;
+      minDistance = distance;
       best = {line, x, y: line.y[i]};
     }
     return best;
@@ -378,21 +378,21 @@ function isInside(x, [low, high]) {
   return x >= low && x <= high;
 }
 
-// The indices of the points that have a place: logarithmic axes have none for 0.
+// The indices of the points that can be drawn: not missing, and positive on logarithmic axes.
 function* drawable({x, y}, logX, logY) {
   for (let i = 0; i < x.length; i++) {
     if (y[i] !== null && (!logX || x[i] > 0) && (!logY || y[i] > 0)) yield i;
   }
 }
 
-// The part of the x axis that is shown.
+// The shown range of the x axis.
 function rangeOf(lines, {range, logX}) {
   const full = extentOf(lines.flatMap(line => line.x).filter(x => !logX || x > 0), logX);
   if (!range) return full;
   return logX && range[0] <= 0 ? [full[0], range[1]] : range;
 }
 
-// The SVG of the lines, and what is needed to point at them.
+// The SVG of the lines, and the geometry for pointer events.
 function drawLines(chart, view, width) {
   const shown = chart.groups.filter(group => !view.hidden.has(group)), lines = shown.flatMap(group => group.lines);
   const range = rangeOf(lines, view), X = scaleOf(range, [LEFT, width - RIGHT], view.logX);
@@ -404,7 +404,7 @@ function drawLines(chart, view, width) {
   });
   const cursor = svg("g"), selection = svg("g"), names = shown.map(({name}) => name);
   const label = `${chart.title}. ${chart.panels.map(({title}) => title).join(", ")} over ${chart.x}. `
-    + (names.length > MANY_GROUPS ? `Lines of ${names.length} entries of the legend.` : `Lines: ${names.join(", ")}.`);
+    + (names.length > MAX_GROUPS ? `Lines of ${names.length} entries of the legend.` : `Lines: ${names.join(", ")}.`);
   const node = drawing(width, bottom + 20, label, panels.map(panel => panel.nodes), cursor, selection,
     text((LEFT + width - RIGHT) / 2, bottom + 12, chart.x, {"text-anchor": "middle"}));
   return {node, width, X, range, panels, cursor, selection, paths: panels.flatMap(panel => panel.paths)};
@@ -425,10 +425,10 @@ function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
   const marks = groups.flatMap(({marks, color}) => marks.filter(({x}) => !X.log || x > 0).map(({x, dash}) =>
     rule(X(x), top, X(x), bottom, {stroke: color, "stroke-dasharray": DASHES[dash]})));
   const paths = lines.map(line => ({line, node: drawLine(line, X, Y)}));
-  const inner = svg("svg", { // which cuts what is outside
+  const inner = svg("svg", { // clips its content
     x: LEFT - EDGE, y: top - EDGE, width: right - LEFT + 2 * EDGE, height: panel.height + 2 * EDGE,
     viewBox: `${LEFT - EDGE} ${top - EDGE} ${right - LEFT + 2 * EDGE} ${panel.height + 2 * EDGE}`,
-  }, marks, paths.map(({node}) => node).reverse()); // the first lines above the others
+  }, marks, paths.map(({node}) => node).reverse()); // the first lines are on top
   const title = text(LEFT, top - 8, panel.title, {"font-weight": 600});
   return {...panel, top, bottom, Y, lines, paths, nodes: [title, grid, below, inner]};
 }
@@ -436,9 +436,9 @@ function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
 function drawLine(line, X, Y) {
   let path = "", points = "", previous = null;
   for (const i of drawable(line, X.log, Y.log)) {
-    const place = `${X(line.x[i]).toFixed(1)} ${Y(line.y[i]).toFixed(1)}`;
-    path += (i - 1 === previous ? "L" : "M") + place;
-    points += `M${place}h0`; // round ends make it a dot
+    const position = `${X(line.x[i]).toFixed(1)} ${Y(line.y[i]).toFixed(1)}`;
+    path += (i - 1 === previous ? "L" : "M") + position;
+    points += `M${position}h0`; // drawn as a dot by the round line cap
     previous = i;
   }
   const style = {fill: "none", stroke: line.group.color, "stroke-linejoin": "round", "stroke-linecap": "round"};
@@ -457,7 +457,7 @@ function barChart(figure, chart) {
   });
 }
 
-// Each bar is below its name, which may be long, and beside its value.
+// Each bar is below its name, which may be long, and left of its value.
 function drawBars({title, bars}, width) {
   const row = 44, X = scaleOf([0, Math.max(...bars.map(([, value]) => value))], [0, width - 70]);
   const label = `${title}. ${bars.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`;
@@ -470,18 +470,18 @@ function drawBars({title, bars}, width) {
 
 // --- parallel coordinates --------------------------------------------------------------------------------------------
 
-// Places on an axis are fractions of its height, from 0 at the bottom.
+// Positions on an axis are fractions of its height, from 0 at the bottom.
 
 function parallelChart(figure, chart) {
   const {axes} = chart;
   for (const axis of axes) {
     const {values, categories, bounds, log} = axis;
     axis.scale = scaleOf(categories.length ? [-0.5, categories.length - 0.5] : bounds ?? extentOf(values), [0, 1], log);
-    axis.places = values.map(axis.scale);
+    axis.positions = values.map(axis.scale);
   }
   const losses = extentOf(axes.at(-1).values), hue = scaleOf(losses, [0, 1]);
   const rows = chart.rows.map((name, i) => ({
-    name, places: axes.map(axis => axis.places[i]), loss: axes.at(-1).values[i],
+    name, positions: axes.map(axis => axis.positions[i]), loss: axes.at(-1).values[i],
     color: colorAt(hue(axes.at(-1).values[i])),
   }));
   const brushes = axes.map(() => null); // [low, high] on each axis, or null
@@ -499,12 +499,12 @@ function parallelChart(figure, chart) {
     return result.node;
   }, [count, reset]);
   const tooltip = tooltipOf(figure, holder);
-  let brushed = null; // the axis of the selection that is being made
+  let brushed = null; // the axis of the selection in progress
   onPointer(holder, {move: point, drag: select, leave: clear});
   update();
 
   function isSelected(row) {
-    return brushes.every((brush, i) => !brush || isInside(row.places[i], brush));
+    return brushes.every((brush, i) => !brush || isInside(row.positions[i], brush));
   }
 
   function update() {
@@ -519,28 +519,28 @@ function parallelChart(figure, chart) {
     tooltip.hide();
   }
 
-  // Name the row whose line is under the pointer.
+  // Show the name of the row under the pointer.
   function point({x, y}) {
     const row = rows.filter(isSelected).reduce((best, row) => {
-      const distance = Math.abs(heightAt(row, x) - y);
+      const distance = Math.abs(yAt(row, x) - y);
       return distance < best.distance ? {row, distance} : best;
-    }, {distance: NEAR}).row;
+    }, {distance: MAX_DISTANCE}).row;
     if (!row || brushed !== null) return clear();
     drawn.cursor.replaceChildren(rowPath(row, drawn, {"stroke-width": 4}));
     tooltip.show(x - holder.scrollLeft, y, html("div", {}, row.name),
       html("div", {}, `${axes.at(-1).name} ${valueText(row.loss)}`));
   }
 
-  // Where a row's line is at an x of the drawing.
-  function heightAt({places}, x) {
+  // The y of a row's line at an x of the drawing.
+  function yAt({positions}, x) {
     const {xs, Y} = drawn, i = clamp(xs.findIndex(end => end >= x), 1, xs.length - 1);
     const share = clamp((x - xs[i - 1]) / (xs[i] - xs[i - 1]), 0, 1);
-    return Y(places[i - 1] + share * (places[i] - places[i - 1]));
+    return Y(positions[i - 1] + share * (positions[i] - positions[i - 1]));
   }
 
-  // Select what the pointer was dragged over. A click on an axis removes its selection.
+  // Select the dragged range of an axis. A click on an axis removes its selection.
   function select(start, end, ended) {
-    const {xs, Y} = drawn, axis = xs.findIndex(x => Math.abs(x - start.x) <= NEAR);
+    const {xs, Y} = drawn, axis = xs.findIndex(x => Math.abs(x - start.x) <= MAX_DISTANCE);
     brushed = ended || axis < 0 ? null : axis;
     if (axis < 0) return;
     const isClick = Math.abs(end.y - start.y) <= CLICK;
@@ -554,26 +554,29 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
   const ticks = axes.map(axis => ticksOf(axis, height));
   const widths = axes.map(({name}, i) =>
     TEXT_WIDTH * Math.max(name.length, ...ticks[i].map(({label}) => label.length)));
-  const left = widths[0] + 10, right = widths.at(-1) / 2 + 12, least = Math.max(...widths) + 24;
-  const distance = Math.max(least, (available - left - right) / (axes.length - 1));
+  const left = widths[0] + 10, right = widths.at(-1) / 2 + 12, minDistance = Math.max(...widths) + 24;
+  const distance = Math.max(minDistance, (available - left - right) / (axes.length - 1));
   const width = left + right + distance * (axes.length - 1), xs = axes.map((_, i) => left + distance * i);
   const selected = rows.filter(isSelected), others = rows.filter(row => !isSelected(row));
   const cursor = svg("g"), last = xs.at(-1);
-  const grip = "touch-action: pan-x; cursor: ns-resize"; // a finger on an axis selects; elsewhere, it scrolls the page
+  const grip = "touch-action: pan-x; cursor: ns-resize"; // touch selects on an axis, and scrolls the page elsewhere
   const strip = Array.from({length: 30}, (_, i) => svg("rect", { // the colors of the losses, along the last axis
     x: last - 4, y: Y((i + 1) / 30), width: 8, height: height / 30 + 0.5, fill: colorAt((i + 0.5) / 30),
   }));
   const parts = axes.map(({name}, i) => [
     rule(xs[i], top, xs[i], bottom, {opacity: SOFT}),
     text(xs[i], top - 18, name, {"text-anchor": "middle", "font-weight": 600}),
-    ticks[i].map(({place, label, full}) => text(xs[i] - 8, Y(place) + 4, [label, svg("title", {}, full)], {
+    ticks[i].map(({position, label, full}) => text(xs[i] - 8, Y(position) + 4, [label, svg("title", {}, full)], {
       "text-anchor": "end", stroke: BACKGROUND, "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round",
     })),
     brushes[i] ? svg("rect", {
       x: xs[i] - 7, y: Y(brushes[i][1]), width: 14, height: Y(brushes[i][0]) - Y(brushes[i][1]),
       fill: "currentColor", "fill-opacity": 0.2, stroke: "currentColor",
     }) : [],
-    svg("rect", {x: xs[i] - NEAR, y: top, width: 2 * NEAR, height, fill: "none", "pointer-events": "all", style: grip}),
+    svg("rect", {
+      x: xs[i] - MAX_DISTANCE, y: top, width: 2 * MAX_DISTANCE, height,
+      fill: "none", "pointer-events": "all", style: grip,
+    }),
   ]);
   const label = `${chart.title}. Axes: ${axes.map(({name}) => name).join(", ")}. ${rows.length} lines.`;
   const node = drawing(width, bottom + 16, label,
@@ -582,22 +585,25 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
   return {node, xs, Y, cursor};
 }
 
-function rowPath({name, places, color}, {xs, Y}, style = {}) {
-  const path = places.map((place, i) => `${i ? "L" : "M"}${xs[i].toFixed(1)} ${Y(place).toFixed(1)}`).join("");
+function rowPath({name, positions, color}, {xs, Y}, style = {}) {
+  const path = positions.map((y, i) => `${i ? "L" : "M"}${xs[i].toFixed(1)} ${Y(y).toFixed(1)}`).join("");
   return svg("path", {
     d: path, fill: "none", stroke: color, "stroke-width": 1.6, "stroke-linejoin": "round", ...style,
   }, svg("title", {}, name));
 }
 
-// The labels of an axis of parallel coordinates, as {place, label, full}: a long category is cut.
+// The labels of an axis of parallel coordinates, as {position, label, full}. Long categories are shortened.
 function ticksOf({categories, scale}, height) {
-  if (!categories.length) return scale.ticks(6).map(x => ({place: scale(x), label: tickText(x), full: tickText(x)}));
+  if (!categories.length) {
+    return scale.ticks(6).map(x => ({position: scale(x), label: tickText(x), full: tickText(x)}));
+  }
   const every = Math.ceil(categories.length * 15 / height);
-  const cut = name => name.length > 16 ? `${name.slice(0, 15)}…` : name;
-  return categories.map((full, i) => ({place: scale(i), label: cut(full), full})).filter((_, i) => i % every === 0);
+  const shorten = name => name.length > 16 ? `${name.slice(0, 15)}…` : name;
+  const ticks = categories.map((full, i) => ({position: scale(i), label: shorten(full), full}));
+  return ticks.filter((_, i) => i % every === 0);
 }
 
-// --- the page --------------------------------------------------------------------------------------------------------
+// --- page ------------------------------------------------------------------------------------------------------------
 
 const CHARTS = {lines: lineChart, bars: barChart, parallel: parallelChart};
 for (const figure of document.querySelectorAll("figure.chart")) {

@@ -1,6 +1,6 @@
-"""What happened in a replayed step: its loss, sequences, hardest tokens, gradients and updates.
+"""Report on a replayed step: its loss, sequences, hardest tokens, gradients and updates.
 
-A Report is the data; as_text and as_page show it in a terminal and on a page, one HTML file that opens offline.
+Report holds the data; as_text formats it for a terminal, and as_page as an HTML file that opens offline.
 """
 
 import math
@@ -16,51 +16,51 @@ from folio.data.windows import Place
 from folio.experiments import static_page
 from folio.experiments.replay import Comparison, ParameterChange, SequenceLosses
 
-MAX_ROWS = 10  # of each table in the terminal
-PAGE_TOKENS = 30  # in the page's table of the hardest ones
-MAX_SHOWN_TOKENS = 50_000  # whose text is on the page
-SHADES = 10  # of a token's color
+MAX_ROWS = 10  # per table in the terminal
+PAGE_TOKENS = 30  # rows of the page's table of the hardest tokens
+MAX_SHOWN_TOKENS = 50_000  # in the text on the page
+SHADES = 10  # levels of a token's color
 SHOWN_AS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def visible(text: str) -> str:
-    """Text in one line, without control characters."""
+    """Return text on one line, without control characters."""
     shown = (SHOWN_AS.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
     return "".join(shown)
 
 
 def label(token: str) -> str:
-    """A token's text by itself, with white space made visible."""
+    """Return a token's text with visible white space."""
     return visible(token).replace(" ", "␣") or "∅"
 
 
 class HardToken(NamedTuple):
-    """A token with a high loss."""
+    """A token of a replayed step with its loss."""
 
     loss: float
     text: str
     guess: str
     guess_p: float
-    before: str  # the text before it
+    before: str  # the preceding text
     sequence: SequenceLosses
     position: int  # in ids
 
     def cells(self) -> list[str]:
-        """The loss, the probability, the token, the text before it, and the most likely token."""
+        """Return the loss, probability, token, preceding text, and most likely token."""
         guess = f"{label(self.guess)} ({self.guess_p:.1%})"
         return [f"{self.loss:.4f}", f"{math.exp(-self.loss):.2%}", label(self.text), visible(self.before), guess]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What happened in a step."""
+    """A replayed step."""
 
     run: str
     step: int
-    start: str  # what it was replayed from
+    start: str  # description of the checkpoint or weights it was replayed from
     comparison: Comparison
     grad_clip: float  # 0: off
-    skipped: str | None  # why
+    skipped: str | None  # reason; None: not skipped
     epochs: dict[str, float]  # of each data set, before the step
     sequences: list[SequenceLosses]
     parameters: list[ParameterChange]
@@ -72,26 +72,26 @@ class Report:
 
     @property
     def clip_factor(self) -> float:
-        """What the gradients were multiplied by, as torch's clip_grad_norm_ computes it."""
+        """Factor that multiplied the gradients, as torch's clip_grad_norm_ computes it."""
         return min(1.0, self.grad_clip / (self.comparison.judged.grad_norm + 1e-6)) if self.grad_clip else 1.0
 
     @property
     def hardest_sequences(self) -> list[SequenceLosses]:
-        """The sequences by loss, the highest first, or not a number; those without a target last."""
+        """Sequences by descending loss; NaN first, and sequences without targets last."""
         return sorted(self.sequences, key=lambda s: (not s.counted.any(), -math.inf if math.isnan(s.loss) else -s.loss))
 
     @property
     def largest_gradients(self) -> list[ParameterChange]:
-        """The parameters by the norms of their gradients, the largest first; not a number before all others."""
+        """Parameters by descending gradient norm; NaN first."""
         return sorted(self.parameters, key=lambda p: math.inf if math.isnan(p.gradient_norm) else p.gradient_norm)[::-1]
 
-    def hardest_tokens(self, most: int) -> list[HardToken]:
-        """The tokens with the highest losses."""
+    def hardest_tokens(self, count: int) -> list[HardToken]:
+        """Return up to `count` tokens with the highest losses; NaN first."""
         losses = np.concatenate([np.where(s.counted, s.losses, -np.inf) for s in self.sequences])  # NaN sorts last
-        order = np.argsort(losses, kind="stable")[::-1][: min(most, self.targets)]
+        order = np.argsort(losses, kind="stable")[::-1][: min(count, self.targets)]
         T, tokens = len(self.sequences[0].losses), []
-        for place in order.tolist():
-            sequence, t = self.sequences[place // T], place % T
+        for index in order.tolist():
+            sequence, t = self.sequences[index // T], index % T
             before = self.tokenizer.decode(sequence.ids[max(0, t - 40) : t + 1])
             loss, guess_p = float(sequence.losses[t]), float(sequence.guess_p[t])
             texts = [self.tokenizer.piece(int(token)) for token in (sequence.ids[t + 1], sequence.guesses[t])]
@@ -99,21 +99,21 @@ class Report:
         return tokens
 
     def rates(self) -> dict[tuple[str, float, float], list[str]]:
-        """The names of the parameters by optimizer, learning rate and weight decay."""
+        """Return the names of parameters, grouped by (optimizer, learning rate, weight decay)."""
         groups: dict[tuple[str, float, float], list[str]] = {}
         for p in self.parameters:
             groups.setdefault((p.optimizer, p.learning_rate, p.weight_decay), []).append(p.name)
         return groups
 
     def summary(self) -> dict[str, str]:
-        """The facts about the whole step, in words."""
+        """Describe the whole step, by topic."""
         judged, comparison = self.comparison.judged, self.comparison
         clipped = "not clipped"
         if self.clip_factor < 1:
             clipped = f"clipped to {self.grad_clip:g}, by the factor {self.clip_factor:.4f}"
         rates = [f"{name} {rate:.4g}" for name, rate in dict.fromkeys(key[:2] for key in self.rates())]
         first = self.sequences[0].number
-        numbers = f"{first:,} to {first + len(self.sequences) - 1:,}, with {self.targets:,} targets"
+        sequences = f"{first:,} to {first + len(self.sequences) - 1:,}, with {self.targets:,} targets"
         epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in self.epochs.items())
         return {
             "replayed from": self.start,
@@ -121,11 +121,11 @@ class Report:
             "gradient norm": f"{judged.grad_norm:.4f}, {clipped}; {comparison.compare_logged('grad_norm')}",
             "learning rate": ", ".join(rates),
             "skipped": f"yes: {self.skipped}" if self.skipped else "no",
-            "sequences": f"{numbers}, after {epochs}",
+            "sequences": f"{sequences}, after {epochs}",
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for a file of JSON. A number that is not finite is a text, such as "NaN"."""
+        """Return the report as JSON. Numbers that are not finite become strings, such as "nan"."""
         judged, comparison = self.comparison.judged, self.comparison
         logged = comparison.logged or {}
         facts = {
@@ -163,15 +163,15 @@ class Report:
                 for s in self.sequences
             ],
         }
-        return writable(facts)
+        return finite_json(facts)
 
 
-def writable(value: Any) -> Any:
-    """The value, with text in place of numbers that JSON cannot hold."""
+def finite_json(value: Any) -> Any:
+    """Replace numbers that JSON cannot represent by strings."""
     if isinstance(value, dict):
-        return {name: writable(inner) for name, inner in value.items()}
+        return {name: finite_json(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [writable(inner) for inner in value]
+        return [finite_json(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -181,7 +181,7 @@ def describe_place(place: Place) -> str:
 
 
 def as_text(report: Report) -> str:
-    """The report for a terminal."""
+    """Format the report for a terminal."""
     remarks, sequences = report.comparison.lines(), report.hardest_sequences
     lines = [f"step {report.step:,} of {report.run}", ""]
     lines += [f"{name + ':':15}{fact}" for name, fact in report.summary().items()]
@@ -190,7 +190,7 @@ def as_text(report: Report) -> str:
     for sequence in sequences[:MAX_ROWS]:
         text = visible(report.tokenizer.decode(sequence.ids))[:60]
         lines.append(f"{sequence.loss:8.4f}{sequence.number:12,}  {describe_place(sequence.place)}: {text}")
-    lines += ["", "the hardest tokens", "    loss       p  token, after which text; the most likely token"]
+    lines += ["", "the hardest tokens", "    loss       p  token, preceding text; the most likely token"]
     for token in report.hardest_tokens(MAX_ROWS):
         loss, p, text, before, guess = token.cells()
         lines.append(f"{loss:>8}{p:>8}  {text}  after  {before[-40:]}; {guess}")
@@ -200,11 +200,11 @@ def as_text(report: Report) -> str:
 
 
 def describe_update(p: ParameterChange) -> str:
-    """The relative update; nothing for weights of zero."""
+    """Format the relative update; empty for weights of 0."""
     return "" if p.relative_update is None else f"{p.relative_update:.2e}"
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- page -------------------------------------------------------------------------------------------------------------
 
 STYLE = """
 body { padding-bottom: 3em }
@@ -231,7 +231,7 @@ document.addEventListener("mouseover", event => {
 
 
 def as_page(report: Report) -> str:
-    """The report as HTML."""
+    """Format the report as HTML."""
     shades = [f".s{i} {{ background: rgb(214 39 40 / {0.7 * i / SHADES:.2f}) }}" for i in range(SHADES + 1)]
     parts = [
         facts(report),
@@ -256,12 +256,12 @@ def hardest_tokens(report: Report) -> str:
     for token in report.hardest_tokens(PAGE_TOKENS):
         number = token.sequence.number
         rows.append([*map(escape, token.cells()), f"<a href='#sequence-{number}'>{number:,}</a>"])
-    heads = ["loss", "probability", "token", "after the text", "the most likely token", "in sequence"]
+    heads = ["loss", "probability", "token", "preceding text", "most likely token", "sequence"]
     return f"<h2 id='tokens'>The hardest tokens</h2>{table('tokens', heads, rows)}"
 
 
 def gradients(report: Report) -> str:
-    """A row per parameter, with a bar for the norm of its gradient."""
+    """Return a table with a row per parameter and a bar for its gradient norm."""
     largest = max((p.gradient_norm for p in report.parameters if math.isfinite(p.gradient_norm)), default=0.0) or 1.0
     rows = []
     for p in report.largest_gradients:
@@ -271,31 +271,31 @@ def gradients(report: Report) -> str:
         group = f"{p.optimizer}, {p.learning_rate:.4g}, {p.weight_decay:g}"
         rows.append([escape(p.name), " x ".join(map(str, p.shape)), bar, *norms, describe_update(p), escape(group)])
     heads = ["parameter", "shape", "", "gradient", "weights", "update", "update / weights", "learning rate and decay"]
-    note = "Norms: of the gradient before it is clipped, of the weights before the step, and of their change."
+    note = "Norms of the gradient before clipping, of the weights before the step, and of their change."
     return f"<h2 id='gradients'>Gradients and updates</h2><p>{note}</p>{table('gradients', heads, rows)}"
 
 
 def table(kind: str, heads: list[str], rows: Iterable[list[str]]) -> str:
-    """A table of a class. rows: of cells in HTML."""
+    """Return a table of class `kind`. rows: cells as HTML."""
     lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     lines += [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows]
     return f"<div class='wide'><table class='{kind}'>{''.join(lines)}</table></div>"
 
 
 def texts(report: Report) -> str:
-    """The sequences, the hardest first, with tokens colored by loss, as many as there is space for."""
+    """Return the text of the hardest sequences, with tokens colored by loss, up to MAX_SHOWN_TOKENS tokens."""
     sequences, uniform = report.hardest_sequences, math.log(max(2, report.tokenizer.vocab_size))
     shown = sequences[: max(1, MAX_SHOWN_TOKENS // len(sequences[0].losses))]
     note = f"White is a loss of 0. The darkest red is {uniform:.2f} nats or more (all tokens equally likely)."
-    note += " Gray tokens are only read."
+    note += " Gray tokens are not targets."
     if len(shown) < len(sequences):
         note += f" The {len(shown):,} hardest of {len(sequences):,} sequences are shown; --json writes all of them."
-    content = "".join(text_of(sequence, report, uniform) for sequence in shown)
+    content = "".join(sequence_html(sequence, report, uniform) for sequence in shown)
     return f"<h2 id='sequences'>The sequences, the hardest first</h2><p>{note}</p>{content}"
 
 
-def text_of(sequence: SequenceLosses, report: Report, uniform: float) -> str:
-    """A sequence's text. The first token is only read."""
+def sequence_html(sequence: SequenceLosses, report: Report, uniform: float) -> str:
+    """Return a sequence's text as HTML. The first token is not a target."""
     piece = report.tokenizer.piece
     parts = [f"<span class='uncounted'>{token_html(piece(int(sequence.ids[0])))}</span>"]
     columns = (sequence.ids[1:], sequence.losses, sequence.counted, sequence.guesses, sequence.guess_p)
@@ -313,5 +313,5 @@ def text_of(sequence: SequenceLosses, report: Report, uniform: float) -> str:
 
 
 def token_html(token: str) -> str:
-    """A token's text as HTML in which lines end where they do in the text."""
+    """Return a token's text as HTML with its line breaks."""
     return escape(visible(token)).replace(SHOWN_AS["\n"], SHOWN_AS["\n"] + "\n")

@@ -1,4 +1,4 @@
-"""A page about runs: their numbers in a table, their curves, plans, resumes, samples, and settings."""
+"""A page about runs: a table of results, curves, plans, resumes, samples, and settings."""
 
 import json
 from html import escape
@@ -18,35 +18,35 @@ PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
     "skipped steps": ("skipped", 1.0, 120),
 }
 LEGEND = "Loss: thin in training, thick with points in validation. Vertical lines: resumed, dashed after a kill."
-MAX_POINTS = 300_000  # of all curves, which browsers still draw
-FEW_RUNS = 8  # of more, the details are closed
-FEW_NAMES = 4  # runs up to which the title names them
+MAX_POINTS = 300_000  # of all curves, which browsers can draw
+MAX_OPEN_RUNS = 8  # with more runs, their sections are collapsed
+MAX_TITLE_NAMES = 4  # with more runs, the title has only their number
 
 
-def report_page(runs: list[Run]) -> str:
-    """The page as HTML."""
-    many = len(runs) > FEW_RUNS
-    title = "Folio: " + (f"{len(runs)} runs" if len(runs) > FEW_NAMES else ", ".join(run.name for run in runs))
-    parts = [summary(runs), curves(runs), settings_table(runs)]
+def report_page(runs: list[Run], max_points: int = MAX_POINTS) -> str:
+    """Return the page as HTML."""
+    collapsed = len(runs) > MAX_OPEN_RUNS
+    title = "Folio: " + (f"{len(runs)} runs" if len(runs) > MAX_TITLE_NAMES else ", ".join(run.name for run in runs))
+    parts = [summary(runs), curves(runs, max_points), settings_table(runs)]
     for run in runs:
         sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
-        parts += [details(run.name, "\n".join(sections))] if many else sections
+        parts += [details(run.name, "\n".join(sections))] if collapsed else sections
     return page_with_charts(title, parts)
 
 
 def summary(runs: list[Run]) -> str:
-    """A table with a row per run. A blank cell is not known."""
+    """Return a table with a row per run. Unknown values are blank."""
     rows = []
     for run in runs:
-        measured, parameters, evaluations = run.measured(), run.parameters(), run.trained_evaluations()
-        seconds, speed = measured["seconds"], measured["tokens_per_second"]
+        totals, parameters, evaluations = run.totals(), run.parameters(), run.trained_evaluations()
+        seconds, speed = totals["seconds"], totals["tokens_per_second"]
         losses = [min(evaluations), evaluations[-1]] if evaluations else []
         rows.append(
             [
                 run.name,
                 f"{parameters:,}" if parameters else "",
-                f"{measured['steps']:,}",
-                f"{measured['tokens']:,}",
+                f"{totals['steps']:,}",
+                f"{totals['tokens']:,}",
                 format_seconds(seconds) if seconds else "",
                 f"{speed:,.0f}" if speed else "",
                 *([f"{loss:.4f} at step {step:,}" for loss, step in losses] or ["none yet", "none yet"]),
@@ -58,15 +58,15 @@ def summary(runs: list[Run]) -> str:
 
 
 def settings_table(runs: list[Run]) -> str:
-    """The settings that differ between the runs, or nothing. A row per setting, or per run if there are more runs."""
+    """Return a table of the settings that differ, with a row per setting, or per run if there are more runs."""
     names = different_settings(runs)
     if not names:
         return ""
     rows = [
-        [name, *(json.dumps(run.config[name]) if name in run.config else "" for run in runs)]  # "": not known yet
+        [name, *(json.dumps(run.config[name]) if name in run.config else "" for run in runs)]  # "": unknown
         for name in names
     ]
-    if "max_iters" in names:  # which a signal, a budget or patience may have ended earlier
+    if "max_iters" in names:  # a signal, a time budget or patience may end a run earlier
         rows.append(["steps completed", *(f"{run.step:,}" for run in runs)])
     head = ["setting", *(run.name for run in runs)]
     if len(runs) > len(rows):
@@ -75,21 +75,21 @@ def settings_table(runs: list[Run]) -> str:
 
 
 def plan_section(run: Run) -> str:
-    """The forecast of tools/plan.py next to the measured values, or nothing."""
+    """Return a table that compares the forecast of tools/plan.py with measured values, if there is a forecast."""
     if not run.plan:
         return ""
     rows = []
-    for name, value in run.measured().items():
+    for name, value in run.totals().items():
         planned = run.plan.get(name)
         if planned and value:
             rows.append([name, f"{planned:,.0f}", f"{value:,.0f}", f"{value / planned:.2f}"])
-    note = f"{run.plan['by']}; memory is in bytes, and the plan leaves out what the process itself takes"
+    note = f"{run.plan['by']}; memory is in bytes, and the plan excludes the memory of the process itself"
     heading = f"<h2>{escape(run.name)}: the plan</h2><p>{escape(note)}</p>\n"
     return heading + table(["", "planned", "measured", "measured / planned"], rows)
 
 
 def resumes_section(run: Run) -> str:
-    """Where the run was resumed, or nothing."""
+    """Return a table of the steps at which the run was resumed, if any."""
     rows = [
         [f"{part['from_step']:,}", part["after"] or "", json.dumps(part["changes"]), "yes" if part["exact"] else "no"]
         for part in run.parts[1:]
@@ -101,7 +101,7 @@ def resumes_section(run: Run) -> str:
 
 
 def samples_section(run: Run) -> str:
-    """The samples of each evaluation, the latest first."""
+    """Return the samples of each evaluation, the latest first."""
     texts = "".join(
         f"<h4>step {sample['step']:,}</h4><pre>{escape(sample['text'])}</pre>" for sample in reversed(run.samples)
     )
@@ -109,7 +109,7 @@ def samples_section(run: Run) -> str:
 
 
 def settings_section(run: Run) -> str:
-    """The run's environment and all its settings."""
+    """Return the run's environment and all its settings."""
     environment = {**(run.parts[-1]["versions"] or {}), **run.parts[-1]["resolved"]} if run.parts else {}
     sections = []
     settings = {}
@@ -123,17 +123,17 @@ def settings_section(run: Run) -> str:
     return "\n".join(sections)
 
 
-def curves(runs: list[Run]) -> str:
-    """The panels, and a note if they do not show every step."""
-    most = MAX_POINTS // (len(runs) * len(PANELS))
+def curves(runs: list[Run], max_points: int) -> str:
+    """Return the chart of curves, with a note if it does not show every step. max_points: of all curves."""
+    max_points //= len(runs) * len(PANELS)
     lines = max(len(run.lines) for run in runs)
-    note = f"<p>Curves of more than {most:,} logged steps show evenly spaced ones of them.</p>" if lines > most else ""
+    note = f"<p>Curves show up to {max_points:,} evenly spaced steps.</p>" if lines > max_points else ""
     panels = [Panel(title, height, from_zero=key == "skipped") for title, (key, _, height) in PANELS.items()]
-    return note + line_chart("curves", "Curves", "step", panels, [curves_of(run, most) for run in runs], LEGEND)
+    return note + line_chart("curves", "Curves", "step", panels, [run_curves(run, max_points) for run in runs], LEGEND)
 
 
-def curves_of(run: Run, max_points: int) -> LineGroup:
-    """The curves of a run, and the steps at which it was resumed."""
+def run_curves(run: Run, max_points: int) -> LineGroup:
+    """Return the curves of a run, with marks at the steps at which it was resumed."""
     lines = []
     for panel, (key, factor, _) in enumerate(PANELS.values()):
         logged = [line for line in run.lines if line[key] is not None]

@@ -1,4 +1,4 @@
-"""What a run's folder says: its numbers, its settings, and whether it is running, finished, stopped or failed."""
+"""Read a run's folder: its metrics, its settings, and whether it is running, finished, stopped or failed."""
 
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -23,11 +23,11 @@ LOGGED = ("loss", "val_loss", "lr", "grad_norm", "skipped", "tokens_per_second",
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run's folder. Reading it neither waits for a process that trains there nor changes anything.
+    """The content of a run's folder. Reading it neither waits for nor disturbs a process that is training there.
 
-    status: "running": a process holds the folder's lock. "finished" and "stopped" (by SIGINT or SIGTERM): its last
-    step is saved, with this reason. "failed": it ended without saving its last step, by an error or a kill.
-    "unknown": a lock file exists, and the file system does not say whether it is held.
+    status: "running": a process holds the folder's lock. "finished" or "stopped" (by SIGINT or SIGTERM): the last step
+    is saved. "failed": the run ended by an error or a kill, without saving its last step. "unknown": a lock file
+    exists, but the file system does not support locks.
     """
 
     folder: Path
@@ -38,28 +38,26 @@ class Run:
 
     @classmethod
     def of(cls, folder: Path, name: str | None = None) -> "Run":
-        """Read a run's folder, without weights. name: to call it by; None: the folder's.
-
-        Raises UserError if it is not a run's.
-        """
+        """Read a run's folder, without weights. name: default is the folder's. Raises UserError if it is not a run."""
         if not is_run(folder):
             raise UserError(f"{folder} is not a run's folder")
-        held = is_locked(folder / ".lock")  # first: a run that has ended by then has saved everything
-        state = read_state(folder)  # before the numbers: what a checkpoint contains has been logged before
+        locked = is_locked(folder / ".lock")  # first: once the lock is free, the run has saved everything
+        state = read_state(folder)  # before the metrics: a checkpoint's evaluation is logged before it is saved
         lines = read_metrics(folder)
-        is_new = bool(lines) or held is not False  # else the file is empty or damaged
+        is_new = bool(lines) or locked is not False  # otherwise the file is empty or damaged
         if is_new and (folder / "metrics.jsonl").exists() and not is_logged(state, lines):
             state = {}
-        return cls(folder, folder.resolve().name if name is None else name, lines, state, status_of(held, lines, state))
+        name = folder.resolve().name if name is None else name
+        return cls(folder, name, lines, state, status_of(locked, lines, state))
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """samples.jsonl."""
+        """Lines of samples.jsonl."""
         return read_samples(self.folder)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """plan.json; empty without one. Raises UserError if it is damaged."""
+        """Content of plan.json; empty without it. Raises UserError if it is damaged."""
         path = self.folder / "plan.json"
         try:
             return read_json(path) if path.exists() else {}
@@ -68,28 +66,28 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the last checkpoint, with defaults for model settings newer than it; empty without one."""
+        """Settings of the last checkpoint, with defaults for newer model settings; empty without a checkpoint."""
         return self.state.get("config", {})
 
     @cached_property
     def written(self) -> datetime | None:
-        """When the run last wrote something; None if it has not yet."""
+        """Time of the run's last write; None without any."""
         seconds = written_at(self.folder)
         return datetime.fromtimestamp(seconds) if seconds else None
 
     @property
     def step(self) -> int:
-        """How many steps the run has done, as far as it has logged or saved them."""
+        """Last logged step or, without a log, last saved step."""
         return self.lines[-1]["step"] if self.lines else self.state.get("step", 0)
 
     @property
     def parts(self) -> list[PartRecord]:
-        """The parts of the run, as its last checkpoint records them; empty without one."""
+        """Parts of the run in its last checkpoint; empty without a checkpoint."""
         return self.state.get("parts", [])
 
     @property
     def max_iters(self) -> int | None:
-        """How many steps the run has, or had, to do; None if that is not known."""
+        """Planned number of steps; None if unknown."""
         return planned_steps(self.state)
 
     @property
@@ -98,18 +96,18 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Of the steps only."""
-        return self.measured()["seconds"] if self.lines else None
+        """Time of the training steps only."""
+        return self.totals()["seconds"] if self.lines else None
 
     @property
     def best(self) -> tuple[float, int] | None:
-        """The lowest validation loss of the trained model, and its step; None before the first evaluation."""
+        """Lowest validation loss after training started, and its step; None before the first evaluation."""
         if self.lines:
             return min(self.trained_evaluations(), default=None)
         return (self.state["best_val_loss"], self.state["best_step"]) if self.state.get("best_step") else None
 
-    def measured(self) -> dict[str, float | None]:
-        """The measured values of what a plan forecasts, up to the last logged step. Seconds are those of steps only."""
+    def totals(self) -> dict[str, float | None]:
+        """Return the measured values that a plan forecasts, up to the last logged step. seconds: of steps only."""
         last = self.lines[-1]
         tokens_before = [0, *(line["tokens"] for line in self.lines[:-1])]
         timed_tokens, seconds = 0, 0.0
@@ -126,15 +124,15 @@ class Run:
         }
 
     def evaluations(self) -> list[tuple[float, int]]:
-        """The validation loss of each evaluation, and its step."""
+        """Return the validation loss and step of each evaluation."""
         return [(line["val_loss"], line["step"]) for line in self.lines if line["val_loss"] is not None]
 
     def trained_evaluations(self) -> list[tuple[float, int]]:
-        """Those after a step of training, which have a checkpoint."""
+        """Return the evaluations after step 0, which have checkpoints."""
         return [(loss, step) for loss, step in self.evaluations() if step]
 
     def parameters(self) -> int | None:
-        """The number of the model's parameters; None if there is no checkpoint, or the model is not one of Folio's."""
+        """Return the number of parameters; None without a checkpoint, or if the model is not Folio's."""
         try:
             with torch.device("meta"):
                 return GPT(GPTConfig(**self.state["model"])).num_params()["total"]
@@ -143,7 +141,7 @@ class Run:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, without damaged ones and with None for what they lack; empty if it is unreadable."""
+    """Read the undamaged lines of metrics.jsonl, with None for missing values; empty if it is unreadable."""
     with suppress(OSError):
         return [
             {**dict.fromkeys(LOGGED), **line}
@@ -155,19 +153,19 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl, without damaged ones; empty if it is unreadable."""
+    """Read the undamaged lines of samples.jsonl; empty if it is unreadable."""
     with suppress(OSError):
         return [line for line in read_lines(folder / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
     return []
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """state.json of the last checkpoint that has a readable one; empty without any.
+    """Read state.json of the last readable checkpoint; empty without one.
 
-    Its settings have defaults for model settings newer than the checkpoint.
+    Model settings newer than the checkpoint have their defaults.
     """
     for path in run_folder.newest_first(folder):
-        with suppress(CheckpointError):  # it is damaged, or a run that trains has removed it
+        with suppress(CheckpointError):  # it is damaged, or was removed by the training process
             state = run_folder.read_state(path)
             defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
             return {**state, "config": {**defaults, **state["config"]}}
@@ -175,9 +173,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def planned_steps(state: dict[str, Any]) -> int | None:
-    """How many steps a run has, or had, to do; under a time budget, by its last decision. None if that is not known.
+    """Return the planned number of steps, under a time budget by its last decision; None if unknown.
 
-    state: state.json of its last checkpoint; empty without one.
+    state: state.json of the last checkpoint, or empty.
     """
     decisions = state["parts"][-1]["decisions"] if state else None
     if decisions:
@@ -187,11 +185,11 @@ def planned_steps(state: dict[str, Any]) -> int | None:
 
 
 def is_logged(state: dict[str, Any], lines: list[dict[str, Any]]) -> bool:
-    """Whether metrics.jsonl contains a checkpoint's best evaluation, or its step if it has none.
+    """Return whether a checkpoint belongs to the run in metrics.jsonl.
 
-    The evaluation after its step is enough, because the line of the best one may be damaged.
-
-    Until a new run with --overwrite=True saves its first checkpoint, the folder has those of the run before.
+    Until a new run with --overwrite=True saves its first checkpoint, the folder has those of the previous run. A
+    checkpoint belongs to the log if the log has its best evaluation, or its step if it has none. An evaluation at its
+    step is also sufficient, because the line of the best one may be damaged.
     """
     val_losses = {line["step"]: line["val_loss"] for line in lines}
     if not state.get("best_step"):
@@ -200,11 +198,11 @@ def is_logged(state: dict[str, Any], lines: list[dict[str, Any]]) -> bool:
     return is_best_logged or val_losses.get(state.get("step")) is not None
 
 
-def status_of(held: bool | None, lines: list[dict[str, Any]], state: dict[str, Any]) -> str:
-    """A run's status. held: whether a process holds its lock; None if that is not known."""
-    if held is None:
+def status_of(locked: bool | None, lines: list[dict[str, Any]], state: dict[str, Any]) -> str:
+    """Return a run's status. locked: whether a process holds its lock; None if unknown."""
+    if locked is None:
         return "unknown"
-    if held:
+    if locked:
         return "running"
     reason = state.get("stopped_by")
     if not reason or (lines and lines[-1]["step"] > state["step"]):

@@ -1,4 +1,4 @@
-"""Which runs a command shows: those in folders, filtered, sorted and limited; and the settings in which they differ."""
+"""Select runs: filter, sort and limit them; and find the settings in which they differ."""
 
 import difflib
 import json
@@ -19,13 +19,13 @@ from folio.experiments.runs import Run
 from folio.training.schedule import STEP_COUNTS
 from folio.training.start import COMMAND_SETTINGS, UNCOMPARED
 
-OF_RECORDS = {  # settings of when a run evaluates, and of what it writes down
+RECORD_SETTINGS = {  # settings of evaluation and logging
     *("always_save_checkpoint", "async_save", "eval_interval", "keep_last", "log_interval", "sample_tokens"),
     *("save_interval_minutes", "snapshots", "wandb_log", "wandb_project"),
 }
-UNLISTED = {*UNCOMPARED, *COMMAND_SETTINGS, *OF_RECORDS} - {"seed", "init_from"}
-MOST_VALUES = 8  # to list in a message
-COLUMNS = {  # what runs are filtered and sorted by, besides their settings
+UNLISTED = {*UNCOMPARED, *COMMAND_SETTINGS, *RECORD_SETTINGS} - {"seed", "init_from"}
+MAX_VALUES = 8  # values listed in a message
+COLUMNS = {  # columns to filter and sort by, in addition to settings
     "name": lambda run: run.name,
     "loss": lambda run: run.best and run.best[0],
     "steps": lambda run: run.step,
@@ -48,14 +48,14 @@ OPERATORS = {
 @dataclass(frozen=True)
 class Selection(Settings):
     # --- selection ---
-    filter: CommaSeparated = ()  # state=failed, n_layer=6, "learning_rate>1e-3", dataset=novel*, or a part of a name
+    filter: CommaSeparated = ()  # state=failed, n_layer=6, "learning_rate>1e-3", dataset=novel*, or part of a name
     sort: NonEmptyStr = "date"  # newest first; or name, loss, steps, tokens, time, state, a setting; -loss: descending
-    limit: PositiveInt | None = None  # show only the first so many; None: all
+    limit: PositiveInt | None = None  # show only the first `limit` runs; None: all
 
     def select(self, folders: list[Path], base: Path | None = None) -> list[Run]:
-        """Those of the runs in these folders that are asked for, as read_runs() reads them.
+        """Read the runs in the folders and select by the settings. base: as in read_runs.
 
-        Raises UserError if there is none.
+        Raises UserError if no run matches.
         """
         runs = read_runs(folders, base)
         conditions = [Condition.of(text, runs) for text in self.filter]
@@ -66,23 +66,23 @@ class Selection(Settings):
 
 
 def read_runs(folders: list[Path], base: Path | None = None) -> list[Run]:
-    """The runs in these folders, each once, and called by its path inside `base`; None: inside the folder of all.
+    """Read the runs in the folders, without duplicates. Runs that are removed meanwhile are left out.
 
-    One that is removed meanwhile is left out.
+    base: directory that the runs' names are relative to; None: their common parent.
     """
     paths = {os.path.abspath(folder): folder for folder in folders}
-    inside, runs = base and os.path.abspath(base), []
-    with suppress(ValueError):  # they are on several of Windows' drives
-        inside = inside or os.path.commonpath([os.path.dirname(path) for path in paths])
+    parent, runs = base and os.path.abspath(base), []
+    with suppress(ValueError):  # on Windows, they may be on several drives
+        parent = parent or os.path.commonpath([os.path.dirname(path) for path in paths])
     for path, folder in paths.items():
-        name = Path(os.path.relpath(path, inside) if inside else path).as_posix()
+        name = Path(os.path.relpath(path, parent) if parent else path).as_posix()
         with suppress(UserError):
             runs.append(Run.of(folder, None if name == "." else name))
     return runs
 
 
 class Condition(NamedTuple):
-    """What --filter asks for, such as n_layer>=6."""
+    """A condition of --filter, such as n_layer>=6."""
 
     text: str
     column: str
@@ -91,11 +91,11 @@ class Condition(NamedTuple):
 
     @classmethod
     def of(cls, text: str, runs: list[Run]) -> "Condition":
-        """Parse a condition. A word is a part of a name, or a pattern of names. Raises UserError."""
+        """Parse a condition. A word without an operator is part of a name, or a pattern. Raises UserError."""
         parsed = re.fullmatch(r"\s*(\w+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", text)
         if not parsed and text in {name for run in runs for name in run.config}:
             raise UserError(
-                f"filter={text}: add what it should be, as in --filter={text}=VALUE or '--filter={text}>VALUE'"
+                f"filter={text}: add an operator and a value, as in --filter={text}=VALUE or '--filter={text}>VALUE'"
             )
         if not parsed:
             return cls(text, "name", "=", text if re.search(r"[*?\[]", text) else f"*{text}*")
@@ -104,7 +104,7 @@ class Condition(NamedTuple):
 
 
 def check_column(setting: str, column: str, runs: list[Run]) -> None:
-    """Raise UserError unless the runs can be filtered and sorted by it. setting: where it was given."""
+    """Raise UserError if `column` is unknown. setting: the option that names it."""
     known = [*COLUMNS, *dict.fromkeys(name for run in runs for name in run.config)]
     if column in known:
         return
@@ -114,83 +114,83 @@ def check_column(setting: str, column: str, runs: list[Run]) -> None:
 
 
 def column_value(run: Run, column: str) -> Any:
-    """What a run has in a column. None: nothing yet, or a setting that is None or not known."""
+    """Return a run's value in a column. None: no value yet, or a setting that is None or unknown."""
     return COLUMNS[column](run) if column in COLUMNS else run.config.get(column)
 
 
 def matches(run: Run, condition: Condition) -> bool:
-    """Whether a run satisfies a condition. Raises UserError if its value cannot be compared so."""
-    text, column, symbol, wanted = condition
+    """Return whether a run satisfies a condition. Raises UserError if the values are not comparable."""
+    text, column, symbol, expected = condition
     compare = OPERATORS[symbol]
     if column not in {**COLUMNS, **run.config}:
-        return False  # there is no checkpoint yet, so its settings are not known
+        return False  # without a checkpoint, the settings are unknown
     value = column_value(run, column)
     is_order = symbol[0] in "<>"
-    if value is None or wanted.lower() == "none":
-        return not is_order and compare(value is None, wanted.lower() == "none")
+    if value is None or expected.lower() == "none":
+        return not is_order and compare(value is None, expected.lower() == "none")
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return compare(value, float(wanted))
+            return compare(value, float(expected))
         except ValueError:
-            raise UserError(f"filter={text}: {column} is a number, and {wanted!r} is not") from None
+            raise UserError(f"filter={text}: {column} is a number, but {expected!r} is not") from None
     if is_order and column != "date":
         raise UserError(f"filter={text}: {column} is not a number; use = or !=")
     if is_order:
-        return compare(value, wanted)
+        return compare(value, expected)
     if isinstance(value, bool):
-        return compare(str(value).lower(), wanted.lower())
-    return compare(fnmatchcase(value, wanted), True)
+        return compare(str(value).lower(), expected.lower())
+    return compare(fnmatchcase(value, expected), True)
 
 
 def describe_no_match(conditions: list[Condition], runs: list[Run]) -> str:
-    """Which condition no run satisfies, and what the runs have instead."""
+    """Return an error message with the condition that no run satisfies, and the runs' values."""
     for condition in conditions:
         if not any(matches(run, condition) for run in runs):
             column = condition.column
             known = [run for run in runs if column in {**COLUMNS, **run.config}]
             values = dict.fromkeys(format_value(column_value(run, column)) for run in known)
-            shown = ", ".join([*values][:MOST_VALUES]) + (", ..." if len(values) > MOST_VALUES else "")
-            return f"filter={condition.text}: none of {len(runs):,} runs matches; their {column}: {shown}"
-    together = ",".join(condition.text for condition in conditions)
-    return f"filter={together}: none of {len(runs):,} runs matches all of it"
+            shown = ", ".join([*values][:MAX_VALUES]) + (", ..." if len(values) > MAX_VALUES else "")
+            return f"filter={condition.text}: no match among {len(runs):,} runs; values of {column}: {shown}"
+    combined = ",".join(condition.text for condition in conditions)
+    return f"filter={combined}: none of {len(runs):,} runs matches all conditions"
 
 
 def sort_runs(runs: list[Run], sort: str) -> list[Run]:
-    """The runs sorted by a column, those without a value last. Dates are sorted from the newest. Raises UserError."""
+    """Sort runs by a column; runs without a value are last, and dates are in descending order. Raises UserError."""
     column = sort.removeprefix("-")
     check_column("sort", column, runs)
     values = {id(run): column_value(run, column) for run in runs}
     known = [run for run in runs if values[id(run)] is not None]
 
-    def key(run: Run) -> tuple[bool, Any]:  # a setting may be text in some runs and a number in others
+    def key(run: Run) -> tuple[bool, Any]:  # a setting may be a string in some runs and a number in others
         value = values[id(run)]
         return (True, value) if isinstance(value, str) else (False, value)
 
     known.sort(key=key, reverse=sort.startswith("-") != (column == "date"))
-    if column == "loss":  # losses on different data do not compare
+    if column == "loss":  # losses on different data are not comparable
         order = list(dict.fromkeys(map(data_of, known)))
         known.sort(key=lambda run: order.index(data_of(run)))
     return [*known, *(run for run in runs if values[id(run)] is None)]
 
 
 def data_of(run: Run) -> str | None:
-    """What identifies the data that a run's losses are on; None if there is no checkpoint yet."""
+    """Return the hash of the data that a run's losses are on; None without a checkpoint."""
     return run.state.get("dataset", {}).get("hash")
 
 
 def different_settings(runs: list[Run]) -> list[str]:
-    """The settings that differ between the runs whose settings are known, the most telling ones first.
+    """Return the settings that differ between the runs with known settings, the most informative first.
 
-    Those are the data set, what the run started from, and what was set on a command line, in the order of how many
-    runs differ from the most common value; then the others. At the end are settings that split the runs as another one
-    does, and max_iters; without the other counts of steps if they are in proportion to it, or a time budget chose them.
+    First are the data set and init_from, then settings from a command line, then the others, each by the number of runs
+    that differ from the most common value. Last are max_iters, and settings that split the runs as another one does.
+    Other step counts are left out if they are proportional to max_iters, or a time budget chose them.
     """
     runs = [run for run in runs if run.config]
     configs = [run.config for run in runs]
-    asked = {name for run in runs for name, origin in run.state.get("origins", {}).items() if origin == COMMAND_LINE}
-    first = {"dataset": 2, "init_from": 2, **dict.fromkeys(asked - {"dataset", "init_from"}, 1)}
-    deviating: dict[str, int] = {}  # setting -> how many runs do not have the most common value
-    following, splits = [], set()
+    explicit = {name for run in runs for name, origin in run.state.get("origins", {}).items() if origin == COMMAND_LINE}
+    priorities = {**dict.fromkeys(explicit, 1), "dataset": 2, "init_from": 2}
+    deviating: dict[str, int] = {}  # setting -> number of runs without the most common value
+    trailing, splits = [], set()
     for name in dict.fromkeys(name for config in configs for name in config if name not in UNLISTED):
         values = [json.dumps(config.get(name)) for config in configs]
         split = tuple(map(values.index, values))
@@ -199,23 +199,23 @@ def different_settings(runs: list[Run]) -> list[str]:
         if name in STEP_COUNTS and all(is_scaled_by_budget(run, name) for run in runs):
             continue
         if name == "max_iters" or split in splits:
-            following.append(name)
-        elif name not in STEP_COUNTS or not in_proportion(name, configs):
+            trailing.append(name)
+        elif name not in STEP_COUNTS or not is_proportional(name, configs):
             splits.add(split)
             deviating[name] = len(values) - Counter(values).most_common(1)[0][1]
-    shown = sorted(deviating, key=lambda name: (first.get(name, 0), deviating[name]), reverse=True)
-    return [*shown, *following]
+    shown = sorted(deviating, key=lambda name: (priorities.get(name, 0), deviating[name]), reverse=True)
+    return [*shown, *trailing]
 
 
 def is_scaled_by_budget(run: Run, name: str) -> bool:
-    """Whether a time budget chose this count of steps."""
+    """Return whether a time budget chose this step count."""
     return bool(run.config.get("minutes")) and run.state.get("origins", {}).get(name) != COMMAND_LINE
 
 
-def in_proportion(name: str, configs: list[dict[str, Any]]) -> bool:
-    """Whether a setting that counts steps is the same share of max_iters in all runs, up to rounding."""
+def is_proportional(name: str, configs: list[dict[str, Any]]) -> bool:
+    """Return whether a step count is the same fraction of max_iters in all runs, up to rounding."""
     pairs = [(config.get(name), config.get("max_iters")) for config in configs]
     if not all(isinstance(number, int) for pair in pairs for number in pair):
         return False
     count, max_iters = pairs[0]
-    return all(abs(other * max_iters - count * longer) <= max_iters + longer for other, longer in pairs)
+    return all(abs(c * max_iters - count * n) <= max_iters + n for c, n in pairs)

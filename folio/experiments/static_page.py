@@ -1,4 +1,4 @@
-"""Parts of a page that is one HTML file and needs no network: its frame, tables, and what opens with a click."""
+"""Parts of a self-contained HTML page: the document, tables, and collapsible sections."""
 
 import base64
 import hashlib
@@ -18,9 +18,9 @@ summary { cursor: pointer; font-weight: 600; margin: .6em 0 }
 
 
 def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
-    """The page, with its title as a heading. parts: HTML; empty ones are left out. script: runs at the end.
+    """Return the page, with its title as a heading. parts: HTML. script: runs after the page is loaded.
 
-    No other script can run, and nothing is requested: a content security policy says so.
+    A content security policy prevents other scripts and all requests.
     """
     title = escape(title)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {hash_source(script)}"
@@ -35,7 +35,7 @@ def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
 
 
 def hash_source(text: str) -> str:
-    """What a content security policy allows an inline script or style by."""
+    """Return the source expression by which a content security policy allows an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -46,5 +46,5 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def details(heading: str, content: str) -> str:
-    """Content that is shown when its heading is clicked."""
+    """Return content that is shown when its heading is clicked."""
     return f"<details><summary>{escape(heading)}</summary>{content}</details>"

@@ -178,12 +178,12 @@ def test_planted_copies_are_found_and_others_are_not(words, seed):
     rng = random.Random(seed)
     passages = [random_words(rng, words) for _ in range(600)]
     rows = {row.kind: row for row in measure(passages[:300], passages[300:], random_words(rng, 5000), rng)}
-    assert rows["exact"].found == 1 and rows["exact"].similarity == 1
-    assert rows["1% of the words changed"].found == 1 and rows["5% of the words changed"].found >= 0.95
-    assert rows["5% of the words changed"].found_strict < 0.3  # its similarity is about 0.95**5 / (2 - 0.95**5)
+    assert rows["exact"].recall == 1 and rows["exact"].similarity == 1
+    assert rows["1% of the words changed"].recall == 1 and rows["5% of the words changed"].recall >= 0.95
+    assert rows["5% of the words changed"].strict_recall < 0.3  # its similarity is about 0.95**5 / (2 - 0.95**5)
     assert abs(rows["5% of the words changed"].similarity - 0.63) < 0.1
-    assert rows["cut to 75%"].found >= 0.99
-    assert rows["30% of the words changed"].found <= 0.01 and rows["unrelated"].found <= 0.01
+    assert rows["cut to 75%"].recall >= 0.99
+    assert rows["30% of the words changed"].recall <= 0.01 and rows["unrelated"].recall <= 0.01
 
 
 def test_signatures_estimate_the_similarity(seed):
@@ -276,6 +276,6 @@ def test_the_duplicates_benchmark(tmp_path, capsys, seed):
     words = [str(tmp_path / "text.txt"), "--words=50", "--passages=20"]
     bench_duplicates.main(load(DuplicatesBenchConfig, words))
     out = capsys.readouterr().out
-    assert "| exact | 1.00 | 100.0% | 100.0% |" in out and "of 20 other passages are taken" in out
-    with pytest.raises(UserError, match=r"60 passages of 50 words, .* 2,000 .*--passages"):
+    assert "| exact | 1.00 | 100.0% | 100.0% |" in out and "of 20 other passages are false positives" in out
+    with pytest.raises(UserError, match=r"60 passages of 50 words.* 2,000.*--passages"):
         bench_duplicates.main(load(DuplicatesBenchConfig, words[:2]))

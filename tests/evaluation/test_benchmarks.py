@@ -23,8 +23,8 @@ def runtime() -> Runtime:
 
 @pytest.mark.needs("transformers")
 @pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
-def test_endings_are_scored_as_one_by_one(runtime):
-    """The other rows of a batch do not change a score; a context that is too long loses its beginning."""
+def test_batched_scores_match_transformers_one_ending_at_a_time(runtime):
+    """Other rows of the batch do not change a score; a context that is too long is truncated at its start."""
     model, tokenizer = model_of(257), ByteTokenizer()
     theirs = transformers_model(model)
     questions = [

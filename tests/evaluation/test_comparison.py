@@ -13,11 +13,11 @@ from folio.checkpoints import foreign
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.tokenizer import CharTokenizer
 from folio.evaluation.comparison import Design, choose_design, choose_sides, compare
-from folio.evaluation.scores import Evaluation, Reading, read_characters
+from folio.evaluation.scores import Coverage, Evaluation, count_characters
 from tests.support.evaluations import compare_models, measure_of
 
 
-def test_equal_weights_give_the_ordinary_paired_test(seed):
+def test_equal_weights_give_the_paired_t_test(seed):
     rng = np.random.default_rng(seed)
     a = rng.normal(3, 1, 50)
     b = a + rng.normal(0.1, 0.3, 50)
@@ -32,30 +32,30 @@ def test_a_comparison_names_the_better_checkpoint_or_none():
     same, worse, noise = measure_of([2, 3, 2, 3]), measure_of([2.5, 3.6, 2.5, 3.5]), measure_of([2.5, 2.4, 2.1, 3])
     sentence = compare_models([same], [worse])[0]["sentence"]
     assert "on this text, the checkpoint a is better than b: b minus a is +0.5250" in sentence
-    assert "This is about these two checkpoints, not about their settings" in sentence
+    assert "these two checkpoints, not their settings" in sentence
     assert "the checkpoint b is better than a: b minus a is -0.5250" in compare_models([worse], [same])[0]["sentence"]
     sentence = compare_models([same], [noise])[0]["sentence"]
-    assert "the checkpoints a and b do not differ significantly" in sentence and "not about their settings" in sentence
+    assert "the checkpoints a and b do not differ significantly" in sentence and "not their settings" in sentence
     high = measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher")
     low = measure_of([0, 0, 0, 0, 0, 0, 0, 1], better="higher")
     assert "a is better than b" in compare_models([high], [low])[0]["sentence"]
     identical = compare_models([same], [same])[0]
     assert identical["p"] == 1 and identical["difference"] == 0
-    # every document by the same amount
+    # the same difference for every document
     shifted = compare_models([measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[0]
     assert shifted["p"] == 0 and shifted["low"] == shifted["high"] == 1
-    with pytest.raises(UserError, match="not measured on the same documents"):
+    with pytest.raises(UserError, match="different documents"):
         compare_models([same], [measure_of([1, 2])])
 
 
 def run_of(rng: np.random.Generator, difficulty: np.ndarray, seed_effect: float) -> Evaluation:
     """A simulated run: the loss of each document is its difficulty, plus the effect of the seed, plus noise."""
     losses = difficulty + seed_effect + rng.normal(0, 0.05, len(difficulty))
-    return Evaluation("run", [measure_of(losses)], {"text": Reading()})
+    return Evaluation("run", [measure_of(losses)], {"text": Coverage()})
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_equal_settings_seldom_differ_and_a_real_difference_is_found(paired, seed):
+def test_equal_settings_rarely_differ_and_a_true_difference_is_detected(paired, seed):
     """Runs that differ only in their seed: between settings, about 5 % of the comparisons report a difference. Between
     two checkpoints, most do, because the seed's effect is real on every document.
     """
@@ -65,7 +65,7 @@ def test_equal_settings_seldom_differ_and_a_real_difference_is_found(paired, see
         difficulty = rng.normal(2, 0.5, 100)
         effects = rng.normal(0, 0.1, (2, 4))
         if paired:
-            effects[1] += effects[0]  # what the runs with one seed have in common
+            effects[1] += effects[0]  # runs with the same seed share an effect
         sides = [[run_of(rng, difficulty, effect) for effect in side] for side in effects]
         better = [run_of(rng, difficulty, effect - 1) for effect in effects[1]]
         design = Design([["run"] * 4] * 2, paired)
@@ -83,7 +83,7 @@ def test_a_comparison_of_settings_is_over_runs():
     """Each run is one sample: its value on the whole text."""
 
     def side(*losses: float) -> list[Evaluation]:
-        return [Evaluation("run", [measure_of([loss, loss + 1])], {"text": Reading()}) for loss in losses]
+        return [Evaluation("run", [measure_of([loss, loss + 1])], {"text": Coverage()}) for loss in losses]
 
     first, second = side(1.0, 1.1, 1.2), side(2.0, 2.1, 2.3)
     values = [[measure.ratio for run in runs for measure in run.measures] for runs in (first, second)]
@@ -101,7 +101,7 @@ def test_a_comparison_of_settings_is_over_runs():
         )
         assert f"3 + 3 runs, {name})." in comparison["sentence"] and "checkpoint" not in comparison["sentence"]
     (comparison,) = compare([side(1.0, 1.1), side(1.1, 1.3)], Design([["run"] * 2] * 2, True))
-    assert "the settings of A and B cannot be told apart with 2 + 2 runs" in comparison["sentence"]
+    assert "no significant difference between the settings of A and B with 2 + 2 runs" in comparison["sentence"]
     assert comparison["high"] - comparison["low"] > 1  # t of one degree of freedom is 12.7
 
 
@@ -139,22 +139,18 @@ def test_runs_with_the_same_seeds_are_paired(recorded_settings):
     assert "not every run records its seed" in design_of("r1,r2", "gpt2,gpt2-medium").lines[3]
     assert "unknown, because" in design_of("r1,r2", "gpt2,gpt2-medium").lines[2]
     recorded_settings["r5"]["config"]["n_layer"] = 3
-    line = design_of("r1,r2,r3", "r4,r5,r6").lines[2]
-    assert "n_layer 2 (A) and 2, 3 (B)" in line and "The runs of one side differ in n_layer" in line
-    with pytest.raises(
-        UserError, match=r"^r3 and r4 have the same seed, so they are not independent: .* its own --seed"
-    ):
+    differences = design_of("r1,r2,r3", "r4,r5,r6").lines[2]
+    assert "n_layer 2 (A) and 2, 3 (B)" in differences and "within a side differ in n_layer" in differences
+    with pytest.raises(UserError, match=r"^r3 and r4 have the same seed.*--seed"):
         design_of("r3,r4", "r1,r2")
-    with pytest.raises(UserError, match="gpt2 and gpt2 have the same seed"):
+    with pytest.raises(UserError, match="gpt2 and gpt2 have the same seed"):  # the same run twice
         design_of("gpt2,gpt2", "r1,r2")
 
 
 def test_sides_that_cannot_be_compared_are_an_error(tmp_path, monkeypatch):
-    with pytest.raises(
-        UserError, match=r"the sides have 2 and 1 runs; give one run per side to compare two checkpoints"
-    ):
+    with pytest.raises(UserError, match="2 and 1 runs; give one run per side"):
         design_of("a,b", "c")
-    with pytest.raises(UserError, match="compare takes two sides, and 3 were given"):
+    with pytest.raises(UserError, match=r"two sides.* 3"):
         design_of("a", "b", "c")
     monkeypatch.chdir(tmp_path)
     for name in ("out-b", "out-a", "out,c"):
@@ -164,24 +160,22 @@ def test_sides_that_cannot_be_compared_are_an_error(tmp_path, monkeypatch):
     assert sides == [["out-a", "out-b", "gpt2"], ["r1", "r2", "r3"]]
     assert choose_sides(["out-a", "out,c"]) == [["out-a"], ["out,c"]]
     for sides in (("out-a,out-b", "r1,./out-b"), ("out-b", "out-b"), ("out-*", "out-b,r1")):
-        with pytest.raises(UserError, match="out-b is on both sides; give each side runs of its own"):
+        with pytest.raises(UserError, match="out-b is on both sides"):
             design_of(*sides)
     with pytest.raises(UserError, match=r"^run\*: no folder matches this pattern$"):
         design_of("run*", "out-*")
 
 
-# --- what was measured on ---------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def test_different_validation_sets_are_an_error():
-    """Two data sets with the same number of blocks were compared as if they were one text."""
+    """Two data sets with the same number of blocks were compared as if they were the same text."""
     sides = [
-        [Evaluation(name, [measure_of([1, 2, 3])], {f"{name}, validation": Reading(bytes=size)})]
+        [Evaluation(name, [measure_of([1, 2, 3])], {f"{name}, validation": Coverage(bytes=size)})]
         for name, size in (("a", 300), ("b", 301))
     ]
-    with pytest.raises(
-        UserError, match=r"a and b were evaluated on different texts \(a, validation and b, validation\)"
-    ):
+    with pytest.raises(UserError, match=r"different texts \(a, validation and b, validation\)"):
         compare(sides, Design([["a"], ["b"]]))
 
 
@@ -190,9 +184,9 @@ def test_models_that_read_different_characters_get_no_verdict(seed):
     rng = np.random.default_rng(seed)
     sides = []
     for name, tokenizer in (("a", CharTokenizer("abc")), ("b", CharTokenizer("abcd")), ("c", CharTokenizer("cab"))):
-        reading = read_characters(["abcabc", "abd", "xyz"], tokenizer)
-        sides.append([Evaluation(name, [measure_of(rng.normal(2, 1, 3))], {"text": reading})])
-    assert sides[0][0].readings["text"].unknown == {"d": 1, "x": 1, "y": 1, "z": 1}
+        coverage = count_characters(["abcabc", "abd", "xyz"], tokenizer)
+        sides.append([Evaluation(name, [measure_of(rng.normal(2, 1, 3))], {"text": coverage})])
+    assert sides[0][0].coverage["text"].unknown == {"d": 1, "x": 1, "y": 1, "z": 1}
     (comparison,) = compare(sides[:2], Design([["a"], ["b"]]))
     assert "no verdict, because the models left out different characters" in comparison["sentence"]
     assert comparison["p"] is None and comparison["difference"] == pytest.approx(
@@ -208,12 +202,12 @@ def test_models_that_read_different_characters_get_no_verdict(seed):
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
-    """One character of a novel that only one model knew, and there was no verdict."""
+    """A single character of a novel that only one model knew prevented a verdict."""
     texts = ["abc" * 1000, "d" * 3, "e" * 2]  # 3,005 characters
 
     def side(name: str, characters: str, shift: float) -> list[Evaluation]:
-        reading = read_characters(texts, CharTokenizer(characters))
-        return [Evaluation(name, [measure_of([1 + shift, 1.1 + shift])], {"text": reading})] * runs
+        coverage = count_characters(texts, CharTokenizer(characters))
+        return [Evaluation(name, [measure_of([1 + shift, 1.1 + shift])], {"text": coverage})] * runs
 
     design = Design([["a"] * runs, ["b"] * runs])
     (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
@@ -222,7 +216,7 @@ def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
     assert comparison["sentence"].endswith(
         f" The models left out a few different characters ({counts} of 3,005), which is less than 0.1% of the text."
     )
-    texts.append("x")  # 4 of 3,006 characters are more than that
+    texts.append("x")  # 4 of 3,006 characters exceed the limit
     (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
     assert "no verdict" in comparison["sentence"] and comparison["p"] is None
     texts[0] *= 2

@@ -17,15 +17,15 @@ pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, whic
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", export_formats.GELUS)
 @pytest.mark.parametrize("to", FORMATS)
-def test_gpt2_itself_passes(to, bias, activation):
+def test_gpt2_passes(to, bias, activation):
     loaded = checkpoint_of(bpe(), bias, 5, activation)
     check_computes_gpt2(loaded, with_position_table(loaded), to)
 
 
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize("to, activation", [("nanogpt", "gelu_new"), ("gguf", "gelu")])
-def test_the_other_gelu_is_close(to, activation, tmp_path, monkeypatch):
-    """Exact GELU against GPT-2's approximation of it: the difference is measured."""
+def test_the_gelu_approximation_is_close(to, activation, tmp_path, monkeypatch):
+    """The error of GPT-2's approximation of GELU is within OTHER_GELU_TOLERANCE and exceeds TOLERANCE."""
     monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: True)
     loaded = checkpoint_of(bpe(), False, activation=activation)

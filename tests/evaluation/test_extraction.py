@@ -1,4 +1,4 @@
-"""What a model reproduces of its training data, against decoding token by token and brute-force searches."""
+"""Reproduction of training data, against token-by-token decoding and brute-force searches."""
 
 import string
 from types import SimpleNamespace
@@ -10,7 +10,6 @@ import torch
 from folio.data.shards import Shard
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
-from folio.evaluation import extraction
 from folio.evaluation.extraction import (
     cut_passages,
     describe_reproduction,
@@ -33,7 +32,7 @@ CHARACTERS = CharTokenizer.of(set(string.ascii_letters), eot=False)  # 52 tokens
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def test_passages_cross_no_end():
+def test_passages_do_not_cross_the_end_of_a_document_or_shard():
     ids = np.array([9, 1, 2, 3, 4, 5, 9, 9, 6, 7, 8, 9, 1])
     shards = [Shard(ids), Shard(np.array([3, 4]))]
     passages = [p.tolist() for p in cut_passages(shards, 9, 3)]
@@ -64,7 +63,7 @@ def test_lengths_of_spans(chance, tokens, span, expected):
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def test_tokens_in_spans_are_those_that_a_search_covers(seed):
+def test_tokens_in_spans_match_a_brute_force_search(seed):
     rng = np.random.default_rng(seed)
     training = rng.integers(1, 4, size=400).astype("<u2")
     index = TrainingIndex([dataset_of(training)], None)
@@ -89,7 +88,7 @@ def test_the_longest_spans_and_their_places(seed):
     samples = [rng.integers(1, 52, size=100) for _ in range(4)]
     samples[1][20:60] = ids[1][500:540]  # two places
     samples[2][50:80] = ids[1][900:930]
-    samples[1][[19, 60]] = samples[2][[49, 80]] = 0  # which does not occur in the training data
+    samples[1][[19, 60]] = samples[2][[49, 80]] = 0  # not in the training data
     samples[3] = samples[2].copy()  # the same spans again
     longest = longest_spans(TrainingSearch([dataset], CHARACTERS), samples)
     assert len(longest) == 10 and len({span["text"] for span in longest}) == 10
@@ -101,7 +100,7 @@ def test_the_longest_spans_and_their_places(seed):
 
 
 def test_intervals_of_shares():
-    """A share of 0 has the interval of 0 among n samples, not an interval without a width."""
+    """A share of 0 has Wilson's interval, whose width is not 0."""
     ones, none = np.full(200, 50), np.zeros(200, int)
     row = share_row("samples", "tokens", "samples", none, ones)
     assert (row["value"], row["low"]) == (0, 0) and row["high"] == pytest.approx(3.8415 / 203.8415, rel=1e-4)  # Wilson
@@ -116,8 +115,8 @@ def test_intervals_of_shares():
 # --- completions of prefixes ------------------------------------------------------------------------------------------
 
 
-def test_one_forward_pass_tells_what_greedy_decoding_reproduces(seed):
-    """Against decoding token by token, of passages that begin as the model continues and then differ."""
+def test_one_forward_pass_matches_greedy_decoding(seed):
+    """Passages begin with the model's own completion and then differ from it."""
     torch.manual_seed(seed)
     gpt = GPT(GPTConfig(block_size=40, vocab_size=64, n_layer=2, n_head=2, n_embd=16))  # 12 ids are padding
     for p in gpt.parameters():
@@ -136,7 +135,7 @@ def test_one_forward_pass_tells_what_greedy_decoding_reproduces(seed):
 
 
 class Copier:
-    """Predicts the next token of a row correctly if the row is in a set of passages, and otherwise always wrongly."""
+    """Predicts the last token of a row correctly if the row is a memorized passage, and wrongly otherwise."""
 
     def __init__(self, block_size: int):
         self.config = SimpleNamespace(block_size=block_size)
@@ -145,13 +144,13 @@ class Copier:
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         last = {passage[:-1].tobytes(): passage[-1] for passage in self.memorized}
-        never = np.full(ids.shape[1], 52)
-        predicted = [np.append(row[1:], last[row.tobytes()]) if row.tobytes() in last else never for row in ids.numpy()]
+        wrong = np.full(ids.shape[1], 52)
+        predicted = [np.append(row[1:], last[row.tobytes()]) if row.tobytes() in last else wrong for row in ids.numpy()]
         return torch.nn.functional.one_hot(torch.from_numpy(np.stack(predicted)), 53).float()
 
 
 @pytest.mark.parametrize("block_size, P", [(128, 50), (100, 50), (99, 49), (60, 30)])
-def test_passages_are_counted_by_their_occurrences(block_size, P, seed, monkeypatch):
+def test_passages_are_counted_by_their_occurrences(block_size, P, seed):
     rng = np.random.default_rng(seed)
     passages = rng.integers(52, size=(12, 2 * P))
     times = [1, 1, 1, 2, 2, 3, 9, 10, 12, 99, 100, 120]
@@ -176,15 +175,15 @@ def test_passages_are_counted_by_their_occurrences(block_size, P, seed, monkeypa
     ]
     assert {row["prefix"] for row in rows} == {P}
     assert rows[1]["tokens_before_error"]["value"] == pytest.approx(P / 3)
-    monkeypatch.setattr(extraction, "PASSAGES", 2)
-    assert [row["n"] for row in prefix_rows(model, search)] == [1, 2, 2, 2, 2]  # of two held-out ones, one is
+    # one of the two held-out passages is in the training data
+    assert [row["n"] for row in prefix_rows(model, search, max_passages=2)] == [1, 2, 2, 2, 2]
     short = dataset_of(np.tile(np.append(passages[0][:40], eot), 9).astype("<u2"), val=(ids[:30],))
     assert prefix_rows(model, TrainingSearch([short], tokenizer)) == []
 
 
-def test_documents_that_are_too_short_for_prefixes():
+def test_report_when_documents_are_too_short_for_prefixes():
     row = {"measure": "", "value": 0.0, "low": 0.0, "high": 0.1, "n": 3, "over": "samples", "span": 8}
     facts = dict(run="out", datasets=["a"], searched=9, complete=True, samples=3, max_new_tokens=8, temperature=1.0)
     facts |= dict(seed=1, chance=5, longest=[], passages=[], block_size=128, empty_samples=0, masked=False)
     facts["spans"] = [{**row, "of": "samples"}, {**row, "of": "held-out text"}]
-    assert describe_reproduction(facts).endswith("\n\nNo document is long enough to be continued from a prefix.")
+    assert "\n\nNo document is long enough" in describe_reproduction(facts)

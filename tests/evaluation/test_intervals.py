@@ -8,7 +8,7 @@ stats = pytest.importorskip("scipy.stats")
 
 from folio.evaluation.intervals import (
     Estimate,
-    _tukey,
+    _tukey_differences,
     differences_to_best,
     estimate_mean,
     estimate_ratio,
@@ -30,7 +30,7 @@ def test_a_mean_by_hand():
     assert (estimate.low, estimate.high) == pytest.approx((4 - 4.9683, 4 + 4.9683), abs=1e-4)
 
 
-def test_means_and_differences_are_those_of_scipy(seed):
+def test_means_and_differences_match_scipy(seed):
     rng = np.random.default_rng(seed)
     a, b, c = rng.normal(2, 1, 5), rng.normal(2.5, 3, 5), rng.normal(3, 2, 7)
     for estimate, expected in (
@@ -45,12 +45,12 @@ def test_means_and_differences_are_those_of_scipy(seed):
     assert mean.p is None
 
 
-def test_quantiles_of_students_t_are_those_of_scipy():
+def test_quantiles_of_students_t_match_scipy():
     for degrees_of_freedom in (1, 1.5, 2, 3, 7, 29.4, 100, 5152, 1e6):
         assert student_t_975(degrees_of_freedom) == pytest.approx(stats.t(degrees_of_freedom).ppf(0.975), rel=1e-8)
 
 
-def test_intervals_of_shares_are_those_of_scipy(seed):
+def test_intervals_of_shares_match_scipy(seed):
     rng = np.random.default_rng(seed)
     for n in (1, 2, 10, 997):
         for successes in (0, int(rng.integers(n + 1)), n):
@@ -58,7 +58,7 @@ def test_intervals_of_shares_are_those_of_scipy(seed):
             assert share_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_the_interval_of_a_ratio_contains_the_true_value_in_95_percent_of_cases(seed):
+def test_the_interval_of_a_ratio_has_95_percent_coverage(seed):
     rng = np.random.default_rng(seed)
     hits = 0
     for _ in range(400):
@@ -71,15 +71,15 @@ def test_the_interval_of_a_ratio_contains_the_true_value_in_95_percent_of_cases(
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 @pytest.mark.parametrize("difference", [paired_difference, welch_difference])
-def test_five_percent_of_equal_groups_differ_and_a_planted_effect_is_found(difference, n, seed):
+def test_five_percent_false_positives_and_a_true_effect_is_detected(difference, n, seed):
     rng = np.random.default_rng(seed)
-    false_alarms = detected = 0
+    false_positives = detected = 0
     for k in range(400):
-        common = rng.normal(0, 1, n) if difference is paired_difference else 0  # what one seed has in common
+        common = rng.normal(0, 1, n) if difference is paired_difference else 0  # the effect of the seed
         a, b = (common + rng.normal(2, 0.1, n) for _ in range(2))
-        false_alarms += difference(a, b).p < 0.05
+        false_positives += difference(a, b).p < 0.05
         detected += k < 40 and difference(a, b + 20).p < 0.05
-    assert (1 if n > 2 else 0) <= false_alarms <= 50  # 20 expected; fewer by Welch's test of 2 + 2 values
+    assert (1 if n > 2 else 0) <= false_positives <= 50  # 20 expected; fewer by Welch's test of 2 + 2 values
     assert detected >= 35
 
 
@@ -92,7 +92,7 @@ def test_few_or_equal_values(difference):
     assert difference(ones, twos).low == difference(ones, twos).high == 1
 
 
-def test_the_interval_of_a_share_contains_it_in_95_percent_of_cases(seed):
+def test_the_interval_of_a_share_has_95_percent_coverage(seed):
     rng = np.random.default_rng(seed)
     for probability in (0.02, 0.3):
         intervals = [share_interval(int(k), 200) for k in rng.binomial(200, probability, size=400)]
@@ -106,10 +106,10 @@ def test_one_group_without_variance():
     assert estimate.p == pytest.approx(stats.ttest_1samp([0.0, 1.0, 2.0], 0).pvalue)
 
 
-def test_leaving_out_samples_gives_the_influence_of_a_mean_exactly_and_of_a_ratio_nearly(seed):
+def test_leave_one_out_influence_is_exact_for_a_mean_and_close_for_a_ratio(seed):
     rng = np.random.default_rng(seed)
     samples = np.stack([rng.normal(3, 1, 500), rng.uniform(1, 2, 500)], axis=1)
-    influence = leave_one_out_influence(samples, lambda total: total[0] / 499)  # without one, 499 are left
+    influence = leave_one_out_influence(samples, lambda total: total[0] / 499)  # 499 samples without one
     assert influence == pytest.approx(samples[:, 0] - samples[:, 0].mean())
     influence = leave_one_out_influence(samples, lambda total: total[0] / total[1])
     assert influence == pytest.approx(ratio_influence(*samples.T), rel=0.01, abs=0.01)
@@ -125,7 +125,7 @@ def test_two_settings_are_compared_by_the_paired_t_test(seed):
     assert (estimate.low, estimate.high) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-4)
 
 
-def test_tukeys_intervals_and_p_values_are_those_of_a_published_example():
+def test_tukeys_intervals_match_a_published_example():
     """Montgomery, Design and Analysis of Experiments, vascular grafts: 4 pressures (settings) in 6 batches (blocks)."""
     rejects = np.array(
         [
@@ -136,29 +136,29 @@ def test_tukeys_intervals_and_p_values_are_those_of_a_published_example():
         ]
     )
     # with mean squares of 7.33 for error (15 degrees of freedom) and q(0.05; 4, 15) = 4.08
-    estimates = _tukey(rejects, 3)
+    estimates = _tukey_differences(rejects, 3)
     assert all(math.isclose(e.half_width, 4.08 * math.sqrt(7.33 / 6), rel_tol=2e-3) for e in estimates)
     assert np.allclose([e.value for e in estimates], [7.05, 5.9167, 3.15, 0], atol=1e-4)
 
 
 @pytest.mark.parametrize("spreads", [[1, 10], [1, 1, 1, 1, 10]])
-def test_identical_settings_are_seldom_called_different(spreads):
-    """Of 100 comparisons of settings with the same mean, at most 9 %, also if some settings are noisier than others."""
+def test_identical_settings_rarely_differ_significantly(spreads):
+    """At most 9 of 100 comparisons of settings with the same mean, even if some settings are noisier than others."""
     rng = np.random.default_rng(0)  # not a new seed for each run: 5 % of 100 is 5 ± 2
     seeds = rng.normal(size=(100, 1, 3))  # an effect of the seed that all settings share
     samples = seeds + rng.normal(size=(100, len(spreads), 3)) * np.array(spreads)[:, None]
-    called = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in samples)
-    assert called <= 9
+    significant = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in samples)
+    assert significant <= 9
 
 
-def test_a_planted_effect_is_found_beside_a_noisy_bad_setting(seed):
-    """Pooled with the noise of a diverging setting, no difference would be found."""
+def test_a_true_effect_is_detected_next_to_a_noisy_bad_setting(seed):
+    """The variance of a diverging setting must not hide the other differences."""
     rng = np.random.default_rng(seed)
     means, spreads = np.array([[1.50], [1.56], [1.60], [3.00]]), np.array([[0.004], [0.004], [0.004], [0.2]])
-    found = sum(
+    detected = sum(
         all(e.low > 0 for e in differences_to_best(means + spreads * rng.normal(size=(4, 3)))[1:]) for _ in range(12)
     )
-    assert found >= 10
+    assert detected >= 10
 
 
 def test_settings_without_an_effect_do_not_differ():

@@ -1,4 +1,4 @@
-"""One model on texts and tasks, by the settings of tools/evaluate.py and tools/compare.py."""
+"""Measurement of one model on texts and tasks, with the settings of tools/evaluate.py and tools/compare.py."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_texts_are_measured_in_contexts_of_the_given_length(run, tmp_path):
     text = "the king shall love his crown and swear by fair"
     (tmp_path / "new.txt").write_text(text, encoding="utf-8")
     cfg = MeasurementConfig(text=str(tmp_path / "new.txt"), block_size=len(text), **CPU)
-    with pytest.raises(UserError, match=r": --block_size=47 is more than .* 32 positions; use --block_size=32"):
+    with pytest.raises(UserError, match=r"block_size=47.*--block_size=32"):
         evaluate_model(run, cfg)
     evaluation = evaluate_model(run, cfg.replace(block_size=16))
     assert [measure.name for measure in evaluation.measures] == [LOSS, "perplexity", "bits per byte"]
@@ -37,18 +37,18 @@ def test_texts_are_measured_in_contexts_of_the_given_length(run, tmp_path):
     assert not by_position.measures and by_position.positions[0].counted.shape == (len(ids) // 21, 20)
 
 
-def test_a_text_is_searched_unless_it_is_the_runs_own_validation_set(run, data_dir):
-    (reading,) = evaluate_model(run, MeasurementConfig(**CPU)).readings.values()
-    assert reading.probes is None
+def test_training_data_is_searched_unless_the_text_is_the_runs_own_validation_set(run, data_dir):
+    (coverage,) = evaluate_model(run, MeasurementConfig(**CPU)).coverage.values()
+    assert coverage.probes is None
     cfg = MeasurementConfig(text=str(data_dir / "verse.txt"), **CPU)
-    (reading,) = evaluate_model(run, cfg).readings.values()
-    assert reading.probes == 20 and reading.probes_matched >= 17
+    (coverage,) = evaluate_model(run, cfg).coverage.values()
+    assert coverage.probes == 20 and coverage.probes_matched >= 17
 
 
-def test_a_line_says_how_much_rounded_weights_change_the_loss(run, capsys):
+def test_quantization_prints_the_change_of_the_loss(run, capsys):
     cfg = MeasurementConfig(dtype="int4", device="cpu")
     loaded = load_model(run, cfg)
-    weight = loaded.as_saved.transformer.wte.weight
+    weight = loaded.unquantized.transformer.wte.weight
     assert torch.equal(loaded.model.transformer.wte.weight, round_trip(weight, "int4"))
     losses = [evaluate_model(run, MeasurementConfig(device="cpu", dtype=dtype)).measures[0].ratio
               for dtype in ("float32", "int4")]  # fmt: skip
@@ -65,7 +65,7 @@ def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
     source = f"pairs of {pairs}"
     for tasks, sources in (("lambada,pairs", ["lambada", source]), ("pairs, lambada", [source, "lambada"])):
         evaluation = evaluate_model(run, MeasurementConfig(tasks=tasks, pairs=pairs, limit=1, **CPU))
-        assert [*evaluation.readings] == sources
+        assert [*evaluation.coverage] == sources
         measured = {(measure.source, measure.name): len(measure.values) for measure in evaluation.measures}
         assert measured["lambada", "accuracy"] == measured[source, EXACT] == 1
     cfg = MeasurementConfig(answers=str(tmp_path / "answers.jsonl"), json=str(tmp_path / "results.json"))
@@ -75,6 +75,6 @@ def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "results.json").read_text()) == {"results": []}
 
 
-def test_a_task_among_the_runs_is_a_mistake():
+def test_a_task_among_the_runs_is_an_error():
     assert name_problems("runs", ["out", "gpt2"]) == []
-    assert name_problems("runs", ["out", "hellaswag"])[0][1].startswith("hellaswag is a task; separate tasks by commas")
+    assert name_problems("runs", ["out", "hellaswag"])[0][1].startswith("hellaswag is a task")

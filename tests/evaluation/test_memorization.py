@@ -1,4 +1,4 @@
-"""The search in the training data, against a search of the bytes of each shard."""
+"""Searches of the training data, against a byte search of each shard."""
 
 import json
 import math
@@ -26,32 +26,32 @@ from tests.support.datasets import VOCAB, dataset_of, random_case
 from train import train
 
 
-def places(span: np.ndarray, datasets: list[Dataset], eot: int | None) -> Iterator[tuple[int, int, int]]:
-    """Where a span of tokens occurs, by searching bytes: the data set, the shard, and the token."""
+def occurrences(span: np.ndarray, datasets: list[Dataset], eot: int | None) -> Iterator[tuple[int, int, int]]:
+    """Yield the data set, shard and token where a span of tokens occurs, by a search of bytes."""
     if eot in span.tolist():
         return
     for number, dataset in enumerate(datasets):
         for shard_number, shard in enumerate(dataset.train):
-            width, content, at = shard.ids.itemsize, shard.ids.tobytes(), -1
-            wanted = span.astype(shard.ids.dtype).tobytes()
-            while (at := content.find(wanted, at + 1)) >= 0:
-                if at % width == 0:
-                    yield number, shard_number, at // width
+            width, content, offset = shard.ids.itemsize, shard.ids.tobytes(), -1
+            pattern = span.astype(shard.ids.dtype).tobytes()
+            while (offset := content.find(pattern, offset + 1)) >= 0:
+                if offset % width == 0:
+                    yield number, shard_number, offset // width
 
 
 def naive_longest(text: np.ndarray, datasets: list[Dataset], eot: int | None) -> list[int]:
-    """The length of the longest span from each position that occurs."""
+    """Return the length of the longest span from each position that occurs in the data."""
 
     def longest(start: int) -> int:
         length = 0
-        while start + length < len(text) and any(places(text[start : start + length + 1], datasets, eot)):
+        while start + length < len(text) and any(occurrences(text[start : start + length + 1], datasets, eot)):
             length += 1
         return length
 
     return [longest(start) for start in range(len(text))]
 
 
-def test_spans_and_places_are_those_of_a_search_of_bytes(seed):
+def test_spans_and_occurrences_match_a_byte_search(seed):
     rng = np.random.default_rng(seed)
     for _ in range(100):
         datasets, text, eot = random_case(rng)
@@ -59,12 +59,11 @@ def test_spans_and_places_are_those_of_a_search_of_bytes(seed):
         lengths = index.longest(text)
         assert lengths.tolist() == naive_longest(text, datasets, eot)
         for start, end in [*maximal_spans(lengths), *rng.integers(len(text) + 1, size=(5, 2)).tolist()]:
-            expected = list(places(text[start:end], datasets, eot)) if start < end else []
-            found = index.find(text[start:end])
-            assert (found and (found.count, *found[1:])) == ((len(expected), *expected[0]) if expected else None)
+            expected = list(occurrences(text[start:end], datasets, eot)) if start < end else []
+            assert index.find(text[start:end]) == ((len(expected), *expected[0]) if expected else None)
 
 
-def test_maximal_spans_are_those_that_no_other_span_contains(seed):
+def test_no_other_span_contains_a_maximal_span(seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         datasets, text, eot = random_case(rng)
@@ -78,7 +77,7 @@ def test_maximal_spans_are_those_that_no_other_span_contains(seed):
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 100])
-def test_different_spans_are_those_of_all_windows(length, seed):
+def test_unique_spans_match_all_windows(length, seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         datasets, _, eot = random_case(rng)
@@ -89,18 +88,20 @@ def test_different_spans_are_those_of_all_windows(length, seed):
             for at in range(len(ids) - length + 1):
                 if eot not in ids[at : at + length].tolist():
                     windows.setdefault(tuple(ids[at : at + length].tolist()), []).append(int(start) + at)
-        places, counts = index.different_spans(length)
-        spans = {tuple(index.ids_at(at, length).tolist()): (at, n) for at, n in zip(places, counts, strict=True)}
-        assert spans == {window: (found[0], len(found)) for window, found in windows.items()}
+        firsts, counts = index.unique_spans(length)
+        spans = {
+            tuple(index.ids_at(first, length).tolist()): (first, n) for first, n in zip(firsts, counts, strict=True)
+        }
+        assert spans == {window: (positions[0], len(positions)) for window, positions in windows.items()}
 
 
-@pytest.mark.parametrize("most", [255, 256, 65_535, 65_536])
-def test_tokens_keep_apart_where_their_codes_need_another_byte(most):
-    ids = np.arange(most).astype("<u4")
+@pytest.mark.parametrize("n_tokens", [255, 256, 65_535, 65_536])
+def test_tokens_differ_where_their_codes_need_another_byte(n_tokens):
+    ids = np.arange(n_tokens).astype("<u4")
     index = TrainingIndex([dataset_of(ids)], None)
-    text = np.array([0, most - 3, most - 2, most - 1, most, 5, 6, 0])
+    text = np.array([0, n_tokens - 3, n_tokens - 2, n_tokens - 1, n_tokens, 5, 6, 0])
     assert index.longest(text).tolist() == [1, 3, 2, 1, 0, 2, 1, 1]
-    assert index.find(text[1:4]) == (1, 0, 0, most - 3)
+    assert index.find(text[1:4]) == (1, 0, 0, n_tokens - 3)
 
 
 def test_a_planted_quote_is_found_at_its_exact_offset(seed):
@@ -119,7 +120,7 @@ def test_a_planted_quote_is_found_at_its_exact_offset(seed):
 
 
 def corpus_with_runs(rng: np.random.Generator) -> np.ndarray:
-    """300,000 tokens with the frequencies of letters, roughly; and lines that begin with 16 of the first token."""
+    """300,000 tokens with about the frequencies of letters, in lines that begin with 16 copies of token 0."""
     frequencies = 1 / np.arange(3, 30)
     ids = rng.choice(27, size=(1500, 200), p=frequencies / frequencies.sum())
     ids[:, :16] = 0
@@ -128,7 +129,7 @@ def corpus_with_runs(rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("runs", [False, True], ids=["independent", "runs"])
 def test_random_text_has_no_span_beyond_chance(runs, seed):
-    """At most 1 % of texts have one. Without runs, the bound is that of the collision probability, and is close."""
+    """At most 1 % of texts exceed the bound. Without runs, it follows from the collision probability, and is tight."""
     rng = np.random.default_rng(seed)
     corpus = corpus_with_runs(rng)
     if not runs:
@@ -148,8 +149,7 @@ def test_random_text_has_no_span_beyond_chance(runs, seed):
         assert chance == math.ceil(independent) - 1 or abs(independent - round(independent)) < 0.1
 
 
-def test_expected_matches_are_the_sums_of_all_products(monkeypatch, seed):
-    monkeypatch.setattr(memorization, "BLOCK", 7)
+def test_expected_matches_are_the_sums_of_all_products(seed):
     rng = np.random.default_rng(seed)
     corpora = [rng.integers(1, 5, size=n).astype("<u2") for n in (1, 6, 40, 23)]
     index = TrainingIndex([dataset_of(*corpora)], 3)
@@ -159,6 +159,9 @@ def test_expected_matches_are_the_sums_of_all_products(monkeypatch, seed):
     for length, expected in enumerate(index.expected, 1):
         windows = [c[i : i + length] for c in corpora for i in range(len(c) - length + 1)]
         assert expected == pytest.approx(sum(p[window].prod() for window in windows), rel=1e-9, abs=1e-30)
+    frequencies = np.append(0, p[index.id_of[1:]])  # by code
+    in_blocks = memorization.expected_matches(index.codes, frequencies, block_tokens=7)
+    assert in_blocks == pytest.approx(index.expected, rel=1e-9)
 
 
 def test_chance_of_corpora_in_which_long_matches_are_likely():
@@ -171,13 +174,12 @@ def test_chance_of_corpora_in_which_long_matches_are_likely():
     assert nothing.chance(30) == 0 and nothing.longest(np.array([5, 6])).tolist() == [0, 0]
 
 
-def test_only_so_many_tokens_of_each_data_set_are_indexed(monkeypatch, seed):
+def test_the_number_of_indexed_tokens_is_limited(seed):
     ids = np.random.default_rng(seed).integers(60_000, size=3000).astype("<u2")
     datasets = [dataset_of(ids[:1000], ids[1000:2000]), dataset_of(ids[2000:])]
     index = TrainingIndex(datasets, None)
     assert (index.searched, index.complete) == (3000, True)
-    monkeypatch.setattr(memorization, "MAX_INDEXED_TOKENS", 2400)
-    index = TrainingIndex(datasets, None)
+    index = TrainingIndex(datasets, None, max_tokens=2400)
     assert (index.searched, index.complete) == (2200, False)
     assert index.find(ids[1190:1200]) and not index.find(ids[1195:1205]) and index.find(ids[2990:])
 
@@ -202,7 +204,7 @@ def test_held_out_lengths(seed):
 
 
 def choose_probes(*documents: np.ndarray) -> list[np.ndarray]:
-    """The probes of a text of these documents."""
+    """Choose the probes of a text of these documents."""
     numbers = [np.full(len(document), i) for i, document in enumerate(documents)]
     return memorization.choose_probes(np.concatenate(documents), np.concatenate(numbers))
 
@@ -222,27 +224,28 @@ def test_probes_are_evenly_spaced_and_within_a_document():
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_tokens_are_found_only_where_a_token_begins(dtype, seed):
+def test_matches_begin_at_token_boundaries(dtype, seed):
     ids = np.random.default_rng(seed).integers(60_000, size=5000).astype(dtype)
     assert memorization.occurs(ids[:32], ids.tobytes()) and memorization.occurs(ids[-32:], ids.tobytes())
     shifted = np.frombuffer(b"\0" + ids.tobytes() + b"\0" * (ids.itemsize - 1), dtype)
     assert not memorization.occurs(ids[10:42], shifted.tobytes())
-    both = np.concatenate([shifted, ids])  # first in the middle of a token, then where one begins
+    both = np.concatenate([shifted, ids])  # first in the middle of a token, then at a boundary
     assert memorization.occurs(ids[10:42], both.tobytes())
 
 
-def test_the_search_for_probes_covers_all_shards_up_to_a_limit(seed):
+def test_the_probe_search_covers_all_shards_up_to_a_limit(seed):
     ids = np.random.default_rng(seed).integers(60_000, size=3000).astype("<u2")
     probes = [ids[start : start + 32].astype(np.int64) for start in (0, 1900, 2900)]
     shards = dataset_of(ids[:1000], ids[1000:2000].astype("<u4"), ids[2000:])
     assert memorization.count_matches(probes, [shards]) == (3, True)
     assert memorization.count_matches(probes, [dataset_of(ids[:50]), dataset_of(ids[2800:])]) == (2, True)
     assert memorization.count_matches(probes, [shards], limit=2500) == (2, False)
-    assert memorization.count_matches(probes, [dataset_of(ids[:50]), shards], limit=2500) == (2, False)  # of each
-    assert memorization.count_matches(probes, [shards], limit=1931) == (1, False)  # a part of a probe
+    # the limit is per data set
+    assert memorization.count_matches(probes, [dataset_of(ids[:50]), shards], limit=2500) == (2, False)
+    assert memorization.count_matches(probes, [shards], limit=1931) == (1, False)  # the limit is inside a probe
 
 
-# --- the question -----------------------------------------------------------------------------------------------------
+# --- the viewer's answer ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -253,7 +256,7 @@ def viewed(tiny, tmp_path) -> ViewedModel:
 
 
 def test_the_answer_about_a_text(viewed, text):
-    """A quote of the training data, between characters that hardly occur there."""
+    """A quote of the training data, between characters that rarely occur there."""
     provider = TraceProvider([viewed], "")
     tokenizer, training = viewed.tokenizer, text[: int(0.9 * len(text))]
     start = 5000
@@ -287,14 +290,14 @@ def test_the_index_is_built_once(viewed, monkeypatch):
     assert first.facts == second.facts
 
 
-def test_the_reason_why_nothing_was_searched(viewed, data_dir, tmp_path):
-    asked = {"kind": "memorized", "ids": [1, 2, 3]}
+def test_the_reason_for_not_searching(viewed, data_dir, tmp_path):
+    question = {"kind": "memorized", "ids": [1, 2, 3]}
     moved = {**viewed.saved.state, "config": {**viewed.saved.state["config"], "data_dir": str(tmp_path / "nowhere")}}
     changed = {**viewed.saved.state, "dataset": {"hash": "another"}}
     foreign = {"model": viewed.saved.state["model"]}
     for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
         viewed.saved = replace(viewed.saved, state=state)
-        facts, tensors = TraceProvider([viewed], "").answer(dict(asked))
+        facts, tensors = TraceProvider([viewed], "").answer(dict(question))
         assert facts.keys() == {"reason"} and reason in facts["reason"] and not tensors
     viewed.saved = replace(viewed.saved, state=moved)
-    assert TraceProvider([viewed], "", str(data_dir)).answer(dict(asked)).facts["reason"] is None
+    assert TraceProvider([viewed], "", str(data_dir)).answer(dict(question)).facts["reason"] is None

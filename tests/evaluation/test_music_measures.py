@@ -1,4 +1,4 @@
-"""Measures of pieces, against values counted by hand and against brute force, and tools/evaluate.py --tasks=music."""
+"""Measures of pieces, against manual counts and brute force, and tools/evaluate.py --tasks=music."""
 
 import json
 import random
@@ -11,30 +11,29 @@ import pytest
 
 import sample
 from folio import UserError
-from folio.base.settings import ConfigError, load
+from folio.base.settings import load
 from folio.data.sources.music import EventFormat, Note
 from folio.evaluation import music_measures
 from folio.evaluation.memorization import TrainingIndex
 from folio.evaluation.music_measures import (
     Piece,
     Share,
+    count_valid_events,
     distance,
     durations,
-    events_that_make_sense,
-    in_key,
-    intervals,
     longest_copied,
     measure_pieces,
-    piece_of_events,
-    piece_of_tune,
-    pieces_of,
+    melodic_intervals,
+    notes_in_key,
+    parse_events,
+    parse_tune,
+    split_pieces,
 )
 from prepare import tunes as prepare_tunes
 from prepare.tunes import TunesConfig
 from sample import SampleConfig
 from tests.support.music import tune
 from tools import evaluate
-from tools.compare import CompareConfig
 from tools.evaluate import EvaluateConfig
 from train import train
 
@@ -44,46 +43,46 @@ SCORE = EventFormat("beats", steps=4, longest_shift=4, velocities=0, lowest=30, 
 TUNE = "X:1\nM:2/4\nL:1/8\nK:D\nA|d2 f>e|(3dcB A2|dfa|=f2 d2:|\nA|B2 [dF]2|d4|ABc|]\n"
 
 
-def test_a_tune_is_read_with_its_bars_key_and_notes():
+def test_a_parsed_tune_has_bars_a_key_and_notes():
     """The bars dfa and ABc are too short, but ABc is at a double bar. The two A are upbeats."""
-    piece = piece_of_tune(TUNE)
+    piece = parse_tune(TUNE)
     assert piece.parses and piece.meter == Share(4, 5)  # d2 f>e, (3dcB A2, dfa, B2 [dF]2, d4
     assert piece.key == {1, 2, 4, 6, 7, 9, 11}  # D major
-    assert in_key(piece) == Share(20, 21)  # without =f
-    assert list(intervals(piece).elements())[:2] == [5, 5]
+    assert notes_in_key(piece) == Share(20, 21)  # without =f
+    assert list(melodic_intervals(piece).elements())[:2] == [5, 5]
     assert durations(piece)[1 / 3] == 3 and durations(piece)[0.75] == durations(piece)[0.25] == 1
 
 
-def test_bars_at_a_repeat_may_be_divided():
-    assert piece_of_tune("X:1\nM:2/4\nL:1/8\nK:G\nA|B4|B2B:|\nA|B4|B3|]\n").meter == Share(2, 2)
+def test_bars_at_a_repeat_may_be_incomplete():
+    assert parse_tune("X:1\nM:2/4\nL:1/8\nK:G\nA|B4|B2B:|\nA|B4|B3|]\n").meter == Share(2, 2)
 
 
-def test_a_bar_that_is_too_long_is_wrong_and_read_at_once():
-    """music21 would divide it into a right one and a rest with a meter of its own: in minutes, for such a note."""
+def test_a_bar_that_is_too_long_is_invalid_and_is_parsed_quickly():
+    """music21 would split it into a valid bar and a remainder, which takes minutes for such a note."""
     head = "X:1\nM:2/4\nL:1/8\nK:G\n"
-    assert piece_of_tune(f"{head}A|B4|cdefga|B4|B4|\n").meter == Share(2, 3)
-    assert piece_of_tune(f"{head}A|B4|cdef\nBcde|B4|B4|\n").meter == Share(3, 3)
-    assert piece_of_tune(f"{head}A|B4|cgg2BcBcGBfcce2gAcB2222G|B4|B4|\n").meter == Share(2, 3)
+    assert parse_tune(f"{head}A|B4|cdefga|B4|B4|\n").meter == Share(2, 3)
+    assert parse_tune(f"{head}A|B4|cdef\nBcde|B4|B4|\n").meter == Share(3, 3)
+    assert parse_tune(f"{head}A|B4|cgg2BcBcGBfcce2gAcB2222G|B4|B4|\n").meter == Share(2, 3)
 
 
 @pytest.mark.parametrize("text", ["", "ROMEO:\nIs the day so young?", "X:1\nK:G\n", "X:1\nM:7/0\nK:G\nA2/0|"])
-def test_what_is_not_a_tune_does_not_parse(text):
-    piece = piece_of_tune(text)
+def test_invalid_tunes_do_not_parse(text):
+    piece = parse_tune(text)
     assert not piece.parses and not piece.notes
 
 
-def test_a_piece_of_events_is_read_with_its_beats_and_its_sense():
+def test_parsed_events_have_a_meter_and_a_share_of_valid_events():
     events = "NoteOn_60 NoteOn_64 TimeShift_0.2.4 NoteOff_64 NoteOn_65 NoteOff_70 NoteOn_60 TimeShift_0.2.4 NoteOff_60"
-    piece = piece_of_events(events, SCORE)
-    assert piece.parses and piece.sense == Share(7, 9) and piece.meter == Share(2, 4)
-    assert piece_of_events("TimeShift_1.0.4", SCORE) == Piece(False, steps=4, sense=Share(1, 1))
-    assert piece_of_events("", SCORE) == Piece(False, steps=4)
+    piece = parse_events(events, SCORE)
+    assert piece.parses and piece.valid_events == Share(7, 9) and piece.meter == Share(2, 4)
+    assert parse_events("TimeShift_1.0.4", SCORE) == Piece(False, steps=4, valid_events=Share(1, 1))
+    assert parse_events("", SCORE) == Piece(False, steps=4)
 
 
 def test_velocities_belong_to_note_ons():
     format = EventFormat()
-    assert events_that_make_sense("NoteOn_60 Velocity_79 TimeShift_0.1.100 NoteOff_60", format) == Share(4, 4)
-    assert events_that_make_sense("NoteOn_60 TimeShift_0.1.100 Velocity_79 NoteOff_60", format) == Share(2, 4)
+    assert count_valid_events("NoteOn_60 Velocity_79 TimeShift_0.1.100 NoteOff_60", format) == Share(4, 4)
+    assert count_valid_events("NoteOn_60 TimeShift_0.1.100 Velocity_79 NoteOff_60", format) == Share(2, 4)
 
 
 def piece(*notes: tuple[int, int, int]) -> Piece:
@@ -92,16 +91,16 @@ def piece(*notes: tuple[int, int, int]) -> Piece:
 
 def test_intervals_are_those_of_the_highest_voice():
     music = piece((0, 4, 50), (0, 4, 60), (4, 8, 52), (4, 6, 64), (6, 8, 63), (7, 9, 50), (8, 9, 51))
-    assert intervals(music) == Counter({4: 1, -1: 1, -12: 1})
+    assert melodic_intervals(music) == Counter({4: 1, -1: 1, -12: 1})
     assert durations(music) == Counter({1.0: 3, 0.5: 3, 0.25: 1})
 
 
-def test_without_a_key_the_best_scale_counts(seed):
+def test_without_a_key_the_best_major_scale_is_used(seed):
     rng = random.Random(seed)
     tonic = rng.randrange(12)
     scale = [48 + tonic + step for step in (0, 2, 4, 5, 7, 9, 11)]
     notes = [(k, k + 1, pitch) for k, pitch in enumerate([*scale, *scale, 48 + tonic + 1])]
-    assert in_key(piece(*notes)) == Share(14, 15)
+    assert notes_in_key(piece(*notes)) == Share(14, 15)
 
 
 def test_shares_are_over_all_pieces_and_pieces_are_the_samples():
@@ -114,36 +113,36 @@ def test_shares_are_over_all_pieces_and_pieces_are_the_samples():
 
 
 def test_the_distance_is_half_the_sum_of_absolute_differences():
-    """Pieces that are all alike have no sampling error."""
+    """Identical pieces have no sampling error."""
     first, second = [Counter(a=3, b=1)] * 5, [Counter(a=1, b=1, c=2)] * 7
     assert distance(first, second) == pytest.approx([(0.5 + 0 + 0.5) / 2] * 3)
     assert distance(first, first) == (0, 0, 0) and distance([Counter(a=1)], [Counter(b=5)]) == (1, 1, 1)
-    with pytest.raises(ValueError, match="nothing to compare"):
+    with pytest.raises(ValueError, match="no values"):
         distance([Counter()], first)
 
 
-def test_the_sampling_error_is_taken_off_a_distance(seed):
-    """The distance of the samples themselves is larger, the more so the smaller they are."""
+def test_a_distance_is_corrected_for_sampling_error(seed):
+    """The uncorrected distance of samples is biased upward."""
     rng = np.random.default_rng(seed)
-    corrected, of_samples = [], []
+    corrected, uncorrected = [], []
     for _ in range(20):
         sides = [[Counter(rng.integers(0, 10, 10).tolist()) for _ in range(30)] for _ in range(2)]
         sums = [np.array([sum(piece[value] for piece in side) for value in range(10)]) / 300 for side in sides]
-        of_samples.append(np.abs(sums[0] - sums[1]).sum() / 2)
+        uncorrected.append(np.abs(sums[0] - sums[1]).sum() / 2)
         corrected.append(distance(*sides).value)
-    assert np.mean(corrected) < 0.8 * np.mean(of_samples)
+    assert np.mean(corrected) < 0.8 * np.mean(uncorrected)
 
 
-def test_the_interval_of_a_distance_holds_the_true_distance(seed):
-    """Of many samples from two known distributions, about 95 % of the intervals hold the distance of the two."""
+def test_the_interval_of_a_distance_contains_the_true_distance(seed):
+    """About 95 % of the intervals from samples of two known distributions contain their distance."""
     rng = np.random.default_rng(seed)
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
     hits = 0
     for _ in range(100):
         sides = [[Counter(rng.choice(3, size=10, p=side).tolist()) for _ in range(100)] for side in (p, q)]
-        found = distance(*sides)
-        hits += found.low <= 0.3 <= found.high
-        assert found.low <= found.value <= found.high
+        estimate = distance(*sides)
+        hits += estimate.low <= 0.3 <= estimate.high
+        assert estimate.low <= estimate.value <= estimate.high
     assert hits >= 80
 
 
@@ -171,10 +170,10 @@ class ShardOf:
         return len(self.ids)
 
 
-def test_pieces_are_what_end_of_text_separates():
+def test_end_of_text_tokens_separate_pieces():
     shards = [ShardOf(np.array(ids)) for ids in ([1, 2, 9, 3], [4, 9, 9, 5])]
-    assert [piece.tolist() for piece in pieces_of(shards, 9)] == [[1, 2], [3, 4], [5]]
-    assert [piece.tolist() for piece in pieces_of(shards, 9, limit=2)] == [[1, 2], [5]]
+    assert [piece.tolist() for piece in split_pieces(shards, 9)] == [[1, 2], [3, 4], [5]]
+    assert [piece.tolist() for piece in split_pieces(shards, 9, limit=2)] == [[1, 2], [5]]
 
 
 # --- tools/evaluate.py ------------------------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ def tunes_run(tiny, tmp_path) -> str:
 
 
 def evaluated(*words: str, folder: Path) -> dict[tuple[str, str], float]:
-    """The values that tools/evaluate.py measures of music, by what they are of and their names."""
+    """Run tools/evaluate.py --tasks=music, and return its values by source and measure."""
     evaluate.main(load(EvaluateConfig, [*words, "--tasks=music", f"--json={folder / 'results.json'}"]))
     rows = json.loads((folder / "results.json").read_text())["results"]
     return {(row["of"], row["measure"]): row["value"] for row in rows}
@@ -202,11 +201,11 @@ def test_a_model_of_events_is_evaluated(music_run, tmp_path):
     values = evaluated(music_run, "--limit=5", f"--answers={tmp_path / 'pieces.jsonl'}", folder=tmp_path)
     assert values["held out", "parses"] == values["held out", "events that make sense"] == 1
     assert 0 < values["generated", "events that make sense"] < 1
-    assert values["training", "distance of durations"] == 0  # all notes are as long
+    assert values["training", "distance of durations"] == 0  # all notes have the same duration
     pieces = [json.loads(line)["piece"] for line in (tmp_path / "pieces.jsonl").read_text().splitlines()]
     assert len(pieces) == 5
     format = EventFormat.of(sample.load_sampler(SampleConfig(out_dir=music_run)).tokenizer)
-    shares = [events_that_make_sense(piece, format) for piece in pieces]
+    shares = [count_valid_events(piece, format) for piece in pieces]
     sense = sum(share.count for share in shares) / sum(share.total for share in shares)
     assert values["generated", "events that make sense"] == pytest.approx(sense)
 
@@ -220,7 +219,7 @@ def test_a_piece_is_a_sample_of_sample_py(music_run, tmp_path):
 
 
 def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
-    """A model that writes training tunes is as good as they are, and all that it writes is copied."""
+    """A model that generates training tunes gets their values, and all of its pieces are copied."""
     text = (tmp_path / "all.abc").read_text()
     copies = [tune for tune in text.split("\n\n") if tune][:8]
     monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: [f"{tune.strip()}\n" for tune in copies])
@@ -240,20 +239,3 @@ def test_pieces_that_do_not_parse_have_no_distance(tunes_run, tmp_path, monkeypa
 def test_a_model_of_text_is_not_evaluated_on_music(run, tmp_path):
     with pytest.raises(UserError, match="does not generate"):
         evaluated(str(run), folder=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "config, words, message",
-    [
-        (CompareConfig, ["a", "b"], "music is not compared"),
-        (EvaluateConfig, ["a", "--stop=x"], "it needs --tasks=pairs"),
-    ],
-)
-def test_settings_that_do_not_fit_are_one_line(config, words, message):
-    with pytest.raises(ConfigError, match=message):
-        load(config, [*words, "--tasks=music"])
-
-
-def test_a_temperature_is_for_music_alone():
-    with pytest.raises(ConfigError, match=r"temperature=0\.5: it needs --tasks=music"):
-        load(EvaluateConfig, ["a", "--tasks=pairs", "--temperature=0.5"])

@@ -1,4 +1,4 @@
-"""Values with their intervals, against values by hand and simulated texts."""
+"""Values with their intervals, against manual calculations and simulated texts."""
 
 import math
 
@@ -20,8 +20,8 @@ def test_an_interval_by_hand():
     assert row["low"] is None and "unknown" in format_table([{"run": "a", **row}])
 
 
-def test_intervals_contain_the_true_value_in_95_percent_of_cases(seed):
-    """Documents of very different lengths and different means; about 95 % of the intervals contain the true value."""
+def test_intervals_have_95_percent_coverage(seed):
+    """Documents of different lengths and means: about 95 % of the intervals contain the true value."""
     rng = np.random.default_rng(seed)
     hits = 0
     for _ in range(400):

@@ -1,35 +1,35 @@
-"""Tables of evaluations, and the lines below them."""
+"""Tables of evaluation results, and the lines below them."""
 
 from collections import Counter
 
 import numpy as np
 
-from folio.evaluation.scores import Evaluation, PositionLoss, Reading, collect_results
+from folio.evaluation.scores import Coverage, Evaluation, PositionLoss, collect_results
 from folio.evaluation.tables import format_results, format_table, left_out_lines
 from tests.support.evaluations import measure_of
 
 
-def test_a_row_has_a_value_with_its_interval_and_what_it_is_over():
-    reading = Reading(probes=20, probes_matched=3)
-    first = Evaluation("a", [measure_of([999, 1000, 1001])], {"text": reading})
+def test_a_row_has_a_value_its_interval_and_its_samples():
+    coverage = Coverage(probes=20, probes_matched=3)
+    first = Evaluation("a", [measure_of([999, 1000, 1001])], {"text": coverage})
     header, _, row = format_table(first.rows()).splitlines()
     assert header == "| model | on | measure | value | 95 % interval | over |"
-    of = "text (3 of 20 probes are in its training data)"
-    assert row == f"| a | {of} | bits per byte | 1,000.0 | 997.5 to 1,002.5 | 3 documents |"
-    second = Evaluation("b", [measure_of([1.5])], {"text": Reading(probes=20, probes_matched=0)})
+    source = "text (3 of 20 probes are in its training data)"
+    assert row == f"| a | {source} | bits per byte | 1,000.0 | 997.5 to 1,002.5 | 3 documents |"
+    second = Evaluation("b", [measure_of([1.5])], {"text": Coverage(probes=20, probes_matched=0)})
     assert (
         format_table(second.rows()).splitlines()[2] == "| b | text | bits per byte | 1.5000 | unknown | 1 documents |"
     )
 
 
-def test_a_line_says_which_characters_were_left_out():
-    reading = Reading(200, Counter({"é": 3, "x": 1}))
-    (line,) = left_out_lines(Evaluation("a", [], {"text": reading, "all": Reading(10)}))
+def test_left_out_characters_are_listed():
+    coverage = Coverage(200, Counter({"é": 3, "x": 1}))
+    (line,) = left_out_lines(Evaluation("a", [], {"text": coverage, "all": Coverage(10)}))
     assert line == (
         "a left out 4 of the 200 characters of text (2.00%), because they are not in its vocabulary: 'é' 'x'"
     )
     unknown = Counter({chr(ord("a") + i): 9 - i for i in range(9)})
-    (line,) = left_out_lines(Evaluation("a", [], {"text": Reading(100, unknown)}))
+    (line,) = left_out_lines(Evaluation("a", [], {"text": Coverage(100, unknown)}))
     assert line.endswith(": 'a' 'b' 'c' 'd' 'e' 'f' 'g' 'h', ...")
 
 
@@ -38,9 +38,9 @@ def losses_of(windows: str, nats: list[list[float]], context: int = 2) -> Positi
 
 
 def test_models_on_the_same_windows_are_columns_of_one_table():
-    """A model that reads other tokens has a table of its own; one that lacks a position has no value there."""
+    """A model with another tokenizer is in another table; a model that lacks a position has no value there."""
     losses = {"a": losses_of("x", [[1, 2], [1, 2]]), "b": losses_of("x", [[1], [2]]), "c": losses_of("y", [[1, 1]])}
-    models = [Evaluation(run, readings={"text": Reading()}, positions=[of_run]) for run, of_run in losses.items()]
+    models = [Evaluation(run, coverage={"text": Coverage()}, positions=[loss]) for run, loss in losses.items()]
     results = collect_results(models)
     title = "text: loss in nats per token ± half the width of its 95 % interval, over"
     assert format_results(models, results).splitlines() == [
@@ -64,7 +64,7 @@ def test_models_on_the_same_windows_are_columns_of_one_table():
 def test_signatures_and_groups_are_below_the_table():
     group = {"run": "a", "of": "text", "by": {"kind": "x"}, "pairs": 2, "measure": "exact match", "value": 1.0}
     group |= {"low": None, "high": None}
-    model = Evaluation("a", [measure_of([1, 1])], {"text": Reading()}, groups=[group], signatures={"BLEU": "nrefs:1"})
+    model = Evaluation("a", [measure_of([1, 1])], {"text": Coverage()}, groups=[group], signatures={"BLEU": "nrefs:1"})
     results = collect_results([model])
     assert results["signatures"] == {"BLEU": "nrefs:1"} and results["groups"] == [group]
     assert format_results([model], results).splitlines()[3:] == [
@@ -76,5 +76,5 @@ def test_signatures_and_groups_are_below_the_table():
         "|---|---|",
         "| x | 1.0000 ± unknown (2) |",
     ]
-    plain = [Evaluation("a", [measure_of([1, 1])], {"text": Reading()})]
+    plain = [Evaluation("a", [measure_of([1, 1])], {"text": Coverage()})]
     assert [*collect_results(plain)] == ["results"]

@@ -1,4 +1,4 @@
-"""Losses of texts and by position, against transformers and a forward pass for each token."""
+"""Losses of texts and by position, against transformers and a forward pass per token."""
 
 import math
 
@@ -13,7 +13,6 @@ from folio import UserError
 from folio.data.corpus import Corpus, find_sources
 from folio.data.shards import Shard
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
-from folio.evaluation import text_loss
 from folio.evaluation.text_loss import (
     Stream,
     corpus_stream,
@@ -40,7 +39,7 @@ def runtime() -> Runtime:
 @pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 @pytest.mark.parametrize("stride", [8, 5, 3, 1])
 @pytest.mark.parametrize("n", [2, 8, 9, 10, 31])
-def test_losses_are_those_of_transformers(n, stride, runtime, seed):
+def test_losses_match_transformers(n, stride, runtime, seed):
     """Each token is predicted in the first context that contains it."""
     model = model_of(20)
     theirs = transformers_model(model)
@@ -52,8 +51,8 @@ def test_losses_are_those_of_transformers(n, stride, runtime, seed):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_a_long_context_takes_no_memory_for_a_short_text(n, runtime):
-    """The text was padded to block_size, which a model without learned positions may have of any size."""
+def test_a_short_text_is_not_padded_to_a_long_context(n, runtime):
+    """The text was padded to block_size, which is unlimited for a model without learned positions."""
     ids = np.arange(n)
     short, long = (model_of(20, block_size=size, position="alibi") for size in (8, 10**12))
     expected = token_losses(short, ids, runtime, stride=8)
@@ -88,7 +87,7 @@ def test_documents_are_the_same_for_all_tokenizers(runtime, tmp_path):
     assert [len(measure.values) for per_tokenizer in measures for measure in per_tokenizer] == [60] * 6
     (comparison,) = compare_models(*measures)
     assert comparison["measure"] == "bits per byte"  # they have different tokens
-    assert measures[0][2].weights.sum() == len("\n".join(words))  # the separator repositions the end-of-text token
+    assert measures[0][2].weights.sum() == len("\n".join(words))  # bits per byte count the separators as well
 
 
 def test_a_document_in_parts_is_one_document(tmp_path):
@@ -111,8 +110,8 @@ def test_documents_of_shards_end_at_the_end_of_text_token(runtime):
     assert loss.weights.sum() == 6 + 4 and loss.ratio == pytest.approx(math.log(257))
 
 
-def test_blocks_of_a_text_are_the_same_with_characters_that_are_left_out(runtime, tmp_path):
-    """They began later and later for the model that had left out more, so the models' blocks did not match."""
+def test_left_out_characters_do_not_shift_blocks(runtime, tmp_path):
+    """Left-out characters shifted the blocks, so the blocks of two models did not match."""
     (tmp_path / "text.txt").write_text(("hello" * 40 + "é" * 8) * 200, encoding="utf-8")
     corpus = Corpus(find_sources([str(tmp_path / "text.txt")]))
     sizes = []
@@ -139,19 +138,19 @@ def stream_of(ids: np.ndarray, counted: np.ndarray | None = None) -> Stream:
 
 @torch.inference_mode()
 def prefix_losses(model: GPT, window: np.ndarray) -> np.ndarray:
-    """The loss of each token of a window but the first, (N,), each from a forward pass over the tokens before it."""
+    """Return the loss of each token of a window except the first, (N,), each by a forward pass over its prefix."""
     ids = torch.from_numpy(window)
     losses = [F.cross_entropy(model(ids[None, :p])[0][0], ids[p : p + 1]) for p in range(1, len(ids))]
     return np.array(losses, dtype=float)
 
 
 @pytest.mark.parametrize("position, block_size", [("rotary", 8), ("alibi", 100), ("learned", 40), ("learned", 90)])
-def test_losses_by_position_are_those_of_prefixes(position, block_size, runtime, seed, monkeypatch):
+def test_losses_by_position_match_prefixes(position, block_size, runtime, seed):
     """Windows of 71 tokens: two of a first shard, none of a second one, and one of a third."""
-    monkeypatch.setattr(text_loss, "BATCH_TOKENS", 2 * 70)  # two windows per batch
     model = model_of(20, block_size=block_size, position=position)
     shards = [np.random.default_rng(seed).integers(20, size=n) for n in (150, 70, 71)]
-    measured = measure_positions(model, runtime, "text", [stream_of(ids) for ids in shards], 70)
+    streams = [stream_of(ids) for ids in shards]
+    measured = measure_positions(model, runtime, "text", streams, 70, batch_tokens=2 * 70)  # two windows per batch
     reach = min(70, block_size) if position == "learned" else 70
     windows = [shards[0][:71], shards[0][71:142], shards[2]]
     expected = np.array([prefix_losses(model, window[: reach + 1]) for window in windows])  # (3, reach)
@@ -170,7 +169,7 @@ def test_losses_by_position_are_those_of_prefixes(position, block_size, runtime,
 
 
 def test_losses_by_position_leave_out_masked_tokens(runtime, seed):
-    """The mean is over the tokens that count. In a range, a window without such a token is not a sample."""
+    """The mean is over unmasked tokens. A window without any in a range is not a sample of the range."""
     rng = np.random.default_rng(seed)
     ids, counted = rng.integers(20, size=4 * 65), rng.random(4 * 65) < 0.5
     windows = counted.reshape(4, 65)
@@ -203,5 +202,5 @@ def test_a_text_of_two_windows_is_long_enough(runtime):
     model, ids = model_of(20), np.zeros(42, np.int64)
     assert measure_positions(model, runtime, "text", [stream_of(ids)], 20).rows()[0]["n"] == 0  # 8 learned positions
     for streams in ([stream_of(ids[1:])], [stream_of(ids[:21]), stream_of(ids[:20])]):
-        with pytest.raises(UserError, match=r"^text has 41 tokens, and --context=20 needs 2 windows of 21: "):
+        with pytest.raises(UserError, match=r"^text has 41 tokens.*--context=20.*2 windows of 21"):
             measure_positions(model, runtime, "text", streams, 20)

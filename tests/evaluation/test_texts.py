@@ -1,4 +1,4 @@
-"""The texts and pairs that models are measured on."""
+"""The inputs of evaluations: texts and pairs."""
 
 from pathlib import Path
 
@@ -18,37 +18,37 @@ def checkpoint_of(folder: Path, **config) -> Checkpoint:
     return Checkpoint(Path("run"), {}, open_dataset(folder / "verse").load_tokenizer(), state)
 
 
-def test_the_documents_of_files_are_one_text(tmp_path):
+def test_files_form_one_text(tmp_path):
     (tmp_path / "a.txt").write_text("one--two", encoding="utf-8")
     (tmp_path / "b.txt").write_text("three", encoding="utf-8")
     files = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
     text = open_files(files, "text", "--", ByteTokenizer())
     (stream,) = text.streams
     assert text.name == f"{files[0]}, {files[1]}" and text.dataset is None
-    assert np.bincount(stream.document).tolist() == [4, 4, 6] and text.reading.characters == 11
+    assert np.bincount(stream.document).tolist() == [4, 4, 6] and text.coverage.characters == 11
     (tmp_path / "c.txt").write_text("one\n\ntwo", encoding="utf-8")
     (stream,) = open_files([str(tmp_path / "c.txt")], "text", "\\n\\n", ByteTokenizer()).streams  # as in a shell
     assert np.bincount(stream.document).tolist() == [4, 4]
 
 
-def test_the_validation_set_is_that_of_the_training_run(data_dir, text):
+def test_the_default_is_the_training_runs_validation_set(data_dir, text):
     saved = checkpoint_of(data_dir)
     (dataset,) = open_datasets(saved, None, None, "--text")
     opened = open_validation_set(dataset, saved)
     ids = np.concatenate([shard.ids for shard in dataset.val])
     assert opened.name == "verse, validation" and opened.dataset is dataset
     assert np.concatenate([stream.ids for stream in opened.streams]).tolist() == ids.tolist()
-    assert opened.reading.bytes == len(saved.tokenizer.decode(ids).encode()) and opened.reading.characters is None
+    assert opened.coverage.bytes == len(saved.tokenizer.decode(ids).encode()) and opened.coverage.characters is None
 
 
-def test_other_data_sets_are_named(mixed_dir, data_dir):
+def test_other_data_sets(mixed_dir, data_dir):
     saved = checkpoint_of(data_dir)
     assert [d.folder.name for d in open_datasets(saved, "prose,verse", mixed_dir, "--text")] == ["prose", "verse"]
     (dataset,) = open_datasets(saved, "bytes", mixed_dir, "--text")
-    with pytest.raises(UserError, match=r"bytes was prepared with a different tokenizer than run: give a --text"):
+    with pytest.raises(UserError, match=r"bytes .*different tokenizer.*--text"):
         open_validation_set(dataset, saved)
-    saved.state.clear()  # as of weights from elsewhere
-    with pytest.raises(UserError, match=r"run does not record .*: give a --dataset or a --pairs"):
+    saved.state.clear()  # like pretrained weights
+    with pytest.raises(UserError, match=r"run does not record .*--dataset or --pairs"):
         open_datasets(saved, None, mixed_dir, "--pairs")
 
 

@@ -1,4 +1,4 @@
-"""A folder of runs that differ, for the tests of listing them."""
+"""A folder of different runs, for tests of selections and lists."""
 
 import json
 from pathlib import Path

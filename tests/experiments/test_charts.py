@@ -1,4 +1,4 @@
-"""folio/experiments/charts.py and chart.js: the data in a page, and what a person sees in a browser."""
+"""folio/experiments/charts.py and chart.js: the data in a page, and the charts in a browser."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -26,7 +26,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines_page(title: str = "page") -> str:
-    """Two panels, in which one line grows tenfold at each step, and the other one has a gap and a marker."""
+    """Two panels; one line grows tenfold at each step, and the other has a gap and markers."""
     steps = list(range(1, 7))
     lines = [
         Line("grows", steps, [10.0**step for step in steps]),
@@ -62,14 +62,14 @@ def test_the_data_is_json_without_html():
 
 
 def place_of(page: Any, x: float, panel: int = 0) -> tuple[float, float]:
-    """A fraction of a panel's width in the window. chart.js leaves 56 pixels at the left and 12 at the right."""
+    """Return window coordinates at a fraction of a panel's width. chart.js has margins of 56 (left) and 12 pixels."""
     box = page.locator("figure .drawing > svg").bounding_box()
     middle = [26 + 150, 26 + 300 + 22 + 26 + 50][panel]  # of the heights in lines_page
     return box["x"] + 56 + x * (box["width"] - 68), box["y"] + middle
 
 
 def point_at(page: Any, x: float, panel: int = 0) -> list[list[str]]:
-    """The rows of values under the pointer, at a fraction of the panel's width."""
+    """Point at a fraction of the panel's width, and return the rows of values."""
     page.mouse.move(*place_of(page, x, panel))
     return [row.locator("td").all_inner_texts() for row in page.locator(".values tr").all()]
 
@@ -82,13 +82,13 @@ def drag(page: Any, start: tuple[float, float], end: tuple[float, float]) -> Non
 
 
 def ticks(page: Any, anchor: str) -> list[str]:
-    """The labels of the axes: "end" for y, "middle" for x. What they show in full is a title inside."""
+    """Return the labels of an axis: "end" for y, "middle" for x. Their first child is the text, another one a title."""
     texts = page.locator(f"figure .drawing > svg > text[text-anchor={anchor}]")
     return texts.evaluate_all("texts => texts.map(text => text.firstChild.textContent)")
 
 
 @in_browser
-def test_the_values_under_the_pointer_are_those_of_the_nearest_step(open_page):
+def test_the_pointer_shows_the_values_at_the_nearest_step(open_page):
     page = open_page(lines_page())
     assert point_at(page, 0.0) == [[HOSTILE, "5,000", ""], ["grows", "10", ""]]
     assert point_at(page, 0.39) == [[HOSTILE, "4,000", "at 2"], ["grows", "1,000", ""]]  # a gap at step 3
@@ -101,13 +101,13 @@ def test_the_values_under_the_pointer_are_those_of_the_nearest_step(open_page):
 @in_browser
 def test_dragging_zooms_and_a_double_click_shows_all(open_page):
     page = open_page(lines_page())
-    everything = ticks(page, "middle")
+    initial_ticks = ticks(page, "middle")
     drag(page, place_of(page, 0.5), place_of(page, 0.9))
     shown = [float(label) for label in ticks(page, "middle") if label[0].isdigit()]
     assert 3.4 < min(shown) and max(shown) < 5.7
     assert point_at(page, 0.0) == [["grows", "10,000", ""], [HOSTILE, "3,000", ""]]  # step 4 is the first
     page.mouse.dblclick(*place_of(page, 0.5))
-    assert ticks(page, "middle") == everything
+    assert ticks(page, "middle") == initial_ticks
     assert page.get_by_role("button", name="reset zoom").is_disabled()
 
 
@@ -125,7 +125,7 @@ def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(open_page):
 
 
 @in_browser
-def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(open_page):
+def test_the_legend_hides_a_groups_lines_by_mouse_and_keyboard(open_page):
     page = open_page(lines_page())
     entry = page.get_by_role("group", name="lines").get_by_role("button").first
     entry.click()
@@ -137,12 +137,12 @@ def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(open_page):
 
 
 @in_browser
-def test_many_groups_have_colors_of_a_scale_and_one_button_for_all(open_page):
+def test_many_groups_have_a_color_scale_and_a_button_that_hides_all(open_page):
     groups = [LineGroup(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
     page = open_page(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
     strokes = page.locator("figure svg g path").evaluate_all("paths => paths.map(p => p.getAttribute('stroke'))")
     assert len({*strokes}) == 30
-    shown = [name for name, *_ in point_at(page, 0.0)]  # those that fit into half of the window, near the pointer
+    shown = [name for name, *_ in point_at(page, 0.0)]  # the nearest to the pointer, up to half the window's height
     assert 10 < len(shown) < 30 and "run 15" in shown
     assert f"and {30 - len(shown)} more lines" in page.locator(".values").inner_text()
     page.get_by_role("button", name="hide all").click()
@@ -195,7 +195,7 @@ def test_the_page_is_as_wide_as_the_window(width, open_page):
     assert label.startswith("Curves. loss, rate over step.") and "grows" in label
 
 
-def test_names_in_the_data_are_those_given():
+def test_hostile_names_are_escaped_in_the_data():
     html = page_with_charts("p", [bar_chart("bars", "B", {HOSTILE: 1.0})])
     assert charts_in(html)["bars"]["bars"] == [[HOSTILE, 1.0]]
     assert "<img" not in html

@@ -1,4 +1,4 @@
-"""What a report says about a replayed step, in text, JSON, and on a page."""
+"""Reports on replayed steps, as text, JSON, and a page."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from tests.support.viewers import in_browser
 from train import train
 
 
-def test_text_is_shown_in_one_line_without_control_characters():
+def test_visible_text_has_no_line_breaks_or_control_characters():
     assert visible("a\n\tb \x1b[0m\u202e") == "a⏎⇥b \\x1b[0m\\u202e"
     assert [label(token) for token in (" a", "", "\n")] == ["␣a", "∅", "⏎"]
 
 
-def test_the_hardest_tokens_are_those_with_the_highest_losses_that_count(seed):
-    """Against sorting all of them. A loss that is not a number comes first."""
+def test_the_hardest_tokens_have_the_highest_unmasked_losses(seed):
+    """The reference sorts all tokens. NaN is first."""
     rng = np.random.default_rng(seed)
     for _ in range(20):
         report = random_report(rng)
@@ -42,7 +42,7 @@ def test_the_hardest_tokens_are_those_with_the_highest_losses_that_count(seed):
         assert report.targets == len(expected) == len(report.hardest_tokens(10**6))
 
 
-def test_a_report_is_json_in_which_numbers_that_are_not_finite_are_text(seed):
+def test_a_report_is_json_with_strings_for_numbers_that_are_not_finite(seed):
     report = random_report(np.random.default_rng(seed))
     facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert facts["bitwise"] is True and facts["parameters"][0]["gradient_norm"] == "nan"
@@ -52,11 +52,11 @@ def test_a_report_is_json_in_which_numbers_that_are_not_finite_are_text(seed):
         np.testing.assert_array_equal(losses, expected.losses[expected.counted])
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- page -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_text_of_each_sequence_is_on_the_page(seed):
-    """Whatever is in it: HTML is escaped."""
+def test_the_page_shows_the_text_of_each_sequence(seed):
+    """HTML in the text is escaped."""
     report = random_report(np.random.default_rng(seed))
     html = as_page(report)
     texts = [unescape(re.sub(r"<.*?>", "", text)) for text in re.findall(r"<pre>(.*?)</pre>", html, re.DOTALL)]
@@ -85,4 +85,4 @@ def test_the_page_shows_the_loss_of_the_token_under_the_pointer(tiny, open_page)
     norms = [p["gradient_norm"] for p in facts["parameters"]]
     assert norms == sorted(norms, reverse=True) and len(bars) == len(norms)
     assert bars == pytest.approx([200 * norm / norms[0] for norm in norms], abs=1)
-    assert "equal to the logged loss, bit for bit" in page.locator("#facts").inner_text()
+    assert "bitwise identical to the logged loss" in page.locator("#facts").inner_text()

@@ -12,12 +12,12 @@ from tests.support.charts import charts_in, lines_in
 
 
 def rows_of(html: str) -> list[list[str]]:
-    """The cells of a table, by row."""
+    """Return the cells of a table, by row."""
     return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
 
 
 def metrics(step: int, val_loss: float | None = None, speed: float | None = None) -> dict:
-    """A line of metrics.jsonl; a step has 100 tokens."""
+    """Return a line of metrics.jsonl, with 100 tokens per step."""
     line = dict(step=step, tokens=100 * step, loss=2.0, val_loss=val_loss, lr=0.1, grad_norm=1.0, skipped=0)
     return {**line, "tokens_per_second": speed, "peak_memory": 2**20}
 
@@ -31,7 +31,7 @@ def evaluation_before_the_first_step(val_loss: float) -> dict:
 
 
 def test_the_table_compares_the_runs():
-    """It had neither the size nor the time of a run, nor its last validation loss, and was in the order given."""
+    """The table lacked the size, time and last validation loss of runs, and was not sorted."""
     shape = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
     lines = [metrics(1), metrics(11, 3.0, 50.0), metrics(21, 1.5, 10.0), metrics(31, 2.5, 10.0)]
     runs = [
@@ -53,7 +53,7 @@ def test_the_table_compares_the_runs():
 
 
 def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
-    """All its other numbers are null."""
+    """All other metrics of step 0 are null."""
     first = evaluation_before_the_first_step(4.25)
     plan = {"by": "a guess", "steps": 10, "seconds": None, "tokens_per_second": None, "memory": 2**20}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -66,6 +66,6 @@ def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     validation = lines_in(page)["run: validation"]
     assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
     assert rows_of(summary([run]))[1][-3] == "5.5000 at step 10"  # step 0 has no checkpoint
-    assert run.measured()["seconds"] == pytest.approx(10)
+    assert run.totals()["seconds"] == pytest.approx(10)
     only_evaluated = run_of("run", [first], folder=tmp_path)
     assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report_page([only_evaluated])

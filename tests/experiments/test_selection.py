@@ -1,4 +1,4 @@
-"""Which runs are shown, in which order, and the settings in which they differ."""
+"""Selection of runs, their order, and the settings in which they differ."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from tools.runs import RunsConfig
 
 
 def names(*arguments: str) -> list[str]:
-    """The last parts of the selected runs' names."""
+    """Return the last characters of the selected runs' names."""
     cfg = settings.load(RunsConfig, [*arguments])
     return [run.name[-1] for run in cfg.select(runs_under(Path()), Path())]
 
@@ -53,34 +53,34 @@ def test_runs_are_filtered_sorted_and_limited(four, arguments, expected):
     assert "".join(names(*arguments)) == expected
 
 
-def test_what_a_person_set_comes_first_and_counts_of_a_time_budget_are_left_out(tmp_path):
-    """The data set and the learning rate that was asked for came after eval_interval, which --minutes had scaled."""
-    asked = {"learning_rate": "command line", "minutes": "command line"}
+def test_explicit_settings_are_first_and_step_counts_of_a_time_budget_are_left_out(tmp_path):
+    """The data set and an explicit learning rate came after eval_interval, which --minutes had scaled."""
+    origins = {"learning_rate": "command line", "minutes": "command line"}
     for n in range(4):
         counts = dict(minutes=1.0, max_iters=100 + n, eval_interval=10 + 3 * n, warmup_iters=n)
         settings = dict(beta2=0.9 + 0.01 * n, learning_rate=0.1 if n else 0.2, dataset="b" if n == 3 else "a", **counts)
         write_run(tmp_path / f"{n}", {1: 2.0}, **settings)
-        edit_state(tmp_path / f"{n}" / "step-000001", lambda state: state.update(origins=asked))
-    found = [Run.of(tmp_path / f"{n}") for n in range(4)]
-    assert different_settings(found) == ["dataset", "learning_rate", "beta2"]
+        edit_state(tmp_path / f"{n}" / "step-000001", lambda state: state.update(origins=origins))
+    runs = [Run.of(tmp_path / f"{n}") for n in range(4)]
+    assert different_settings(runs) == ["dataset", "learning_rate", "beta2"]
 
 
-def test_which_settings_differ(tmp_path):
-    """Not those of the records; first those that many runs have changed; a resumed run is like one from scratch."""
+def test_different_settings(tmp_path):
+    """Logging settings are ignored, the most varied settings are first, and "resume" equals "scratch"."""
     settings = [dict(n_layer=n % 3, n_head=n % 3, bias=n == 0, keep_last=n, out_dir=f"{n}") for n in range(6)]
     settings[3]["init_from"], settings[4]["init_from"] = "scratch", "resume"
-    for n, of_run in enumerate(settings):
+    for n, run_settings in enumerate(settings):
         steps = 100 * (n + 1)
         counts = dict(max_iters=steps, warmup_iters=round(steps / 30), lr_decay_iters=None if n else 50)
-        write_run(tmp_path / f"{n}", {1: 2.0}, **{"init_from": "scratch", **counts, **of_run})
-    found = [Run.of(tmp_path / f"{n}") for n in range(6)]
-    assert different_settings(found) == ["n_layer", "bias", "n_head", "max_iters", "lr_decay_iters"]
+        write_run(tmp_path / f"{n}", {1: 2.0}, **{"init_from": "scratch", **counts, **run_settings})
+    runs = [Run.of(tmp_path / f"{n}") for n in range(6)]
+    assert different_settings(runs) == ["n_layer", "bias", "n_head", "max_iters", "lr_decay_iters"]
     edit_state(tmp_path / "5" / "step-000001", lambda state: state["config"].update(init_from="out-novel"))
     assert "init_from" in different_settings([Run.of(tmp_path / f"{n}") for n in range(6)])
-    assert different_settings(found[:1]) == []
+    assert different_settings(runs[:1]) == []
 
 
-def test_an_option_that_is_a_list_can_be_given_several_times():
+def test_a_list_option_can_be_repeated():
     cfg = settings.load(Selection, ["--filter=a, b", "--filter", "c=1"])
     assert cfg.filter == ("a", "b", "c=1") and settings.load(Selection, []).filter == ()
     assert re.search(r"--filter= +state=failed", settings.help_text(Selection))

@@ -1,4 +1,4 @@
-"""Parts of a page that is one file, as Python's parser of HTML reads them."""
+"""Parts of a self-contained page, read by Python's HTML parser."""
 
 from html.parser import HTMLParser
 
@@ -23,7 +23,7 @@ class Elements(HTMLParser):
 
 
 def test_text_is_never_html():
-    """A run may have any name."""
+    """A run's name is arbitrary."""
     html = page(HOSTILE, ["", table([HOSTILE], [[HOSTILE], ["2"]]), details(HOSTILE, "<p>inside</p>")], "", "draw()")
     elements = Elements(html)
     assert elements.names.count("script") == 1 and elements.names.count("tr") == 3
@@ -32,4 +32,4 @@ def test_text_is_never_html():
     shown = {name: text for name, text in elements.texts if text == HOSTILE}
     assert shown.keys() == {"title", "h1", "th", "td", "summary"}
     assert ("p", "inside") in elements.texts
-    assert "://" not in html  # it needs no network
+    assert "://" not in html  # no network requests

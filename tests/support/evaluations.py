@@ -9,7 +9,7 @@ import torch
 from folio import UserError
 from folio.evaluation import benchmarks
 from folio.evaluation.comparison import Design, compare
-from folio.evaluation.scores import Evaluation, Measure, Reading
+from folio.evaluation.scores import Coverage, Evaluation, Measure
 from model import GPT, GPTConfig
 
 
@@ -35,8 +35,8 @@ def measure_of(values: list[float], weights: list[float] | None = None, **settin
 
 
 def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
-    """The comparison of two checkpoints a and b, given their measures."""
-    sides = [[Evaluation("a", first, {"text": Reading()})], [Evaluation("b", second, {"text": Reading()})]]
+    """The comparison of two checkpoints a and b, given what was measured of each."""
+    sides = [[Evaluation("a", first, {"text": Coverage()})], [Evaluation("b", second, {"text": Coverage()})]]
     return compare(sides, Design([["a"], ["b"]]))
 
 

@@ -1,4 +1,4 @@
-"""Sweeps with trials of a second."""
+"""Small sweeps, whose runs take a second."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ SMALL += " --eval_iters=2 --dataset=verse --dtype=float32 --device=cpu --learnin
 
 
 def small_sweep(data_dir: Path, out_dir: Path) -> list[str]:
-    """Arguments of train.py for trials of a second, with the folder of the sweep."""
+    """Return the arguments of a sweep with trials of a second."""
     return [*SMALL.split(), f"--data_dir={data_dir}", f"--out_dir={out_dir}"]
 
 
 def parse(words: list[str]) -> tuple[SweepConfig, Sweep]:
-    """The settings and the sweep of a command line."""
+    """Parse a sweep's command line."""
     return parse_sweep(SweepConfig, TrainConfig, words)

@@ -1,4 +1,4 @@
-"""What tools/compare.py prints and writes of two sides, and what it refuses."""
+"""The output and errors of tools/compare.py."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_two_checkpoints(tiny, tmp_path, capsys):
 
 @pytest.mark.needs("scipy")
 def test_two_settings(tiny, tmp_path, capsys):
-    """Two runs per side with the same seeds, in another order: they are paired by their seeds."""
+    """Two runs per side with the same seeds in a different order: they are paired by seed."""
     runs = {}
     for position in ("learned", "none"):
         for seed in (1, 2):
@@ -76,16 +76,10 @@ def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_p
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "compare takes two sides, and 0 were given"),
-        (["a", "b", "c"], "compare takes two sides, and 3 were given: .* as in tools/compare.py"),
+        (["a", "b", "c"], r"two sides.* 3 .*tools/compare\.py"),
         (["a", "b", "--context=9"], "context is not a setting"),
-        (["a", "b", "--samples=9"], "samples is not a setting"),
-        (["a", "b", "--tasks=music"], "tasks=music: music is not compared"),
-        (
-            ["a", "b", "--tasks", "lambada", "hellaswag"],
-            "hellaswag is a task; separate tasks by commas: --tasks=lambada,",
-        ),
-        (["a", "b", "--limit=3"], "limit=3: it is the number of questions per task, and no --tasks are given"),
+        (["a", "b", "--tasks=music"], r"tasks=music.*tools/evaluate\.py"),
+        (["a", "b", "--tasks", "lambada", "hellaswag"], "hellaswag.*--tasks=lambada,"),
     ],
 )
 def test_bad_settings_are_an_error(words, message):

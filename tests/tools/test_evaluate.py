@@ -1,4 +1,4 @@
-"""What tools/evaluate.py prints and writes of runs, and what it refuses."""
+"""The output and errors of tools/evaluate.py."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def run_tool(*words: str) -> None:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_the_one_that_training_prints(tiny, capsys):
+def test_the_loss_equals_the_validation_loss_of_training(tiny, capsys):
     cfg = tiny(max_iters=12, eval_interval=12, eval_iters=None)
     loss = train(cfg).best_val_loss
     run_tool(cfg.out_dir, "--dtype=float32")
@@ -53,7 +53,7 @@ def test_contexts_longer_than_in_training(tiny, data_dir, tmp_path):
 
 
 def test_the_command_with_context(tiny, tmp_path, text, data_dir, capsys):
-    """Three models on the same windows, whatever their block_size, and one that reads other tokens."""
+    """Three models with different block_size on the same windows, and one with another tokenizer."""
     names = {"learned": ("learned", 32), "rotary": ("rotary", 16), "alibi": ("alibi", 64)}
     for name, (position, block_size) in names.items():
         run = dict(position=position, block_size=block_size, out_dir=str(tmp_path / name))
@@ -66,8 +66,8 @@ def test_the_command_with_context(tiny, tmp_path, text, data_dir, capsys):
     new.write_text(text[:600] + "é", encoding="utf-8")
     capsys.readouterr()
     runs = [str(tmp_path / name) for name in ("alibi", "learned", "rotary", "bytes")]
-    given = [str(tmp_path / "al*"), ",".join(runs[1:])]  # patterns and commas
-    run_tool(*given, f"--text={new}", "--on_unknown=skip", "--context=64", f"--json={tmp_path / 'results.json'}")
+    arguments = [str(tmp_path / "al*"), ",".join(runs[1:])]  # patterns and commas
+    run_tool(*arguments, f"--text={new}", "--on_unknown=skip", "--context=64", f"--json={tmp_path / 'results.json'}")
     output = capsys.readouterr()
     tables = [table for table in output.out.split("\n\n") if table.startswith("|")]
     cells = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()] for table in tables]
@@ -87,7 +87,7 @@ def test_the_command_with_context(tiny, tmp_path, text, data_dir, capsys):
                 assert row["value"] == pytest.approx(np.mean(curve["losses"][row["first"] - 1 : row["last"]]))
                 value = f"{row['value']:.4f} ± {(row['high'] - row['low']) / 2:.4f}"
             assert line[1 + i % 3] == value
-    # what the normal path says about the text
+    # messages about the text, as without --context
     assert output.err.count("probes of 32 tokens occur in the training data of") == 4
     matched = [f"{row['probes_matched']} of {row['probes']}" for row in rows[::3]]
     assert cells[0][6][1:] + cells[1][6][1:] == matched
@@ -95,7 +95,7 @@ def test_the_command_with_context(tiny, tmp_path, text, data_dir, capsys):
 
 
 def test_characters_that_were_left_out_are_counted(tiny, tmp_path, capsys):
-    """With --on_unknown=skip, a tenth of a text vanished without a number."""
+    """With --on_unknown=skip, characters were left out without a message."""
     cfg = tiny(max_iters=2, warmup_iters=1)
     train(cfg)
     text, results = tmp_path / "new.txt", tmp_path / "results.json"
@@ -114,14 +114,14 @@ def test_characters_that_were_left_out_are_counted(tiny, tmp_path, capsys):
 
 
 def test_a_text_that_was_trained_on_is_reported(tiny, tmp_path, text, data_dir, capsys):
-    """Its loss was printed like that of any other text."""
+    """Training on the evaluated text was not reported."""
     cfg = tiny(max_iters=2, warmup_iters=1)
     train(cfg)
     results, new = tmp_path / "results.json", tmp_path / "new.txt"
     new.write_text(text[:3000][::-1], encoding="utf-8")
 
     def lines_and_row(*words: str) -> tuple[list[str], dict]:
-        """What is printed about the training data, and a row of the results."""
+        """Return the printed lines about the training data, and a row of the results."""
         capsys.readouterr()
         run_tool(cfg.out_dir, *words, f"--json={results}")
         output = capsys.readouterr()
@@ -133,10 +133,8 @@ def test_a_text_that_was_trained_on_is_reported(tiny, tmp_path, text, data_dir, 
     (line,), row = lines_and_row(f"--text={data_dir / 'verse.txt'}")
     matches = row["probes_matched"]
     assert 17 <= matches <= 19 and row["probes"] == 20  # a tenth is for validation
-    assert line.endswith(
-        f"verse.txt: {matches} of 20 probes of 32 tokens occur in the training data of {cfg.out_dir}: it was trained "
-        f"on this text, so its values here say little about new text"
-    )
+    assert f"verse.txt: {matches} of 20 probes of 32 tokens occur in the training data of {cfg.out_dir}: it was" in line
+    assert "trained on this text" in line
     lines, row = lines_and_row(f"--text={new}")
     assert lines == [] and (row["probes"], row["probes_matched"]) == (20, 0)
     for words in ([], ["--dataset=verse"]):  # its own validation set
@@ -174,14 +172,14 @@ def test_training_data_that_is_missing_or_changed_is_reported(tiny, tmp_path, te
     assert f"{expected}verse, has been prepared again since then\n" in printed()
 
 
-def test_what_a_finetuned_model_was_trained_on_before_is_not_known(tiny, tmp_path, text, capsys):
+def test_the_training_data_of_a_finetuned_models_base_is_unknown(tiny, tmp_path, text, capsys):
     train(tiny(max_iters=2, warmup_iters=1))
     cfg = tiny(max_iters=2, warmup_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "fine"))
     train(cfg)
     new = tmp_path / "new.txt"
     new.write_text(text[:3000][::-1], encoding="utf-8")
     run_tool(cfg.out_dir, f"--text={new}")
-    assert f"could not check whether {tiny().out_dir} was trained on it, from which" in capsys.readouterr().err
+    assert f"could not check whether {tiny().out_dir}, from which" in capsys.readouterr().err
 
 
 # --- command ----------------------------------------------------------------------------------------------------------
@@ -190,13 +188,13 @@ def test_what_a_finetuned_model_was_trained_on_before_is_not_known(tiny, tmp_pat
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--stride=33"], r"^--stride=33: it must not exceed the context of 32 tokens"),
-        (["--block_size=64"], r": --block_size=64 is more than the model's 32 positions; use --block_size=32 or less"),
+        (["--stride=33"], r"^--stride=33.*32 tokens"),
+        (["--block_size=64"], r"--block_size=64.*--block_size=32 or less"),
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),
-        (["--text={strange}", "--on_unknown=skip", "--context=2"], r"strange\.txt has 4 tokens, and --context=2 "),
+        (["--text={strange}", "--on_unknown=skip", "--context=2"], r"strange\.txt has 4 tokens.*--context=2 "),
         (["--text={strange}"], r"the character 'é'"),
-        (["--dataset=other", "--data_dir={folder}"], "was prepared with a different tokenizer"),
+        (["--dataset=other", "--data_dir={folder}"], "different tokenizer"),
     ],
 )
 def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
@@ -214,22 +212,19 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], r"^runs: name a run, as in: python tools/evaluate\.py out-shakespeare-char$"),
-        (["out", "--stride=0"], r"^command line: stride=0: it must be at least 1, or None$"),
-        (["out", "--split_on="], r"split_on=: it must not be empty"),
-        (
-            ["out", "--tasks=lambada,copa"],
-            r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag, pairs, music$",
-        ),
-        (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
-        (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),
-        (["out", "--limit=3"], "limit=3: it is the number of questions per task, and no --tasks are given"),
+        ([], r"^runs: .*python tools/evaluate\.py out-shakespeare-char$"),
+        (["out", "--stride=0"], "stride=0.*at least 1"),
+        (["out", "--split_on="], "split_on=.*empty"),
+        (["out", "--tasks=lambada,copa"], "tasks=lambada,copa: copa.*lambada, hellaswag, pairs, music$"),
+        (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "tasks=lambada,hellaswag.*--text"),
+        (["out", "--tasks", "lambada", "hellaswag"], "hellaswag.*--tasks=lambada,"),
+        (["out", "--limit=3"], "limit=3.*--tasks"),
         (["out", "--samples=5"], "samples is not a setting"),
-        (["out", "--temperature=0.5"], "temperature=0.5: it needs --tasks=music"),
-        (["out", "--context=0"], r"context=0: it must be at least 1, or None$"),
-        (["out", "--context=9", "--tasks=lambada"], "it cannot be combined with --tasks, --stride, or --block_size"),
-        (["out", "--context=9", "--stride=4"], "context=9: it cannot be combined"),
-        (["out", "--context=9", "--block_size=4"], "context=9: it cannot be combined"),
+        (["out", "--tasks=pairs", "--temperature=0.5"], r"temperature=0\.5.*--tasks=music"),
+        (["out", "--context=0"], "context=0.*at least 1"),
+        (["out", "--context=9", "--tasks=lambada"], "context=9.*--tasks"),
+        (["out", "--context=9", "--stride=4"], "context=9.*--stride"),
+        (["out", "--context=9", "--block_size=4"], "context=9.*--block_size"),
         (["out", "--texts=a.txt"], "texts is not a setting; did you mean text?"),
     ],
 )
@@ -247,12 +242,12 @@ def test_bad_settings_are_an_error(words, message):
         (["memorized"], "python tools/memorized.py"),
     ],
 )
-def test_the_command_of_another_script_is_named(words, expected, monkeypatch):
-    """They were commands of this script."""
+def test_former_commands_name_the_new_script(words, expected, monkeypatch):
+    """These scripts were commands of tools/evaluate.py."""
     monkeypatch.chdir(ROOT)
     with pytest.raises(ConfigError) as error:
         evaluate.run(words)
-    assert str(error.value) == f"{words[0]} is a script of its own; use {expected}"
+    assert str(error.value).endswith(f"use {expected}")
 
 
 @pytest.mark.needs("transformers")
@@ -262,7 +257,7 @@ def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path, capsys):
     from tests.support.exports import checkpoint_of
 
     write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
-    with pytest.raises(UserError, match="give a --dataset or a --text"):
+    with pytest.raises(UserError, match="--dataset or --text"):
         run_tool(str(tmp_path / "hf"))
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     run_tool(str(tmp_path / "hf"), f"--text={tmp_path / 'text.txt'}")

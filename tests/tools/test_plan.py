@@ -19,20 +19,20 @@ from train import TrainConfig, train
 
 
 def run_plan(*args: str) -> tuple[plan.PlanConfig, dict]:
-    """The settings, and the content of plan.json."""
+    """Run the tool, and return the settings and the content of plan.json."""
     cfg = settings.load(plan.PlanConfig, [*args, "--save"])
     plan.main(cfg)
     return cfg, json.loads(Path(cfg.out_dir, "plan.json").read_text())
 
 
 def arguments(cfg: TrainConfig) -> list[str]:
-    """The command line that sets the same settings."""
+    """Return the command line for these settings."""
     return [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
 
 
 @pytest.mark.architecture("model.py: GPTConfig.flops_per_token; and in this test's counts")
 def test_a_plan_from_a_data_sheet(tmp_path, capsys):
-    """GPT-2 124M on eight H100, against a calculation in the test."""
+    """GPT-2 124M on eight H100, against a manual calculation."""
     args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=H100"]
     cfg, planned = run_plan(*args, "--gpus=8", "--mfu=0.5", "--price=2")
     assert planned["parameters"] == 124_337_664 and planned["tokens"] == cfg.max_iters * 524_288
@@ -52,8 +52,8 @@ def test_a_plan_from_a_data_sheet(tmp_path, capsys):
     assert re.search(r"memory .* of 14.9 GiB: does not fit; use --batch_size=\d+", capsys.readouterr().out)
 
 
-def test_a_plan_of_a_short_run_counts_only_the_evaluation_at_its_end(tmp_path):
-    """It planned one before the first step, too, and took longer than --minutes."""
+def test_a_plan_of_a_short_run_has_only_the_final_evaluation(tmp_path):
+    """The plan included an evaluation before the first step, and exceeded --minutes."""
     args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=T4"]
     _, planned = run_plan(*args, "--batch_size=4", "--eval_iters=4000", "--minutes=20")
     assert 120 < planned["evaluation_seconds"] and planned["seconds"] <= 1200
@@ -61,27 +61,27 @@ def test_a_plan_of_a_short_run_counts_only_the_evaluation_at_its_end(tmp_path):
 
 @pytest.mark.architecture("model.py: GPT.num_params, and this test's counts")
 @pytest.mark.parametrize("position, parameters", [("learned", 1024 * 768), ("relative", 32 * 12), ("rotary", 0)])
-def test_a_plan_counts_the_table_of_a_position_method(position, parameters, tmp_path):
-    """The other methods have none. The FLOPs are those of the matrices, whatever the method."""
+def test_a_plan_counts_the_parameters_of_a_position_encoding(position, parameters, tmp_path):
+    """Other encodings have no parameters. The FLOPs are independent of the encoding."""
     args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=H100"]
     planned, without = (run_plan(*args, f"--position={method}")[1] for method in (position, "none"))
     assert planned["parameters"] == without["parameters"] + parameters
     assert planned["flops"] == without["flops"]
 
 
-def test_a_plan_leaves_no_folder_behind(tmp_path, capsys):
-    """Each plan wrote OUT_DIR/plan.json, also of runs that were never started."""
+def test_a_plan_writes_files_only_with_save(tmp_path, capsys):
+    """Each plan wrote OUT_DIR/plan.json, even if the run was never started."""
     args = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path}", "--device=4090"]
     plan.main(settings.load(plan.PlanConfig, args))
     out = capsys.readouterr().out
-    assert "1 x RTX 4090, by its data sheet" in out and f"add --save to write {tmp_path / 'out' / 'plan.json'}" in out
+    assert "1 x RTX 4090, from its data sheet" in out and f"add --save to write {tmp_path / 'out' / 'plan.json'}" in out
     assert not list(tmp_path.iterdir())
     run_plan(*args)
     assert [path.name for path in tmp_path.rglob("*.*")] == ["plan.json"]
 
 
-def test_a_card_that_is_not_listed_is_planned_by_its_memory(tmp_path, capsys):
-    """Only the GPUs of the table could be planned."""
+def test_an_unlisted_gpu_is_planned_by_its_memory(tmp_path, capsys):
+    """Only listed GPUs could be planned."""
     args = [f"--out_dir={tmp_path}", f"--data_dir={tmp_path}", "--device=24GB", "--gpus=2", "--watts=300", "--price=1"]
     _, planned = run_plan(*args)
     out = capsys.readouterr().out
@@ -89,7 +89,7 @@ def test_a_card_that_is_not_listed_is_planned_by_its_memory(tmp_path, capsys):
     timed = ("seconds", "tokens_per_second", "evaluation_seconds", "kilowatt_hours", "price")
     assert [planned[name] for name in timed] == [None] * 5
     assert re.search(r"memory .* of 22.4 GiB: fits\n", out)
-    assert re.search(r"time +not known: name a GPU, as --device=H100, or give its --tflops\n", out)
+    assert re.search(r"time +unknown: .*--device=H100.*--tflops\n", out)
     assert "energy" not in out and "price" not in out
     cfg, planned = run_plan(*args, "--tflops=100", "--bandwidth=1e9")
     seconds = planned["flops"] / (2 * cfg.mfu * 100e12)
@@ -98,25 +98,25 @@ def test_a_card_that_is_not_listed_is_planned_by_its_memory(tmp_path, capsys):
     assert "2 x card with 24 GB, at 40% of 100 TFLOP/s" in capsys.readouterr().out
 
 
-def test_tflops_replace_those_of_the_data_sheet(tmp_path, capsys):
+def test_tflops_override_the_data_sheet(tmp_path, capsys):
     args = [f"--out_dir={tmp_path}", f"--data_dir={tmp_path}", "--device=H100"]
-    by_data_sheet, given = run_plan(*args)[1], run_plan(*args, "--tflops=98.94")[1]
-    assert given["tokens_per_second"] == pytest.approx(by_data_sheet["tokens_per_second"] / 10)
+    default, overridden = run_plan(*args)[1], run_plan(*args, "--tflops=98.94")[1]
+    assert overridden["tokens_per_second"] == pytest.approx(default["tokens_per_second"] / 10)
     assert "1 x H100, at 40% of 99 TFLOP/s" in capsys.readouterr().out
 
 
 def test_steps_that_do_not_fit_are_not_measured(tiny, capsys, monkeypatch):
-    """The model was built and a step was run, which uses up the memory of the machine."""
+    """The model was built and a step was run, which exhausted the machine's memory."""
     monkeypatch.setattr(memory, "free", lambda device: 2**17)
     monkeypatch.setattr(plan, "measure_step", lambda *_: pytest.fail("a step was run"))
     run_plan(*arguments(tiny()))
     out = capsys.readouterr().out
     assert "of 0 MiB: does not fit; use a smaller model\n" in out
-    assert re.search(r"time +not measured, because the run does not fit into the memory\n", out)
+    assert re.search(r"time +not measured, because the run does not fit into memory\n", out)
 
 
 def test_steps_that_fit_only_without_headroom_are_not_measured(tiny, capsys, monkeypatch):
-    """They were measured, and the machine ran out of memory."""
+    """The steps were measured, and the machine ran out of memory."""
     monkeypatch.setattr(plan, "measure_step", lambda *_: 1.0)
     _, planned = run_plan(*arguments(tiny()))
     capsys.readouterr()
@@ -128,7 +128,7 @@ def test_steps_that_fit_only_without_headroom_are_not_measured(tiny, capsys, mon
 
 
 def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, monkeypatch):
-    """All micro-batches of a step were measured, several times, and nothing was printed before."""
+    """All micro-batches of a step were measured several times, without any output before."""
     cfg = tiny(gradient_accumulation_steps=40)
     printed = []
 
@@ -143,7 +143,7 @@ def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, mon
     assert planned["by"].startswith("one micro-batch of 40 per step measured on cpu")
 
 
-def test_a_run_that_nearly_fits_says_what_is_missing(tiny, tmp_path):
+def test_a_run_that_nearly_fits_reports_the_required_headroom(tiny, tmp_path):
     cfg = plan.PlanConfig(**asdict(tiny()))
     model = GPT(GPTConfig(block_size=32, vocab_size=43, n_layer=2, n_head=2, n_embd=32))
     required = forecast.memory_per_process(cfg, model, torch.float32, "cpu", 1).total
@@ -161,13 +161,13 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
     cfg = tiny(max_iters=40, eval_interval=20, log_interval=4, eval_iters=None)
     run_plan(*arguments(cfg))
     assert "steps measured on cpu" in capsys.readouterr().out
-    train(cfg)  # a folder that only holds a plan is not an earlier run
+    train(cfg)  # a folder that contains only a plan is not an earlier run
     run = Run.of(Path(cfg.out_dir))
-    measured = run.measured()
-    assert measured["steps"] == run.plan["steps"] == 40 and measured["tokens"] == run.plan["tokens"] == 40 * 4 * 32
+    totals = run.totals()
+    assert totals["steps"] == run.plan["steps"] == 40 and totals["tokens"] == run.plan["tokens"] == 40 * 4 * 32
     intervals = zip(run.lines[1:], run.lines[2:], strict=False)  # the first line is the evaluation before step 1
     seconds = sum((b["tokens"] - a["tokens"]) / b["tokens_per_second"] for a, b in intervals)
-    assert measured["seconds"] == pytest.approx(seconds * 40 / 39)
+    assert totals["seconds"] == pytest.approx(seconds * 40 / 39)
     page = report_page([run])
     assert "measured / planned" in page and "steps measured on cpu" in page
 
@@ -175,27 +175,20 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
 @pytest.mark.parametrize(
     "args, message",
     [
-        (
-            ["--device=H1000", "--gpus=8"],
-            "device=H1000: use auto, cpu, cuda, mps, a GPU .*, or for any other card --device=12GB --tflops=N$",
-        ),
-        (["--device=gpu"], "device=gpu: use auto, cpu, cuda, mps, a GPU"),
-        (["--gpus=8"], "gpus=8: name the GPU, as --device=H100, or give its memory, as --device=24GB"),
-        (["--tflops=80"], "tflops=80.0: name the GPU, as --device=H100, or give its memory, as --device=24GB"),
-        (["--device=24GB", "--minutes=5"], "minutes=5: the time of a step is not known: name a GPU, as --device=H100"),
-        (
-            ["--dataset=nothing"],
-            "dataset=nothing: prepare it to measure steps here, or name a prepared data set of the same vocabulary, "
-            "whose steps take the same time, or name a GPU, as --device=H100",
-        ),
+        (["--device=H1000", "--gpus=8"], "device=H1000: use auto, cpu, cuda, mps, .* --device=12GB --tflops=N$"),
+        (["--gpus=8"], "gpus=8.*--device=H100.*--device=24GB"),
+        (["--tflops=80"], r"tflops=80\.0.*--device=H100.*--device=24GB"),
+        (["--device=24GB", "--minutes=5"], "minutes=5.*--device=H100"),
+        (["--dataset=nothing"], "dataset=nothing: prepare it to measure steps here, or .*--device=H100"),
         (
             ["--dataset=openwebtext", "--data_dir=elsewhere"],
             r"to measure steps here \(python \S*prepare/openwebtext.py --data_dir=elsewhere\), or name a",
         ),
         (["--dataset=text", "--data_dir=elsewhere"], "dataset=text: prepare it to measure steps here, or"),
-        (["--gpus=0", "--mfu=2"], "gpus=0: it must be at least 1"),
+        (["--gpus=0"], "gpus=0.*at least 1"),
+        (["--mfu=2"], "mfu=2.* 1"),
     ],
 )
-def test_impossible_plans_are_refused(args, message, tmp_path):
+def test_impossible_plans_are_an_error(args, message, tmp_path):
     with pytest.raises(UserError, match=message):
         run_plan(*args, f"--out_dir={tmp_path}")

@@ -20,7 +20,7 @@ from train import train
 
 @pytest.fixture(scope="module")
 def trained(tiny_in, tmp_path_factory) -> Path:
-    """The folder of the two runs of which each test gets a copy."""
+    """The folder of two runs, which tests copy."""
     folder = tmp_path_factory.mktemp("runs")
     first, second = tiny_in(out_dir=str(folder / "first")), dict(out_dir=str(folder / "a<b>"), n_layer=1)
     train(first)
@@ -57,14 +57,14 @@ def test_the_page_contains_the_runs_and_needs_no_network(runs, tmp_path, capsys)
 
 
 def test_the_default_output_is_in_the_first_runs_folder(runs, tmp_path, monkeypatch):
-    """It was in the current folder, which may be the git checkout."""
+    """The default was the current folder, which may be the git checkout."""
     monkeypatch.chdir(tmp_path)
     main(ReportConfig(runs=tuple(map(str, runs))))
     assert (runs[0] / "report.html").exists() and not list(tmp_path.glob("*.html"))
 
 
-def test_a_quoted_pattern_names_runs(runs, tmp_path, monkeypatch):
-    """It was taken for the name of a folder."""
+def test_a_quoted_pattern_selects_runs(runs, tmp_path, monkeypatch):
+    """The pattern was used as a folder name."""
     monkeypatch.chdir(tmp_path)
     main(ReportConfig(runs=("a*", "fir*"), sort="name", output="page.html"))
     assert "a&lt;b&gt;, first" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def test_a_quoted_pattern_names_runs(runs, tmp_path, monkeypatch):
         main(ReportConfig(runs=("out-*",)))
 
 
-def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
+def test_unreadable_and_unwritable_files_are_an_error(runs, tmp_path):
     with pytest.raises(UserError, match=r"output=.* cannot be written"):
         main(ReportConfig(runs=(str(runs[0]),), output=str(tmp_path)))
     (runs[0] / "plan.json").write_text("{")
@@ -92,8 +92,8 @@ def test_a_run_of_version_1_has_the_same_page(runs):
     assert report_page([Run.of(run) for run in runs]) == page
 
 
-def test_without_a_run_the_command_is_shown():
-    with pytest.raises(UserError, match="runs: name at least one run's folder, as in python tools/report"):
+def test_a_missing_argument_is_an_error_with_an_example():
+    with pytest.raises(UserError, match=r"runs: .*python tools/report"):
         settings.load(ReportConfig, [])
 
 
@@ -105,7 +105,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path):
         main(ReportConfig(runs=(str(tmp_path),)))
 
 
-# --- the curves in a browser ------------------------------------------------------------------------------------------
+# --- curves in a browser ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -114,28 +114,26 @@ def html(runs) -> str:
 
 
 def metrics_of(run: Path) -> dict[int, dict[str, Any]]:
-    """The lines of metrics.jsonl by step."""
+    """Return the lines of metrics.jsonl by step."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return {line["step"]: line for line in map(json.loads, lines)}
 
 
 def ticks_of(page: Any, anchor: str) -> list[tuple[float, float]]:
-    """The ticks of the first panel as (number, pixels to the right, or upward). anchor: "middle": of the x axis; "end":
-    of the y axis.
-    """
+    """Return the ticks of the first panel's x axis ("middle") or y axis ("end") as (number, pixels right or up)."""
     texts = page.locator(f".drawing > svg > text[text-anchor={anchor}]")
-    found = texts.evaluate_all("all => all.map(t => [t.textContent, ...['x', 'y'].map(a => +t.getAttribute(a))])")
+    labels = texts.evaluate_all("all => all.map(t => [t.textContent, ...['x', 'y'].map(a => +t.getAttribute(a))])")
     ticks: list[tuple[float, float]] = []
-    for text, x, y in found:
-        place = x if anchor == "middle" else -y
-        if ticks and place <= ticks[-1][1]:
+    for text, x, y in labels:
+        pixels = x if anchor == "middle" else -y
+        if ticks and pixels <= ticks[-1][1]:
             break  # the next panel begins
-        ticks.append((float(text), place))
+        ticks.append((float(text), pixels))
     return ticks
 
 
 def move_to(page: Any, step: float, height: float = 100) -> None:
-    """Move the mouse to a step, at a height of the drawing."""
+    """Move the mouse to a step, at this height in the drawing."""
     numbers, places = zip(*ticks_of(page, "middle"), strict=True)
     x = np.interp(step, numbers, places)
     drawing = page.locator(".drawing > svg")
@@ -145,7 +143,7 @@ def move_to(page: Any, step: float, height: float = 100) -> None:
 
 
 def values_of(page: Any) -> dict[str, float]:
-    """The values under the pointer, by line."""
+    """Return the values under the pointer, by line."""
     rows = [row.split("\t") for row in page.locator(".values tr").all_inner_texts()]
     return {name: float(value) for name, value, *_ in rows}
 
@@ -155,7 +153,7 @@ def drawn_lines(page: Any) -> list[str]:
 
 
 @in_browser
-def test_the_values_under_the_pointer_are_those_of_the_runs(html, runs, open_page):
+def test_the_pointer_shows_the_values_of_the_runs(html, runs, open_page):
     page = open_page(html)
     first, second = map(metrics_of, runs)
     assert sorted(drawn_lines(page)) == sorted([*6 * ["first", "a<b>"], "first: validation", "a<b>: validation"])
@@ -177,7 +175,7 @@ def test_the_values_under_the_pointer_are_those_of_the_runs(html, runs, open_pag
 
 
 @in_browser
-def test_a_person_zooms_and_makes_axes_logarithmic(html, runs, open_page):
+def test_zoom_and_logarithmic_axes(html, runs, open_page):
     page = open_page(html)
     assert [ticks_of(page, "middle")[i][0] for i in (0, -1)] == [0, 12]
     move_to(page, 3.9)
@@ -190,7 +188,7 @@ def test_a_person_zooms_and_makes_axes_logarithmic(html, runs, open_page):
         page.get_by_role("button", name=name).click()
         numbers, places = zip(*ticks_of(page, anchor), strict=True)
         assert np.corrcoef(np.log(numbers), places)[0, 1] == pytest.approx(1, abs=1e-6)
-    assert ticks_of(page, "middle")[0][0] == 1  # the evaluation before the first step has no place
+    assert ticks_of(page, "middle")[0][0] == 1  # the evaluation at step 0 is not shown
     move_to(page, 1)
     assert values_of(page)["first"] == pytest.approx(metrics_of(runs[0])[1]["loss"], rel=1e-5)
     page.get_by_role("button", name="log x").click()
@@ -204,7 +202,7 @@ def test_a_person_zooms_and_makes_axes_logarithmic(html, runs, open_page):
 
 
 @in_browser
-def test_the_legend_hides_a_run_with_the_marks_where_it_was_resumed(html, open_page):
+def test_the_legend_hides_a_run_with_its_resume_marks(html, open_page):
     page = open_page(html)
     marks = page.locator(".drawing svg svg > line[stroke-dasharray]")
     assert marks.count() == 6  # one in each panel
@@ -219,7 +217,7 @@ def test_the_legend_hides_a_run_with_the_marks_where_it_was_resumed(html, open_p
 
 
 @in_browser
-def test_the_svg_file_has_the_losses_of_the_run(html, runs, open_page, tmp_path):
+def test_the_svg_file_contains_the_losses_of_the_run(html, runs, open_page, tmp_path):
     page = open_page(html)
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
@@ -234,7 +232,7 @@ def test_the_svg_file_has_the_losses_of_the_run(html, runs, open_page, tmp_path)
 
 
 @in_browser
-def test_the_page_fits_a_phone_and_a_touch_shows_values(html, runs, open_page):
+def test_the_page_fits_a_phone_and_a_tap_shows_values(html, runs, open_page):
     page = open_page(html, width=360, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     drawing = page.locator(".drawing > svg")
@@ -247,7 +245,7 @@ def test_the_page_fits_a_phone_and_a_touch_shows_values(html, runs, open_page):
 
 
 @in_browser
-def test_nothing_of_a_run_is_html_or_runs(runs, open_page):
+def test_html_and_scripts_in_a_run_are_escaped(runs, open_page):
     name = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
     (runs[0] / "samples.jsonl").write_text(json.dumps({"step": 1, "text": name}) + "\n", encoding="utf-8")
     page = open_page(report_page([Run.of(runs[0], name)]))

@@ -18,14 +18,14 @@ from train import train
 
 
 def start_forked(command, stdout, stderr, **options):
-    """Start a process as subprocess.Popen does, in less time."""
+    """Start a process like subprocess.Popen, but faster."""
     process = processes.start(command[1:], [os.devnull, stdout.name, stderr.name])
     process.poll, process.wait = lambda: process.exitcode, lambda: processes.wait(process)
     return process
 
 
 def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, monkeypatch):
-    """A short form of the verified runs in docs/reproducibility.md."""
+    """A short version of the runs in docs/reproducibility.md."""
     monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked))
     cfg = tiny(max_iters=300, eval_interval=20, eval_iters=1, patience=1000)
     main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
@@ -38,14 +38,14 @@ def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, c
 
 def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path):
     cfg = VerifyConfig(**asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=0)
-    with pytest.raises(UserError, match=r"the run ended after .* kills; use more --max_iters"):
+    with pytest.raises(UserError, match=r"ended after .* kills; use more --max_iters"):
         kill_and_resume(cfg, tmp_path / "killed")
 
 
-def test_a_time_budget_is_refused(tiny):
-    """Both runs would measure the machine, and have different lengths."""
-    problems = VerifyConfig(**asdict(tiny(minutes=1))).problems()
-    assert problems == [("minutes", "both runs must have the same length; give --max_iters")]
+def test_a_time_budget_is_an_error(tiny):
+    """The lengths of the runs would depend on measured times."""
+    ((setting, message),) = VerifyConfig(**asdict(tiny(minutes=1))).problems()
+    assert setting == "minutes" and "--max_iters" in message
 
 
 def test_compare_reports_a_single_bit(tiny, tmp_path):

@@ -1,4 +1,4 @@
-"""The baselines that the bench scripts measure Folio against: the methods of nanoGPT and transformers.
+"""Baselines for the benchmarks: the methods of nanoGPT, transformers and llama.cpp.
 
     python tools/bench/baselines.py documents.jsonl FOLDER    prepare a data set as nanoGPT does
 
@@ -31,26 +31,26 @@ from folio.base.workers import cores  # noqa: E402
 from folio.data.shards import open_dataset  # noqa: E402
 from folio.data.tokenizer import gpt2_tokenizer  # noqa: E402
 
-# torch is imported in the functions that use it: `prepare_dataset` is timed as a whole process and does not need torch.
+# torch is imported in functions, because `prepare_dataset` is timed as a process and does not need it.
 
 # nanoGPT's README, "I only have a macbook": its recipe for a CPU
 NANOGPT_CPU_RECIPE = (
     "config/train_shakespeare_char.py --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 "
     "--n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
 ).split()
-NANOGPT_CPU_LOSS = 1.886  # validation loss that this recipe ends with
-TOP_K = 200  # of all methods of generating
+NANOGPT_CPU_LOSS = 1.886  # final validation loss of this recipe
+TOP_K = 200  # of all generation methods
 LLAMA_SCRIPT = Path(__file__).with_name("llama.mjs")
-NANOGPT_A100_LOSS = 1.4697  # validation loss that nanoGPT's README gives for an A100
+NANOGPT_A100_LOSS = 1.4697  # validation loss in nanoGPT's README for an A100
 
 
 @dataclass(frozen=True)
 class BaselineConfig(Settings):
     # --- files ---
-    paths: tuple[str, ...] = ()  # a file of JSON lines, each {"text": DOCUMENT}; where to write train.bin and test.bin
+    paths: tuple[str, ...] = ()  # JSON lines {"text": DOCUMENT}, and the output folder of train.bin and test.bin
 
     def problems(self) -> list[tuple[str, str]]:
-        """There are two paths."""
+        """Require two paths."""
         if len(self.paths) != 2:
             return [("paths", "give two, as in python tools/bench/baselines.py documents.jsonl FOLDER")]
         return []
@@ -74,7 +74,7 @@ def prepare_dataset(source: Path, folder: Path) -> None:
     documents = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(folder))
     splits = documents.train_test_split(test_size=0.1, seed=2357, shuffle=True)
     ranks = {token: rank for rank, token in enumerate(gpt2_tokenizer().ranks)}
-    encoding = tiktoken.Encoding(  # tiktoken's own "gpt2"
+    encoding = tiktoken.Encoding(  # equals tiktoken's "gpt2"
         "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}
     )
 
@@ -97,7 +97,7 @@ def prepare_dataset(source: Path, folder: Path) -> None:
 
 
 def memmap_batch(path: Path, B: int, T: int) -> tuple[Any, Any]:
-    """Inputs and targets (B, T) from random places of a file of uint16 ids, with the method of nanoGPT's train.py."""
+    """Return inputs and targets (B, T) from random offsets of a file of uint16 ids, by nanoGPT's train.py's method."""
     import torch
 
     data = np.memmap(path, dtype=np.uint16, mode="r")
@@ -107,18 +107,18 @@ def memmap_batch(path: Path, B: int, T: int) -> tuple[Any, Any]:
     return x, y
 
 
-# --- generating tokens ------------------------------------------------------------------------------------------------
+# --- generation -------------------------------------------------------------------------------------------------------
 
 
-# The methods get `rows` copies of a prompt, and how many tokens to generate after each. They return the ids that follow
-# in each row. With a temperature of 0, all of them generate the same.
+# Each method generates `count` tokens after each of `rows` copies of a prompt, and returns the generated ids per row.
+# With a temperature of 0, all methods generate the same tokens.
 
 
 def generate_recomputed(
     model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> list[list[int]]:
-    """One text after another, in torch's default float32. Each token is computed from the whole context: by the model's
-    own `generate` (nanoGPT's) or, without one, as nanoGPT does it.
+    """Generate one text after another without a cache, in torch's default float32: by the model's `generate` (nanoGPT)
+    or, without one, by nanoGPT's method.
     """
     import torch
 
@@ -144,52 +144,52 @@ def generate_recomputed(
 def generate_transformers(
     model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> list[list[int]]:
-    """All rows at a time, with transformers."""
+    """Generate all rows as one batch with transformers."""
     import torch
 
     ids = torch.tensor([prompt] * rows, device=model.device)
     sampling = dict(do_sample=True, temperature=temperature, top_k=TOP_K) if temperature else dict(do_sample=False)
-    new_tokens = min(count, model.config.n_positions - len(prompt))  # it does not generate past its last position
+    new_tokens = min(count, model.config.n_positions - len(prompt))  # it cannot generate beyond its last position
     settings = dict(max_new_tokens=new_tokens, attention_mask=torch.ones_like(ids), pad_token_id=0, **sampling)
     return model.generate(ids, **settings)[:, len(prompt) :].tolist()
 
 
-def transformers_model(ours: Any) -> Any:
-    """transformers' GPT-2 with the weights of a model.GPT."""
+def transformers_model(model: Any) -> Any:
+    """Return transformers' GPT-2 with the weights of a model.GPT."""
     from folio.checkpoints import export_formats
 
-    return export_formats.transformers_model(asdict(ours.config), dict(ours.named_parameters()))
+    return export_formats.transformers_model(asdict(model.config), dict(model.named_parameters()))
 
 
 # --- llama.cpp --------------------------------------------------------------------------------------------------------
 
 
-def write_llama_model(ours: Any, path: Path, matrices: str) -> float:
-    """Write a model.GPT for llama.cpp, with matrices of this type (export_formats.write_gguf) and meaningless tokens.
+def write_llama_model(model: Any, path: Path, matrices: str) -> float:
+    """Write a model.GPT for llama.cpp, with a dummy tokenizer. matrices: type of the matrices, as in write_gguf.
 
-    Returns the bytes of the weights that are read for each token.
+    Returns the bytes of weights that are read per token.
     """
     from gguf import GGUFReader
 
     from folio.checkpoints.checkpoint import Checkpoint
     from folio.checkpoints.export_formats import write_gguf
 
-    vocab_size = ours.config.vocab_size
-    letters = [bytes([b]) for b in range(min(256, vocab_size - 2))]  # and at least one merge, which llama.cpp needs
+    vocab_size = model.config.vocab_size
+    letters = [bytes([b]) for b in range(min(256, vocab_size - 2))]  # llama.cpp also needs at least one merge
     merged = (first + second for first, second in product(letters, repeat=2))
     ranks = [*letters, *islice(merged, vocab_size - 1 - len(letters))]
     tokenizer: Any = SimpleNamespace(ranks=ranks, eot=len(ranks), vocab_size=vocab_size)
-    tensors = {name: p.detach().cpu() for name, p in ours.named_parameters()}
-    write_gguf(Checkpoint(path, tensors, tokenizer, {"model": asdict(ours.config)}), path, matrices)
+    tensors = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    write_gguf(Checkpoint(path, tensors, tokenizer, {"model": asdict(model.config)}), path, matrices)
     return sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors if tensor.name != "position_embd.weight")
 
 
 def run_llama(
     folder: Path, file: Path, threads: int, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> dict[str, Any]:
-    """What tools/bench/llama.mjs prints. folder: node-llama-cpp is installed there. Raises UserError.
+    """Run tools/bench/llama.mjs, and return its output. folder: installation of node-llama-cpp. Raises UserError.
 
-    It generates the same number of tokens after `rows` copies of the prompt, but not past the model's last position.
+    It generates `count` tokens after each of `rows` copies of the prompt, but not beyond the model's last position.
     """
     settings = dict(
         threads=threads, rows=rows, prompt=",".join(map(str, prompt)), tokens=count, temperature=temperature
@@ -197,42 +197,42 @@ def run_llama(
     words = ["node", str(LLAMA_SCRIPT), str(folder), str(file)]
     words += [f"--{name}={value}" for name, value in settings.items()]
     if not shutil.which("node"):
-        raise UserError(f"llama={folder}: Node.js is not installed, which runs node-llama-cpp")
+        raise UserError(f"llama={folder}: Node.js is not installed; install it to run node-llama-cpp")
     if not (folder / "node_modules" / "node-llama-cpp").is_dir():
-        raise UserError(f"llama={folder}: npm install --prefix {folder} node-llama-cpp installs it there")
-    done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8")
-    if done.returncode:
-        raise SystemExit(f"{words[1]} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+        raise UserError(f"llama={folder}: run npm install --prefix {folder} node-llama-cpp")
+    completed = subprocess.run(words, capture_output=True, text=True, encoding="utf-8")
+    if completed.returncode:
+        raise SystemExit(f"{words[1]} failed:\n{completed.stderr}")
+    return json.loads(completed.stdout)
 
 
 def llama_speed(
     folder: Path, file: Path, threads: int, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> float:
-    """Tokens per second of llama.cpp, without starting its process and loading the file. Raises UserError."""
+    """Return llama.cpp's tokens per second, excluding process startup and loading. Raises UserError."""
     result = run_llama(folder, file, threads, temperature, prompt, rows, count)
     return rows * len(result["ids"]) / result["seconds"]
 
 
-# --- a checkout of nanoGPT --------------------------------------------------------------------------------------------
+# --- nanoGPT checkout -------------------------------------------------------------------------------------------------
 
 
 def nanogpt_model(checkout: Path, shape: dict[str, Any]) -> Any:
-    """A model of that shape, built by the model.py of a nanoGPT checkout. Raises UserError."""
+    """Build a model of this shape with the model.py of a nanoGPT checkout. Raises UserError."""
     try:
         names = runpy.run_path(str(checkout / "model.py"))
         return names["GPT"](names["GPTConfig"](**{"bias": True, "dropout": 0.0, **shape})).eval()
     except (OSError, LookupError, TypeError) as error:
-        raise UserError(f"peer={checkout}: not a checkout of nanoGPT ({error!r}); give the path of one") from None
+        raise UserError(f"peer={checkout}: not a checkout of nanoGPT ({error!r}); give its path") from None
 
 
 def copy_checkout(checkout: Path, copy: Path, data_dir: Path, datasets: set[str]) -> None:
-    """Copy a nanoGPT checkout, so that nothing is written into it, and put Folio's data sets into the copy.
+    """Copy a nanoGPT checkout, which remains unchanged, and add Folio's data sets to the copy.
 
     Raises UserError.
     """
     if not all((checkout / name).is_file() for name in ("train.py", "model.py", "config/train_shakespeare_char.py")):
-        raise UserError(f"peer={checkout}: not a checkout of nanoGPT; give the path of one")
+        raise UserError(f"peer={checkout}: not a checkout of nanoGPT; give its path")
     shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("*.bin", "out*", ".git"))
     for name in datasets:
         (copy / "data" / name).mkdir(parents=True, exist_ok=True)

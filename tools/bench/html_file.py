@@ -1,12 +1,12 @@
-"""Measure how fast a model in an HTML file generates, in headless Chromium, against sample.py, alternating in one run.
+"""Measure generation of an HTML file in headless Chromium against sample.py, alternating in one run.
 
     python tools/bench/html_file.py                      random weights of three sizes
     python tools/bench/html_file.py out-shakespeare-char  a run
-    python tools/bench/html_file.py model.html           a file that tools/export.py has written, without sample.py
+    python tools/bench/html_file.py model.html           a file from tools/export.py, without sample.py
 
-Tokens per second are those of one text at the default settings of sample.py, far beyond the context. Both print their
-text, which must be the same, because the weights are stored as float32. The first token is that of a file in float16,
-from opening it. It needs Chromium, and playwright of requirements-dev.txt. Measure on a quiet machine.
+Tokens per second are for one text with the default settings of sample.py, far beyond the context. Both must generate
+the same text, because the weights are stored as float32. The time to the first token includes opening the file, in
+float16. Requires Chromium, and playwright from requirements-dev.txt. Measure on a quiet machine.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ from tools.export import ExportConfig  # noqa: E402
 
 
 class Size(NamedTuple):
-    """A model with random weights, and the largest median of the seconds until its first token."""
+    """The shape of a random model, and the limit for its median time to the first token."""
 
     shape: dict[str, Any]  # arguments of GPTConfig
-    first_token: float
+    max_first_token: float  # seconds
 
 
 MODELS = {
@@ -56,12 +56,12 @@ MODELS = {
     "4.8M": Size(dict(block_size=256, n_layer=6, n_head=8, n_embd=256, activation="gelu"), 0.6),
     "10.7M": Size(dict(block_size=256, n_layer=6, n_head=6, n_embd=384, bias=False, activation="gelu"), 1.0),
 }
-CHARACTERS = CharTokenizer("\n" + "".join(map(chr, range(32, 96))))  # 65, as many as Tiny Shakespeare has
+CHARACTERS = CharTokenizer("\n" + "".join(map(chr, range(32, 96))))  # 65, as in Tiny Shakespeare
 PROMPT = "TO BE"
-RATIO = 0.5  # of sample.py's tokens per second, at least
+MIN_RATIO = 0.5  # of sample.py's tokens per second
 
-# In the page of a file, as soon as its scripts run: the text that follows the prompt, tokens per second, and the time
-# from opening the page to the first token, in seconds.
+# Runs in the page of a file once its scripts are loaded. Returns the text after the prompt, tokens per second, and the
+# seconds from opening the page to the first token.
 GENERATE = """async ({prompt, count}) => {
   const ready = () => typeof fileFacts !== "undefined";
   while (!ready()) await new Promise(resolve => setTimeout(resolve, 1));
@@ -80,19 +80,19 @@ GENERATE = """async ({prompt, count}) => {
 
 @dataclass(frozen=True)
 class HtmlBenchConfig(BenchConfig):
-    # --- what is measured ---
-    paths: tuple[str, ...] = ()  # runs, and files of tools/export.py; none: the models
-    models: str = "0.6M,4.8M,10.7M"  # separated by commas
-    tokens: PositiveInt = 500  # to generate
-    browser: str | None = None  # the program; None: chromium or google-chrome, where the system finds it
+    # --- measurements ---
+    paths: tuple[str, ...] = ()  # runs, and files from tools/export.py; default: --models
+    models: str = "0.6M,4.8M,10.7M"  # comma-separated
+    tokens: PositiveInt = 500  # number of tokens to generate
+    browser: str | None = None  # path of the program; None: chromium or google-chrome on the PATH
 
     def problems(self) -> list[tuple[str, str]]:
-        """The models are known."""
+        """Require known models."""
         return [*super().problems(), *unknown_names("models", self.models, MODELS)]
 
 
 class Generated(NamedTuple):
-    """One text."""
+    """A generated text."""
 
     text: str  # without the prompt
     speed: float  # tokens per second
@@ -106,38 +106,38 @@ def main(cfg: HtmlBenchConfig) -> None:
         for name in [] if cfg.paths else comma_separated(cfg.models):
             with tempfile.TemporaryDirectory() as folder:
                 run = write_run(Path(folder) / "run", MODELS[name].shape, CHARACTERS)
-                rows.append(make_row(name, measure(browser, run, cfg), MODELS[name].first_token))
+                rows.append(make_row(name, measure(browser, run, cfg), MODELS[name].max_first_token))
     heads = ("model", "sample.py, tokens/s", "file, tokens/s", "ratio", "at least", "first token, s", "at most")
     print_table(heads, rows)
 
 
 def measure(browser: Any, path: Path, cfg: HtmlBenchConfig) -> dict[str, list[Generated]]:
-    """What a run, or a file without sample.py, generates. Raises UserError if sample.py and the file differ."""
+    """Measure a run, or a file without sample.py. Raises UserError if the generated texts differ."""
     with exported(path, "float32") as fast, exported(path, "float16") as small, busy_processes(cfg.busy):
         methods = {"file": partial(generate, browser, fast, cfg.tokens)}
         methods["first token"] = partial(generate, browser, small, 1)
         if path.is_dir():
             methods["sample.py"] = partial(run_sample, path, cfg.tokens)
-        measured = alternate(methods, cfg.repeats, warmup=False)
-    texts = {each.text.strip() for method in ("file", "sample.py") for each in measured.get(method, [])}
+        results = alternate(methods, cfg.repeats, warmup=False)
+    texts = {result.text.strip() for method in ("file", "sample.py") for result in results.get(method, [])}
     if len(texts) > 1:
         raise UserError(f"{path}: sample.py and the file generate different texts")
-    return measured
+    return results
 
 
-def make_row(name: str, measured: dict[str, list[Generated]], most: float | str = "") -> list[Any]:
-    """The medians of a model; most: seconds until its first token."""
-    first_token = statistics.median(each.first for each in measured["first token"])
-    file, sample = ([each.speed for each in measured.get(method, [])] for method in ("file", "sample.py"))
+def make_row(name: str, results: dict[str, list[Generated]], max_first_token: float | str = "") -> list[Any]:
+    """Return a table row of medians."""
+    first_token = statistics.median(result.first for result in results["first token"])
+    file, sample = ([result.speed for result in results.get(method, [])] for method in ("file", "sample.py"))
     speeds = ("", format_median(file), "", "")
     if sample:
-        speeds = (format_median(sample), format_median(file), format_ratios(file, sample), RATIO)
-    return [name, *speeds, f"{first_token:.2f}", most]
+        speeds = (format_median(sample), format_median(file), format_ratios(file, sample), MIN_RATIO)
+    return [name, *speeds, f"{first_token:.2f}", max_first_token]
 
 
 @contextlib.contextmanager
 def exported(path: Path, dtype: str) -> Iterator[Path]:
-    """The HTML file of a run, which is removed afterwards; or the file itself."""
+    """Export a run to a temporary HTML file, or yield `path` if it is one."""
     if path.suffix == ".html":
         yield path
         return
@@ -149,7 +149,7 @@ def exported(path: Path, dtype: str) -> Iterator[Path]:
 
 
 def generate(browser: Any, file: Path, count: int) -> Generated:
-    """What GENERATE returns for a new page."""
+    """Open the file in a new page, and generate a text."""
     page = browser.new_page()
     page.goto(file.resolve().as_uri(), wait_until="commit")
     result = page.evaluate(GENERATE, {"prompt": PROMPT, "count": count})
@@ -158,12 +158,12 @@ def generate(browser: Any, file: Path, count: int) -> Generated:
 
 
 def run_sample(run: Path, count: int) -> Generated:
-    """The text that sample.py generates after the prompt."""
+    """Generate a text after the prompt with sample.py."""
     options = [f"--out_dir={run}", "--dtype=float32", "--device=cpu", f"--max_new_tokens={count}", f"--start={PROMPT}"]
     command = [sys.executable, str(ROOT / "sample.py"), *options]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
-    speed = re.search(r"([\d,]+) tokens/s", done.stderr)
-    return Generated(done.stdout.removeprefix(PROMPT), float(speed[1].replace(",", "")), first=0.0)
+    completed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    speed = re.search(r"([\d,]+) tokens/s", completed.stderr)
+    return Generated(completed.stdout.removeprefix(PROMPT), float(speed[1].replace(",", "")), first=0.0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-// Measures how fast llama.cpp generates tokens on a CPU. tools/bench/sampling.py --llama=FOLDER runs it.
+// Measures llama.cpp's generation speed on a CPU, for tools/bench/sampling.py --llama=FOLDER.
 //
 //   npm install --prefix FOLDER node-llama-cpp
 //   node tools/bench/llama.mjs FOLDER model.gguf --threads=1 --rows=10 --prompt=464,2068 --tokens=64 --temperature=0
 //
-// It prints one line of JSON, with the seconds from the prompt to the first tokens ("first") and to the last ones
-// ("seconds"), how many of these were spent in llama_decode ("decode"), and the ids of the first row ("ids").
-// Handing the work to node's threads adds 0.1 ms per token: 1 to 2 % at 124M, but a third at 0.8M.
+// Prints one line of JSON: the seconds from the prompt to the first tokens ("first") and to the last ones ("seconds"),
+// the seconds in llama_decode ("decode"), and the ids of the first row ("ids"). Dispatching to node's threads adds
+// 0.1 ms per token: 1 to 2 % at 124M, but a third at 0.8M.
 
 import {createRequire} from "node:module";
 import path from "node:path";
@@ -13,7 +13,7 @@ import {parseArgs} from "node:util";
 import {pathToFileURL} from "node:url";
 
 const BATCH = 512; // tokens per llama_decode: llama.cpp's default
-const TOP_K = 200; // as sample.py and nanoGPT
+const TOP_K = 200; // as in sample.py and nanoGPT
 
 const names = ["threads", "rows", "prompt", "tokens", "temperature"];
 const {values, positionals} = parseArgs({
@@ -32,14 +32,14 @@ const tokens = Math.min(Number(values.tokens), model.trainContextSize - prompt.l
 const context = await model.createContext({
   sequences: rows, contextSize: prompt.length + tokens, batchSize: BATCH, threads, flashAttention: "auto",
 });
-// The objects below node-llama-cpp's queues: their methods call llama_decode and llama_sampler_apply in a thread.
+// Low-level objects without node-llama-cpp's queues: their methods call llama_decode and llama_sampler_apply in a thread.
 const native = context._ctx, sampler = new llama._bindings.AddonSampler(model._model);
 sampler.applyConfig(temperature ? {temperature, topK: TOP_K, seed: 1} : {temperature});
 
 const seconds = () => performance.now() / 1000;
 let decode; // seconds in llama_decode
 
-// Appends a piece to each row, at this position of all rows. Returns the token that follows each.
+// Appends a piece to each row at this position, and returns each row's next token.
 const append = async (pieces, position) => {
   native.initBatch(pieces.length * pieces[0].length);
   const last = Uint32Array.of(pieces[0].length - 1);
@@ -54,10 +54,10 @@ const append = async (pieces, position) => {
 
 const generate = async (count) => {
   decode = 0;
-  const began = seconds(), ids = [], most = Math.floor(BATCH / rows);
+  const began = seconds(), ids = [], pieceSize = Math.floor(BATCH / rows);
   let next, first;
-  for (let at = 0; at < prompt.length; at += most) {
-    next = await append(Array(rows).fill(prompt.subarray(at, at + most)), at);
+  for (let start = 0; start < prompt.length; start += pieceSize) {
+    next = await append(Array(rows).fill(prompt.subarray(start, start + pieceSize)), start);
   }
   for (let position = prompt.length; ; position++) {
     first ??= seconds() - began;
@@ -70,6 +70,6 @@ const generate = async (count) => {
   return result;
 };
 
-await generate(1); // reads the weights and allocates
+await generate(1); // warmup: reads the weights and allocates
 console.log(JSON.stringify(await generate(tokens)));
 process.exit(0); // without waiting for the library's threads

@@ -1,11 +1,11 @@
-"""Measure preparing a text and drawing batches, against nanoGPT's method, alternating in one run.
+"""Measure data preparation and batch loading against nanoGPT's methods, alternating in one run.
 
     python tools/bench/preparation.py enwik8 --split_on="  <page>"
     python tools/bench/preparation.py novel.txt --split_on="\\n\\n" --repeats=5
 
-Both methods start from the same JSON lines and tokenize them with GPT-2's BPE. The baseline runs `datasets.map` over
-`encode_ordinary` with one process per core, keeps ids as lists, and copies them into one memmap. Its batches open a
-memmap and stack slices of it.
+Both methods tokenize the same JSON lines with GPT-2's BPE. The baseline runs `datasets.map` over `encode_ordinary` with
+one process per core, stores ids as lists, and copies them into one memmap. For each batch, it opens the memmap and
+stacks slices.
 """
 
 import json
@@ -47,30 +47,30 @@ MB = 1_000_000
 @dataclass(frozen=True)
 class DataBenchConfig(Settings):
     # --- text ---
-    text: tuple[str, ...] = ()  # a text file
-    split_on: NonEmptyStr = "\\n\\n"  # separator of documents; \n is a line break
+    text: tuple[str, ...] = ()  # text file
+    split_on: NonEmptyStr = "\\n\\n"  # document separator; \n is a line break
     # --- measuring ---
-    repeats: PositiveInt = 3  # how often to repeat each measurement
+    repeats: PositiveInt = 3  # of each measurement
 
     def problems(self) -> list[tuple[str, str]]:
-        """There is one text, which exists."""
+        """Require one existing text file."""
         if len(self.text) != 1:
             return [("text", "name one text file, as in python tools/bench/preparation.py novel.txt")]
         return [] if Path(self.text[0]).is_file() else [("text", "there is no such file")]
 
 
 def main(cfg: DataBenchConfig) -> None:
-    gpt2_tokenizer()  # downloaded before anything is timed
+    gpt2_tokenizer()  # downloads it before the first measurement
     with tempfile.TemporaryDirectory() as scratch:
         dataset = bench_preparation(Path(cfg.text[0]), line_breaks(cfg.split_on), cfg.repeats, Path(scratch))
         bench_batches(dataset, cfg.repeats)
 
 
-# --- preparing --------------------------------------------------------------------------------------------------------
+# --- preparation ------------------------------------------------------------------------------------------------------
 
 
 class Usage(NamedTuple):
-    """What a command needs: seconds from start to end, peak bytes of memory, and peak bytes of the files it wrote."""
+    """The resources of a command: seconds, peak bytes of memory, and peak bytes of written files."""
 
     seconds: float
     memory: float
@@ -78,7 +78,7 @@ class Usage(NamedTuple):
 
 
 def bench_preparation(source: Path, split_on: str, repeats: int, folder: Path) -> Path:
-    """Measure both methods of preparing a text, print the table, and return the data set that Folio prepared."""
+    """Measure both methods of preparation, print a table, and return Folio's data set."""
     documents = source.read_text(encoding="utf-8").split(split_on)
     lines, doubled = folder / "lines.jsonl", folder / "doubled.jsonl"
     write_lines(lines, documents)
@@ -86,8 +86,8 @@ def bench_preparation(source: Path, split_on: str, repeats: int, folder: Path) -
     prepare = [str(ROOT / "prepare" / "text.py"), "--tokenizer=gpt2", f"--data_dir={dataset.parent}", "--name=text"]
     commands = {
         "baseline": [baselines.__file__, str(lines), str(folder / "baseline")],
-        "folio": [*prepare, str(lines), "--check_leakage=False"],  # the baseline does not compare documents either
-        "folio, with what validation shares": [*prepare, str(lines)],
+        "folio": [*prepare, str(lines), "--check_leakage=False"],  # the baseline has no such check
+        "folio, with leakage check": [*prepare, str(lines)],
     }
 
     def measure(command: list[str]) -> Usage:
@@ -98,11 +98,11 @@ def bench_preparation(source: Path, split_on: str, repeats: int, folder: Path) -
     runs = alternate({name: partial(measure, words) for name, words in commands.items()}, repeats, warmup=False)
     tokens = sum(read_json(dataset / "report.json")["tokens"].values())
     write_lines(doubled, documents + documents)
-    twice = measure_command([*prepare, str(doubled), "--check_leakage=False", "--overwrite=True"], folder)
+    twice_usage = measure_command([*prepare, str(doubled), "--check_leakage=False", "--overwrite=True"], folder)
     size = source.stat().st_size / MB
     print(f"\n{source.name}: {size:,.1f} MB, {len(documents):,} documents, {tokens:,} tokens, {cores()} cores\n")
-    print_preparation(runs, twice, tokens)
-    shutil.rmtree(dataset.parent)  # with twice the text; the batches are drawn from the text itself
+    print_preparation(runs, twice_usage, tokens)
+    shutil.rmtree(dataset.parent)  # it contains twice the text, but batches are measured on the original text
     subprocess.run([sys.executable, *commands["folio"]], check=True, stdout=subprocess.DEVNULL, **child_options())
     return dataset
 
@@ -114,11 +114,11 @@ def write_lines(path: Path, documents: list[str]) -> None:
             file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
 
 
-def print_preparation(runs: dict[str, list[Usage]], twice: Usage, tokens: int) -> None:
-    """Print a row of medians per method; `twice` is Folio's run on twice the text, and so on twice the tokens."""
+def print_preparation(runs: dict[str, list[Usage]], twice_usage: Usage, tokens: int) -> None:
+    """Print a row of medians per method. twice_usage: of Folio on twice the text. tokens: of the text."""
     baseline = statistics.median(run.seconds for run in runs["baseline"])
     rows = []
-    cases = [*((method, usages, 1) for method, usages in runs.items()), ("folio, twice the text", [twice], 2)]
+    cases = [*((method, usages, 1) for method, usages in runs.items()), ("folio, twice the text", [twice_usage], 2)]
     for method, usages, texts in cases:
         median = Usage(*(statistics.median(column) for column in zip(*usages, strict=True)))
         texts_per_second = texts / median.seconds
@@ -130,9 +130,9 @@ def print_preparation(runs: dict[str, list[Usage]], twice: Usage, tokens: int) -
 
 
 def measure_command(command: list[str], folder: Path) -> Usage:
-    """Run a Python script that writes into `folder`, and measure it with all its processes."""
+    """Run a Python script that writes to `folder`, and measure it with all its subprocesses."""
     size_before = folder_size(folder)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, *command], **pipes, **child_options())
     peaks = {"memory": 0.0, "disk": 0.0}
@@ -146,7 +146,7 @@ def measure_command(command: list[str], folder: Path) -> Usage:
     watcher = threading.Thread(target=watch)
     watcher.start()
     _, errors = process.communicate()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_time
     finished.set()
     watcher.join()
     if process.returncode:
@@ -155,23 +155,23 @@ def measure_command(command: list[str], folder: Path) -> Usage:
 
 
 def process_memory(pid: int) -> float:
-    """Bytes of memory of a process and its descendants. On Linux, a page that they share counts once."""
+    """Return the bytes of memory of a process and its descendants. On Linux, shared pages are counted once."""
     total = 0
-    with suppress(psutil.Error):  # the process may have ended in the meantime
+    with suppress(psutil.Error):  # the process may have ended
         process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                usage = each.memory_full_info()
+                usage = member.memory_full_info()
                 total += getattr(usage, "pss", usage.uss)
     return total
 
 
 def folder_size(folder: Path) -> float:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files in a folder tree."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # the file may have been removed in the meantime
+            with suppress(OSError):  # the file may have been removed
                 total += os.stat(os.path.join(parent, name)).st_size
     return total
 
@@ -180,17 +180,17 @@ def folder_size(folder: Path) -> float:
 
 
 def bench_batches(folder: Path, repeats: int) -> None:
-    """Print the sequences per second of both methods, as torch tensors, on one core. Folio's order is shuffled."""
+    """Print the sequences per second of both methods as torch tensors, on one core. Folio's order is shuffled."""
     torch.set_num_threads(1)
     dataset = open_dataset(folder)
     path = folder / read_json(folder / "meta.json")["splits"]["train"][0]["file"]
     rows = []
     for B, T in ((64, 256), (12, 1024)):
         windows = Mixture([(dataset, 1.0)], T, seed=1337, sampling="epoch")
-        starts = count(0, B)  # the number of the next sequence
+        starts = count(0, B)  # numbers of the first sequences of batches
         methods = {
             "baseline": partial(sequence_rate, partial(memmap_batch, path, B, T), B, 300),
-            "folio": partial(sequence_rate, partial(draw_batch, windows, starts, B), B, 3000),
+            "folio": partial(sequence_rate, partial(next_batch, windows, starts, B), B, 3000),
         }
         speeds = alternate(methods, repeats)
         ratios = format_ratios(speeds["folio"], speeds["baseline"])
@@ -199,12 +199,12 @@ def bench_batches(folder: Path, repeats: int) -> None:
 
 
 def sequence_rate(draw: Callable[[], object], B: int, batches: int) -> float:
-    """Sequences per second of drawing this number of batches."""
+    """Return the sequences per second of `batches` calls of `draw`."""
     return B * batches / time_calls(draw, batches)
 
 
-def draw_batch(windows: Mixture, starts: Iterator[int], B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Folio's next inputs and targets (B, T)."""
+def next_batch(windows: Mixture, starts: Iterator[int], B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return Folio's next inputs and targets (B, T)."""
     x, y = windows.batch(next(starts), B)
     return torch.from_numpy(x), torch.from_numpy(y)
 

@@ -1,14 +1,14 @@
-"""Measure how fast tokens are generated, against the baselines, alternating in one run.
+"""Measure generation speed against baselines, alternating in one run.
 
     python tools/bench/sampling.py --models="char 10.7M" --peer=../nanoGPT
     python tools/bench/sampling.py --models="GPT-2 124M" --llama=../llama --temperature=0 --prompt_tokens=1000
     python tools/bench/sampling.py --models="GPT-2 124M" --device=cuda --rows=1,64
 
-The models have random weights. Measured are Folio, transformers' `generate` on the same weights, and the baseline: one
-text after another, with the whole context recomputed for each token. Where --peer names a checkout of nanoGPT, the
-baseline is nanoGPT's own `generate`. --llama names a folder with llama.cpp (npm install --prefix FOLDER
-node-llama-cpp), which gets the same weights. The last column compares the speed of the first number of rows, per text,
-with the speed at which the memory of this machine can deliver the weights once per token.
+The models have random weights, which are the same for Folio, transformers' `generate`, and the baseline: one text after
+another, without a cache. With --peer, a checkout of nanoGPT, the baseline is nanoGPT's `generate`. With --llama, a
+folder with llama.cpp (npm install --prefix FOLDER node-llama-cpp), it is measured on the same weights. The last column
+compares the speed per text, with the first number of rows, with the limit of reading all weights from memory once per
+token.
 """
 
 import statistics
@@ -50,22 +50,22 @@ MODELS = {  # name -> (arguments of GPTConfig, tokens to generate)
     "GPT-2 124M": (dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768), 64),
 }
 FOLIO_DTYPES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 18 / 32}  # bytes per weight
-SHORTEST = 0.5  # seconds that a measurement takes
+MIN_SECONDS = 0.5  # per measurement
 LLAMA_MATRICES = ("F16", "Q8_0", "Q4_0")
 
 
 @dataclass(frozen=True)
 class SampleBenchConfig(BenchConfig):
-    # --- what is measured ---
-    models: str = "char 0.8M,char 10.7M,GPT-2 124M"  # separated by commas
-    rows: str = "1,10"  # texts at a time, separated by commas
-    prompt_tokens: NonNegativeInt = 0  # measure the time to the first token after such a prompt, too; 0: off
-    temperature: NonNegativeFloat = 0.8  # with top_k=200; 0: always the most likely token
-    llama: str | None = None  # folder of an installation of node-llama-cpp to compare with; None: without one
-    llama_threads: str = "1,2"  # numbers of threads that llama.cpp is measured with, separated by commas
+    # --- measurements ---
+    models: str = "char 0.8M,char 10.7M,GPT-2 124M"  # comma-separated
+    rows: str = "1,10"  # texts per batch, comma-separated
+    prompt_tokens: NonNegativeInt = 0  # also measure the time to the first token after a prompt of this length; 0: off
+    temperature: NonNegativeFloat = 0.8  # with top_k=200; 0: greedy
+    llama: str | None = None  # folder of node-llama-cpp, to compare with llama.cpp
+    llama_threads: str = "1,2"  # numbers of threads of llama.cpp, comma-separated
 
     def problems(self) -> list[tuple[str, str]]:
-        """The models are known, the rows are numbers, and llama.cpp is compared on a CPU."""
+        """Require known models, integers, and a CPU for llama.cpp."""
         problems = [
             *super().problems(),
             *unknown_names("models", self.models, MODELS),
@@ -73,12 +73,12 @@ class SampleBenchConfig(BenchConfig):
             *not_integers("llama_threads", self.llama_threads, at_least=1),
         ]
         if self.llama and self.device != "cpu":
-            problems.append(("llama", "llama.cpp is measured on a CPU; leave it out, or use --device=cpu"))
+            problems.append(("llama", "llama.cpp is measured on a CPU; omit --llama, or use --device=cpu"))
         return problems
 
 
 class Case(NamedTuple):
-    """How many texts at a time, their prompt, and how many tokens follow."""
+    """A prompt, the number of rows, and the number of tokens to generate."""
 
     prompt: tuple[int, ...]
     rows: int
@@ -88,7 +88,7 @@ class Case(NamedTuple):
     def title(self) -> str:
         if self.count == 1:
             return f"first token after {len(self.prompt):,}, ms"
-        return f"{self.rows} at a time, tokens/s"
+        return f"batch of {self.rows}, tokens/s"
 
     def format(self, speeds: list[float]) -> str:
         """speeds: tokens per second."""
@@ -96,15 +96,15 @@ class Case(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A way to generate."""
+    """A generation method."""
 
-    speed: Callable[[Sequence[int], int, int], float]  # from a Case's fields to tokens per second
+    speed: Callable[[Sequence[int], int, int], float]  # returns tokens per second, given a Case's fields
     bytes_per_token: float  # of the weights
 
 
 def main(cfg: SampleBenchConfig) -> None:
     bandwidth = memory_bandwidth(cfg.device)
-    print(f"memory is read at {bandwidth / 1e9:,.0f} GB/s on {describe_device(cfg.device)}\n")
+    print(f"memory bandwidth: {bandwidth / 1e9:,.0f} GB/s, on {describe_device(cfg.device)}\n")
     for name in comma_separated(cfg.models):
         shape, count = MODELS[name]
         cases = [Case((1,), int(rows), count) for rows in comma_separated(cfg.rows)]
@@ -119,7 +119,7 @@ def main(cfg: SampleBenchConfig) -> None:
 
 
 def measure_rows(methods: dict[str, Method], cases: list[Case], repeats: int, bandwidth: float) -> Iterator[list[str]]:
-    """A row of the table per method. The first method is the baseline; bandwidth: bytes of memory per second."""
+    """Yield a table row per method. The first method is the baseline. bandwidth: bytes of memory per second."""
     calls = {(name, case): partial(method.speed, *case) for name, method in methods.items() for case in cases}
     speeds = alternate(calls, repeats)
     baseline = next(iter(methods))
@@ -132,25 +132,25 @@ def measure_rows(methods: dict[str, Method], cases: list[Case], repeats: int, ba
 
 
 def memory_bandwidth(device: str) -> float:
-    """Bytes per second at which large tensors are read."""
+    """Measure the memory bandwidth of reading a large tensor, in bytes per second."""
     ones = torch.ones(300_000_000, device=device)
     return max(ones.nbytes / time_calls(lambda: ones.sum().item(), 1) for _ in range(5))
 
 
 def make_methods(model: GPT, shape: dict[str, Any], cfg: SampleBenchConfig, folder: Path) -> dict[str, Method]:
-    """All methods by name, the baseline first. folder: for the files of llama.cpp."""
+    """Return all methods by name, the baseline first. folder: for llama.cpp's files."""
     parameters = model.num_params()
     weights = parameters["total"] - parameters["positions"]  # read once per token
     if cfg.peer:
-        baseline, recomputing = "nanoGPT, float32", baselines.nanogpt_model(Path(cfg.peer), shape).to(cfg.device)
+        baseline, baseline_model = "nanoGPT, float32", baselines.nanogpt_model(Path(cfg.peer), shape).to(cfg.device)
     else:
-        baseline, recomputing = "baseline, float32", model
-    generate = partial(baselines.generate_recomputed, recomputing, cfg.temperature)
+        baseline, baseline_model = "baseline, float32", model
+    generate = partial(baselines.generate_recomputed, baseline_model, cfg.temperature)
     methods = {baseline: timed(generate, 4 * weights)}
     for dtype in (torch.float32, torch.bfloat16):
-        theirs = baselines.transformers_model(model).to(cfg.device, dtype)
+        hf_model = baselines.transformers_model(model).to(cfg.device, dtype)
         name = f"transformers, {str(dtype).removeprefix('torch.')}"
-        generate = partial(baselines.generate_transformers, theirs, cfg.temperature)
+        generate = partial(baselines.generate_transformers, hf_model, cfg.temperature)
         methods[name] = timed(generate, dtype.itemsize * weights)
     if cfg.llama:
         for matrices in LLAMA_MATRICES:
@@ -162,17 +162,17 @@ def make_methods(model: GPT, shape: dict[str, Any], cfg: SampleBenchConfig, fold
     tokenizer = CharTokenizer("".join(map(chr, range(shape["vocab_size"]))))
     for dtype, size in FOLIO_DTYPES.items():
         if dtype in ("float32", "bfloat16") or cfg.device == "cpu":
-            ours = LanguageModel(model, tokenizer, cfg.device, dtype)
-            methods[f"Folio, {dtype}"] = timed(partial(generate_folio, ours, cfg.temperature), size * weights)
+            folio_model = LanguageModel(model, tokenizer, cfg.device, dtype)
+            methods[f"Folio, {dtype}"] = timed(partial(generate_folio, folio_model, cfg.temperature), size * weights)
     return methods
 
 
 def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_per_token: float) -> Method:
-    """The method of a function that returns the ids that it generated. Short texts are generated several times."""
+    """Return a method that times `generate`, repeatedly if it is fast. generate: returns the generated ids."""
 
     def speed(prompt: Sequence[int], rows: int, count: int) -> float:
-        began, tokens = time.perf_counter(), 0
-        while (seconds := time.perf_counter() - began) < SHORTEST:
+        start, tokens = time.perf_counter(), 0
+        while (seconds := time.perf_counter() - start) < MIN_SECONDS:
             tokens += sum(map(len, generate(prompt, rows, count)))
         return tokens / seconds
 
@@ -182,7 +182,7 @@ def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_
 def generate_folio(
     model: LanguageModel, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> list[list[int]]:
-    """The ids that follow in each row, as from the methods of tools/bench/baselines.py."""
+    """Generate with Folio, like the methods of tools/bench/baselines.py."""
     config = GenerationConfig(max_new_tokens=count, temperature=temperature, top_k=baselines.TOP_K)
     steps = [step.tokens for step in model.steps([list(prompt)] * rows, range(rows), config)]
     return [list(ids) for ids in zip(*steps, strict=True)]

@@ -1,11 +1,11 @@
-"""Measure how often a sweep's test calls identical settings different, and how often it finds a real difference.
+"""Measure the false positive rate and the power of a sweep's significance test.
 
     python tools/sweep.py config/shakespeare_char.py learning_rate=8e-3,6e-3 --max_iters=100 --seeds=600 --out_dir=many
     python tools/bench/sweeps.py many
 
-The runs of a sweep with many seeds are divided into comparisons that share no run. Identical settings: all runs of a
-comparison have the same settings, and each "setting" in it is a group of runs with other seeds. Different settings: the
-sweep's combinations, with the same seeds.
+The runs of a sweep with many seeds are divided into disjoint comparisons. Identical settings: all runs of a comparison
+have the same settings, and each "setting" is a group of runs with different seeds. Different settings: the sweep's
+combinations, with the same seeds.
 """
 
 import sys
@@ -25,11 +25,11 @@ from folio.evaluation.intervals import differences_to_best  # noqa: E402
 
 @dataclass(frozen=True)
 class SweepBenchConfig(Settings):
-    sweep: tuple[str, ...] = ()  # the folder of a sweep with many seeds
+    sweep: tuple[str, ...] = ()  # folder of a sweep with many seeds
     seeds: PositiveInt = 3  # per setting in a comparison
 
     def problems(self) -> list[tuple[str, str]]:
-        """There is one folder, with results."""
+        """Require one folder with results."""
         if len(self.sweep) != 1:
             return [("sweep", "name the folder of one sweep, as in python tools/bench/sweeps.py many")]
         return [] if Path(self.sweep[0], "results.json").is_file() else [("sweep", "it has no results.json")]
@@ -45,7 +45,7 @@ def main(cfg: SweepBenchConfig) -> None:
     shared = sorted(set.intersection(*map(set, losses.values())) if losses else [], key=int)
     if len(shared) < cfg.seeds:
         raise UserError(f"{cfg.sweep[0]}: its combinations share {len(shared)} seeds; a comparison needs {cfg.seeds}")
-    table = np.array([[of_seed[seed] for seed in shared] for of_seed in losses.values()])  # (combinations, seeds)
+    table = np.array([[by_seed[seed] for seed in shared] for by_seed in losses.values()])  # (combinations, seeds)
     print(f"{len(shared)} seeds, {cfg.seeds} per setting in a comparison")
     for name, values in zip(losses, table, strict=True):
         print(f"{name}: mean {values.mean():.4f}, standard deviation {values.std(ddof=1):.4f}")
@@ -57,15 +57,16 @@ def main(cfg: SweepBenchConfig) -> None:
 
 
 def split(values: np.ndarray, settings: int, seeds: int) -> list[np.ndarray]:
-    """The runs of one combination, (n,), as comparisons that share no run: (settings, seeds) each."""
+    """Split the runs of one combination, (n,), into disjoint comparisons: (settings, seeds) each."""
     n = len(values) // (settings * seeds)
     return list(values[: n * settings * seeds].reshape(n, settings, seeds))
 
 
 def report(name: str, comparisons: list[np.ndarray]) -> None:
-    called = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in comparisons)
+    significant = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in comparisons)
     if comparisons:
-        print(f"{name}: {called} of {len(comparisons)} comparisons ({called / len(comparisons):.1%}) find a difference")
+        share = significant / len(comparisons)
+        print(f"{name}: {significant} of {len(comparisons)} comparisons ({share:.1%}) find a difference")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the bench scripts share: settings, rounds that alternate, ratios, tables, busy cores, servers, and a browser."""
+"""Shared parts of the benchmarks: settings, alternating measurements, tables, CPU load, servers, and a browser."""
 
 import importlib
 import shutil
@@ -24,47 +24,47 @@ Name, Result = TypeVar("Name"), TypeVar("Result")
 class BenchConfig(Settings):
     # --- measuring ---
     device: Literal["cpu", "cuda"] = "cpu"
-    repeats: PositiveInt = 3  # how often to repeat each measurement
-    busy: NonNegativeInt = 0  # processes that each keep a core busy meanwhile
-    peer: str | None = None  # folder of a checkout of nanoGPT to compare with; None: without one
+    repeats: PositiveInt = 3  # of each measurement
+    busy: NonNegativeInt = 0  # number of background processes that each load a core
+    peer: str | None = None  # folder of a nanoGPT checkout to compare with
 
     def problems(self) -> list[tuple[str, str]]:
-        """The device is there."""
+        """Require an available device."""
         if self.device == "cuda" and not torch.cuda.is_available():
-            return [("device", "torch finds no CUDA GPU here; use cpu")]
+            return [("device", "torch finds no CUDA GPU; use cpu")]
         return []
 
 
 def unknown_names(setting: str, text: str, known: Iterable[str]) -> list[tuple[str, str]]:
-    """The problem of a comma-separated setting with a name that is not among the known ones, for Settings.problems."""
+    """Return a problem for Settings.problems if a comma-separated setting contains an unknown name."""
     if unknown := [name for name in comma_separated(text) if name not in known]:
         return [(setting, f"{unknown[0]!r} is not one of {', '.join(known)}; separate several with commas")]
     return []
 
 
 def not_integers(setting: str, text: str, at_least: int) -> list[tuple[str, str]]:
-    """The problem of a comma-separated setting with a part that is not such an integer, for Settings.problems."""
+    """Return a problem for Settings.problems unless a comma-separated setting has integers of at least `at_least`."""
     numbers = [part for part in comma_separated(text) if part.isdecimal() and int(part) >= at_least]
     if numbers != comma_separated(text):
         return [(setting, f"it must be integers of at least {at_least}, separated by commas")]
     return []
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 
 
 def time_calls(action: Callable[[], object], count: int) -> float:
-    """Seconds that `count` calls of `action` take together."""
-    began = time.perf_counter()
+    """Return the total seconds of `count` calls of `action`."""
+    start = time.perf_counter()
     for _ in range(count):
         action()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def alternate(methods: dict[Name, Callable[[], Result]], rounds: int, warmup: bool = True) -> dict[Name, list[Result]]:
-    """What each method returned in each round. A round calls all methods, so that a slow minute affects all of them.
+    """Call all methods in each round, so that varying machine load affects all of them. Returns each method's results.
 
-    warmup: call all of them once before.
+    warmup: call all methods once before the first round.
     """
     if warmup:
         for measure in methods.values():
@@ -75,7 +75,7 @@ def alternate(methods: dict[Name, Callable[[], Result]], rounds: int, warmup: bo
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run `count` processes that each keep one core busy until the block ends."""
+    """Run `count` processes that each load a core during the block."""
     code = "from folio.base.workers import end_with_parent\nend_with_parent()\nwhile True: pass"
     command = [sys.executable, "-c", code]
     processes = [subprocess.Popen(command, cwd=ROOT, **child_options()) for _ in range(count)]
@@ -91,36 +91,36 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def format_median(values: Sequence[float]) -> str:
-    """As a whole number, or with the digits that a small one needs."""
+    """Format the median as an integer, or with three significant digits below 100."""
     median = statistics.median(values)
     return f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
 
 
-def format_ratios(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """The median of the ratios of each round's measurements, and their range."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+def format_ratios(values: Sequence[float], references: Sequence[float]) -> str:
+    """Format the median and the range of the ratios of each round."""
+    ratios = [a / b for a, b in zip(values, references, strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table in Markdown, and an empty line."""
+    """Print a Markdown table and an empty line."""
     for row in (heads, ["---"] * len(heads), *rows):
         print("|", " | ".join(map(str, row)), "|")
     print(flush=True)
 
 
 def describe_device(device: str) -> str:
-    """The device and the version of torch, for the line above the tables."""
+    """Describe the device and the version of torch."""
     name = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name(device)
     return f"{name}, torch {torch.__version__}"
 
 
-# --- servers and a browser --------------------------------------------------------------------------------------------
+# --- server and browser -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def running_server(tool: str, *arguments: str) -> Iterator[tuple[int, str]]:
-    """The process id and the address of a script in tools/ that serves until the block ends. Raises UserError."""
+    """Run a server from tools/ during the block, and yield its process id and address. Raises UserError."""
     command = [sys.executable, str(ROOT / "tools" / tool), "--port=0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **child_options())
     try:
@@ -136,11 +136,11 @@ def running_server(tool: str, *arguments: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def headless_chromium(program: str | None) -> Iterator[Any]:
-    """A browser of playwright. program: None: chromium or google-chrome. Raises UserError if it is not installed."""
+    """Yield a playwright browser. program: default is chromium or google-chrome. Raises UserError if not installed."""
     program = program or shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
-        raise UserError("browser: there is no chromium or google-chrome here; name one, as in --browser=/opt/chrome")
-    try:  # of requirements-dev.txt, because nothing else outside of the tests needs it
+        raise UserError("browser: chromium and google-chrome were not found; set a path, as in --browser=/opt/chrome")
+    try:  # in requirements-dev.txt; otherwise, only tests need it
         sync_api = importlib.import_module("playwright.sync_api")
     except ImportError:
         raise UserError("playwright is not installed: pip install -r requirements-dev.txt") from None

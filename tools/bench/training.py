@@ -1,14 +1,13 @@
-"""Measure training against nanoGPT: the commands of both, one after the other, in one run.
+"""Measure training against nanoGPT: the commands of both, alternating in one run.
 
     python tools/bench/training.py --peer=../nanoGPT
     python tools/bench/training.py --peer=../nanoGPT --parts=speed --models="GPT-2 124M" --device=cuda
 
 speed:   tokens per second on the same model and batch, alternating.
-race:    the time of whole processes, from their start to the first evaluation at or below a loss: the loss that
-         nanoGPT's recipe for a CPU ends with, and the loss that its README gives for an A100. A third race is for the
-         lowest loss in the time that nanoGPT's recipe takes. Each saved checkpoint is evaluated again over the whole
-         validation set.
-profile: where the time of one of Folio's training steps goes.
+race:    the time from the start of the process to the first evaluation at or below a target loss: the final loss of
+         nanoGPT's recipe for a CPU, and the loss in its README for an A100. A third race is for the lowest loss in the
+         time of nanoGPT's recipe. Each saved checkpoint is evaluated again over the full validation set.
+profile: the operations that take the most time in Folio's training step.
 """
 
 import json
@@ -29,7 +28,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-import folio.machine.openmp  # noqa: E402, F401  (the processes that are started inherit its variable, nanoGPT's too)
+import folio.machine.openmp  # noqa: E402, F401  (subprocesses, also nanoGPT's, inherit its environment variable)
 from folio.base.files import read_json  # noqa: E402
 from folio.base.settings import comma_separated, run_script  # noqa: E402
 from folio.base.workers import child_options  # noqa: E402
@@ -58,7 +57,7 @@ from tools.bench.timing import (  # noqa: E402
     unknown_names,
 )
 
-MODELS = {  # name -> (data set, settings of both programs); the other settings are those of their config files
+MODELS = {  # name -> (data set, settings of both programs); other settings are from their config files
     "char 0.6M": (  # the model of config/shakespeare_char.py
         "shakespeare_char",
         dict(n_layer=3, n_head=4, n_embd=128, block_size=128, batch_size=32, dropout=0.0),
@@ -75,30 +74,29 @@ MODELS = {  # name -> (data set, settings of both programs); the other settings 
     "GPT-2 124M": ("shakespeare", dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=16, dropout=0.0)),
 }
 RACE_DATASET = "shakespeare_char"
-# a smaller model than that of our recipe: in such a short time more text is worth more than more weights
+# A smaller model than in the recipe: in such a short time, more text helps more than more weights.
 SMALLER = "--n_layer=1 --n_embd=96 --block_size=64 --muon_learning_rate=0.05 --max_iters=310 --wsd_decay_iters=217"
-RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time; changes of our recipe)
+RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time; changes of Folio's recipe)
     f"to {NANOGPT_CPU_LOSS}": (NANOGPT_CPU_LOSS, [*SMALLER.split(), "--eval_interval=310"]),
     "in nanoGPT's time": (None, []),
     f"to {NANOGPT_A100_LOSS}": (NANOGPT_A100_LOSS, []),
 }
-MATMUL_SIZES = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices that the machine's limit is measured with
-IMPORT_SECONDS = 1.5  # from the start of a process to the start of its --minutes
+MATMUL_SIZES = {"cpu": 2048, "cuda": 8192}  # size of square matrices for measuring the machine's limit
+IMPORT_SECONDS = 1.5  # from the start of a process to the start of its time budget
 PARTS = ("speed", "race", "profile")
 
 
 @dataclass(frozen=True)
 class TrainBenchConfig(BenchConfig):
-    # --- what is measured ---
-    parts: str = "speed,race,profile"  # some of these, separated by commas
-    models: str = (
-        "char 0.8M,char 10.7M"  # separated by commas; others: char 0.6M, char 10.7M without dropout, GPT-2 124M
-    )
-    seeds: str = "1337,1,2"  # of the races, separated by commas
-    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+    # --- measurements ---
+    parts: str = "speed,race,profile"  # comma-separated
+    # comma-separated; others are char 0.6M, char 10.7M without dropout, GPT-2 124M
+    models: str = "char 0.8M,char 10.7M"
+    seeds: str = "1337,1,2"  # of the races, comma-separated
+    data_dir: str | None = None  # directory of the data sets; None: data/ next to train.py
 
     def problems(self) -> list[tuple[str, str]]:
-        """Parts and models are known, and the seeds are numbers."""
+        """Require known parts and models, and integer seeds."""
         return [
             *super().problems(),
             *unknown_names("parts", self.parts, PARTS),
@@ -108,7 +106,7 @@ class TrainBenchConfig(BenchConfig):
 
     @property
     def data_root(self) -> Path:
-        """The folder of the data sets, also for programs that run in another folder."""
+        """Absolute directory of the data sets, for subprocesses with another working directory."""
         return data_root(self.data_dir).resolve()
 
 
@@ -120,7 +118,7 @@ def main(cfg: TrainBenchConfig) -> None:
         datasets = {MODELS[name][0] for name in models}
         if "race" in parts:
             datasets.add(RACE_DATASET)
-        for dataset in datasets:  # prepared before anything is timed
+        for dataset in datasets:  # prepares missing data before the first measurement
             find_datasets(dataset, cfg.data_dir)
         if cfg.peer:
             copy_checkout(Path(cfg.peer), folder / "peer", cfg.data_root, datasets)
@@ -135,8 +133,8 @@ def main(cfg: TrainBenchConfig) -> None:
 
 
 def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
-    """Run a Python script in a folder. Returns each line that it prints, with the seconds since the start."""
-    began = time.perf_counter()
+    """Run a Python script in a folder. Returns each printed line with the seconds since the start."""
+    start_time = time.perf_counter()
     lines = []
     with subprocess.Popen(
         [sys.executable, *words],
@@ -147,7 +145,7 @@ def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
         **child_options(PYTHONUNBUFFERED="1"),
     ) as process:
         for line in process.stdout:
-            lines.append((time.perf_counter() - began, line.rstrip()))
+            lines.append((time.perf_counter() - start_time, line.rstrip()))
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n" + "\n".join(line for _, line in lines[-20:]))
     return lines
@@ -157,20 +155,20 @@ def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
 
 
 def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
-    """Measure the training speed of both programs on the same model and the matmul rate, alternating; print a table."""
+    """Measure both programs' training speed on the same model, and the matmul rate, alternating; print a table."""
     dataset, settings = MODELS[model]
     B, T = settings["batch_size"], settings["block_size"]
     shape = {key: settings[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     flops = GPTConfig(vocab_size=vocab_size, **shape).flops_per_token()["total"]
     steps = 60 if flops * B * T < 1e11 else 10
-    same = [f"--{key}={value}" for key, value in settings.items()]
-    same += [f"--device={cfg.device}", f"--dataset={dataset}", f"--compile={cfg.device != 'cpu'}"]
-    same += ["--eval_iters=1", "--log_interval=1", f"--max_iters={steps}"]
-    ours = [*same, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}"]
-    methods = {"nanoGPT": partial(nanogpt_speed, same, folder / "peer", B * T)} if cfg.peer else {}
+    shared = [f"--{key}={value}" for key, value in settings.items()]
+    shared += [f"--device={cfg.device}", f"--dataset={dataset}", f"--compile={cfg.device != 'cpu'}"]
+    shared += ["--eval_iters=1", "--log_interval=1", f"--max_iters={steps}"]
+    folio_options = [*shared, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}"]
+    methods = {"nanoGPT": partial(nanogpt_speed, shared, folder / "peer", B * T)} if cfg.peer else {}
     for name in ("AdamW", "Muon"):
-        methods[f"Folio, {name}"] = partial(folio_speed, [*ours, f"--optimizer={name.lower()}"], folder)
+        methods[f"Folio, {name}"] = partial(folio_speed, [*folio_options, f"--optimizer={name.lower()}"], folder)
     dtypes = (torch.float32, torch.bfloat16)
     methods |= {str(dtype): partial(matmul_rate, dtype, cfg.device) for dtype in dtypes}
     measured = alternate(methods, cfg.repeats, warmup=False)
@@ -186,15 +184,15 @@ def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
 
 
 def nanogpt_speed(settings: list[str], checkout: Path, tokens: int) -> float:
-    """Train with nanoGPT. Returns the median of its tokens per second, `tokens` being the tokens per step."""
+    """Train with nanoGPT. Returns its median tokens per second. tokens: per step."""
     lines = run_timestamped(["train.py", "config/train_shakespeare_char.py", *settings], checkout)
     milliseconds = [float(match[1]) for _, line in lines if (match := re.search(r"time ([\d.]+)ms", line))]
     return 1000 * tokens / statistics.median(without_warmup(milliseconds))
 
 
 def folio_speed(settings: list[str], folder: Path) -> float:
-    """Train with Folio. Returns the median of its tokens per second."""
-    out_dir = folder / "ours"
+    """Train with Folio. Returns its median tokens per second."""
+    out_dir = folder / "folio"
     words = [str(ROOT / "train.py"), "config/nanogpt_char.py", *settings, f"--out_dir={out_dir}"]
     run_timestamped([*words, "--warmup_iters=1", "--sample_tokens=0", "--overwrite=True"], folder)
     speeds = [line["tokens_per_second"] for line in read_metrics(out_dir) if line["tokens_per_second"]]
@@ -202,7 +200,7 @@ def folio_speed(settings: list[str], folder: Path) -> float:
 
 
 def without_warmup(steps: list[float]) -> list[float]:
-    """The measurements of a run's steps without those of the first few steps."""
+    """Return the measurements of a run's steps without the first few steps."""
     return steps[5:] if len(steps) > 10 else steps[2:]
 
 
@@ -211,7 +209,7 @@ def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
 
 
 def matmul_rate(dtype: torch.dtype, device: str) -> float:
-    """FLOP/s of this machine in a large matmul, with torch's default settings."""
+    """Measure the FLOP/s of a large matmul with torch's default settings."""
     torch.set_float32_matmul_precision("highest")
     n = MATMUL_SIZES[device]
     a = torch.ones(n, n, dtype=dtype, device=device)
@@ -229,14 +227,14 @@ def matmul_rate(dtype: torch.dtype, device: str) -> float:
 
 
 class Evaluation(NamedTuple):
-    """A validation loss that a run printed, with the seconds since the process started."""
+    """A printed validation loss, and the seconds since the start of the process."""
 
     seconds: float
     loss: float
 
 
 class Result(NamedTuple):
-    """One run in a race: the evaluation that counts, and the saved checkpoint's loss over the whole validation set."""
+    """One run of a race: the deciding evaluation, and the checkpoint's loss over the full validation set."""
 
     program: str
     race: str
@@ -248,7 +246,7 @@ class Result(NamedTuple):
 def bench_races(folder: Path, cfg: TrainBenchConfig) -> None:
     """Run all races, one process after another, once per seed; print a table."""
     results: list[Result] = []
-    seconds = 60.0  # of nanoGPT's recipe; this value is for races without a peer
+    seconds = 60.0  # of nanoGPT's recipe; the default without a peer
     for seed in map(int, comma_separated(cfg.seeds)):
         if cfg.peer:
             results.append(race_nanogpt(folder / "peer", cfg))
@@ -268,7 +266,7 @@ def race_nanogpt(checkout: Path, cfg: TrainBenchConfig) -> Result:
 
 
 def race_folio(race: str, seed: int, nanogpt_seconds: float, folder: Path, cfg: TrainBenchConfig) -> Result:
-    """Run our recipe with the changes of one race."""
+    """Run Folio's recipe with the changes of one race."""
     target, changes = RACES[race]
     out_dir = folder / "race"
     words = [str(ROOT / "train.py"), str(ROOT / "config" / "shakespeare_char.py"), f"--seed={seed}"]
@@ -280,14 +278,14 @@ def race_folio(race: str, seed: int, nanogpt_seconds: float, folder: Path, cfg: 
 
 
 def parse_evaluations(lines: list[tuple[float, str]], pattern: str) -> list[Evaluation]:
-    """The evaluations that a program printed; the pattern's group is the loss."""
+    """Parse the evaluations in a program's output. The pattern's group is the loss."""
     return [Evaluation(seconds, float(match[1])) for seconds, line in lines if (match := re.search(pattern, line))]
 
 
 def finish(evaluations: list[Evaluation], target: float | None) -> Evaluation:
-    """The first evaluation at or below the target; without a target, the last one.
+    """Return the first evaluation at or below the target, or the last one without a target.
 
-    A run that does not reach its target takes infinite seconds.
+    If the run does not reach its target, the time is infinite.
     """
     if target is None:
         return evaluations[-1]
@@ -298,7 +296,7 @@ def finish(evaluations: list[Evaluation], target: float | None) -> Evaluation:
 
 
 def evaluate_checkpoint(path: Path, cfg: TrainBenchConfig) -> float:
-    """The loss of a checkpoint over the whole validation set in windows of its block size, by tools/evaluate.py."""
+    """Return the loss of a checkpoint over the full validation set, by tools/evaluate.py."""
     output = path.with_name("scored.json")
     words = [str(ROOT / "tools" / "evaluate.py"), str(path), f"--dataset={RACE_DATASET}", f"--data_dir={cfg.data_root}"]
     run_timestamped([*words, f"--device={cfg.device}", f"--json={output}"], path.parent)
@@ -306,7 +304,7 @@ def evaluate_checkpoint(path: Path, cfg: TrainBenchConfig) -> float:
 
 
 def print_races(results: list[Result]) -> None:
-    """Print a row per program and race, over the seeds."""
+    """Print a row per program and race, summarized over seeds."""
     nanogpt_times = [result.seconds for result in results if result.program == "nanoGPT"]
     nanogpt_median = statistics.median(nanogpt_times) if nanogpt_times else math.nan
     rows = []
@@ -318,7 +316,7 @@ def print_races(results: list[Result]) -> None:
         losses = " / ".join(f"{run.loss:.4f}" for run in runs)
         full_loss = statistics.median(run.full_loss for run in runs)
         rows.append((f"{program}, {race}", seconds, f"{nanogpt_median / median:.1f}", losses, f"{full_loss:.4f}"))
-    heads = ("", "seconds of the whole process", "nanoGPT's time / this time", "loss", "loss, whole validation set")
+    heads = ("", "seconds of the process", "nanoGPT's time / this time", "loss", "loss, full validation set")
     print_table(heads, rows)
 
 
@@ -326,7 +324,7 @@ def print_races(results: list[Result]) -> None:
 
 
 def profile(name: str, cfg: TrainBenchConfig) -> None:
-    """Print the share of a training step that each of torch's operations takes, for Folio with Muon."""
+    """Print the share of each torch operation in a training step of Folio with Muon."""
     dataset, settings = MODELS[name]
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     B, T = settings["batch_size"], settings["block_size"]

@@ -1,10 +1,10 @@
-"""Measure how fast the viewer is, in headless Chromium: opening the page, traces, heads, hovering, the page's memory.
+"""Measure the viewer in headless Chromium: page load, traces, changing heads, hovering, and memory.
 
     python tools/bench/viewer.py                             a small model, and random weights of GPT-2's 124M shape
     python tools/bench/viewer.py --models="char 0.8M" --repeats=10
 
-The models have random weights. It needs Chromium, and playwright of requirements-dev.txt. Measure on a quiet machine.
-Opening is measured from outside of the page, and everything else inside: from a question, a change, or an event on.
+The models have random weights. Requires Chromium, and playwright from requirements-dev.txt. Measure on a quiet machine.
+Page load is measured from outside the page, and everything else inside: from a question, a change, or an event.
 """
 
 import shutil
@@ -40,17 +40,17 @@ MODELS = {  # name -> arguments of GPTConfig
     "GPT-2 124M": dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768),
 }
 SHORT = 128  # tokens of a short text
-HOVER_TOKENS = 256  # of the largest text for which hovering has a bar
-HOVERS = 60  # tokens that the pointer moves over
-HEADS = 12  # at most so many heads of a layer, and layers, are looked at
+HOVER_TOKENS = 256  # maximum text length with a limit for hovering
+HOVERS = 60  # number of tokens that the pointer enters
+MAX_CHANGES = 12  # maximum numbers of heads and layers to select
 
-# Each of these returns milliseconds. A question from the page to the server:
+# The scripts return milliseconds. ASK: a question from the page to the server.
 ASK = """async question => {
   const began = performance.now();
   await provider.ask(question);
   return performance.now() - began;
 }"""
-# The pointer enters a token: until its handler has run, until styles and layout are computed, and until the next frame.
+# HOVER: the pointer enters a token; until the handler returns, styles and layout are computed, and the next frame.
 HOVER = """token => new Promise(done => {
   const node = document.querySelector(`#view [data-testid="token-${token}"]`);
   requestAnimationFrame(() => {
@@ -62,7 +62,7 @@ HOVER = """token => new Promise(done => {
     requestAnimationFrame(() => done([handled - began, laidOut - began, performance.now() - began]));
   });
 })"""
-# A change of the state, until the view is drawn:
+# CHANGE: a change of the state, until the view is drawn.
 CHANGE = """async changes => {
   const began = performance.now();
   await change(changes);
@@ -73,12 +73,12 @@ DRAWN = "typeof drawing === 'number' && drawing > 0 && Number(document.body.data
 
 @dataclass(frozen=True)
 class ViewBenchConfig(BenchConfig):
-    # --- what is measured ---
-    models: str = "char 0.8M,GPT-2 124M"  # separated by commas
-    browser: str | None = None  # the program; None: chromium or google-chrome, where the system finds it
+    # --- measurements ---
+    models: str = "char 0.8M,GPT-2 124M"  # comma-separated
+    browser: str | None = None  # path of the program; None: chromium or google-chrome on the PATH
 
     def problems(self) -> list[tuple[str, str]]:
-        """The models are known."""
+        """Require known models."""
         return [*super().problems(), *unknown_names("models", self.models, MODELS)]
 
 
@@ -95,15 +95,15 @@ def main(cfg: ViewBenchConfig) -> None:
 
 
 def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path:
-    """A run's folder with random weights of that shape. shape: arguments of GPTConfig."""
+    """Write a run's folder with random weights. shape: arguments of GPTConfig."""
     config = GPTConfig(**{"vocab_size": tokenizer.vocab_size, **shape})
     weights = dict(GPT(config).named_parameters())
     best = dict(best_val_loss=None, best_step=0, evaluations_since_best=0)
     progress = dict(next_sequence=0, guard={}, grad_scaler={}, **best)
     part = dict(from_step=0, init_from="scratch", after=None, changes={}, exact=True, versions={}, threads=1)
     part |= dict(resolved=dict(device="cpu", dtype="float32", compile=False), decisions=None)
-    about = dict(config={}, dataset=dict(folder="", hash=""), parts=[part])
-    state = {"model": asdict(config), **progress, **about}
+    metadata = dict(config={}, dataset=dict(folder="", hash=""), parts=[part])
+    state = {"model": asdict(config), **progress, **metadata}
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state)
     return folder
@@ -113,64 +113,64 @@ def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path
 class Measurement:
     """A row of the table."""
 
-    what: str
+    name: str
     values: list[float]
-    bar: float | None  # for the median, at most
+    limit: float | None  # for the median
     unit: str = "s"
 
     @property
     def cells(self) -> list[str]:
-        numbers = (statistics.median(self.values), max(self.values))
-        bar = "" if self.bar is None else f"{self.bar:g} {self.unit}"
-        return [self.what, *(f"{number:.3g} {self.unit}" for number in numbers), bar]
+        results = (statistics.median(self.values), max(self.values))
+        limit = "" if self.limit is None else f"{self.limit:g} {self.unit}"
+        return [self.name, *(f"{value:.3g} {self.unit}" for value in results), limit]
 
 
 def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurement]:
-    """Every measurement of a model, with its bar if it has one. context: of the model, in tokens."""
+    """Return all measurements of a model. context: block_size of the model."""
     is_large = context > HOVER_TOKENS
     full, short = ([1 + i % 250 for i in range(count)] for count in (context, min(SHORT, context)))
     page = browser.new_page()
     rows = [Measurement("page usable", [open_page(page, url) for _ in range(repeats)], 1.0)]
 
     def trace(ids: list[int]) -> list[float]:
-        """Seconds until an overview is known. Each text differs from the others, so that it must be traced."""
+        """Return the seconds per overview, each of a different text, so that no trace is cached."""
         texts = ([1 + repeat, *ids[1:]] for repeat in range(repeats))
         return [page.evaluate(ASK, {"kind": "overview", "ids": text}) / 1000 for text in texts]
 
-    trace(short)  # warms up
+    trace(short)  # warmup
     rows.append(Measurement(f"trace of {len(short)} tokens", trace([2, 2, *short[2:]]), None if is_large else 0.3))
     if is_large:
         rows.append(Measurement(f"trace of {context:,} tokens", trace(full), 4.0))
     open_page(page, f"{url}#view=looking-back&ids={','.join(map(str, full))}")
-    heads = range(1, min(HEADS, page.evaluate("described.models[0].config.n_head")))
+    heads = range(1, min(MAX_CHANGES, page.evaluate("described.models[0].config.n_head")))
     changes = [page.evaluate(CHANGE, {"head": head}) / 1000 for head in heads]
     rows.append(Measurement(f"another head at T = {context:,}", changes, 0.2 if is_large else None))
-    layers = range(1, min(HEADS, page.evaluate("described.models[0].config.n_layer")))
+    layers = range(1, min(MAX_CHANGES, page.evaluate("described.models[0].config.n_layer")))
     changes = [page.evaluate(CHANGE, {"layer": layer}) / 1000 for layer in layers]
     rows.append(Measurement(f"another layer at T = {context:,}", changes, None))
     tokens = range(0, context, max(1, context // HOVERS))
     hovers = zip(*(page.evaluate(HOVER, token) for token in tokens), strict=True)
-    for values, what in zip(hovers, ("handler", "and layout", "until the next frame"), strict=True):
-        bar = 16.0 if what == "and layout" and not is_large else None  # the next frame comes every 16.7 ms
-        rows.append(Measurement(f"hovering at T = {context:,}: {what}", list(values), bar, "ms"))
+    for values, end in zip(hovers, ("handler", "and layout", "until the next frame"), strict=True):
+        limit = 16.0 if end == "and layout" and not is_large else None  # a frame takes 16.7 ms
+        rows.append(Measurement(f"hovering at T = {context:,}: {end}", list(values), limit, "ms"))
     count = len(heads) + len(layers) + 1
-    rows.append(Measurement(f"JavaScript's memory after {count} heads", [heap(page)], 300.0, "MB"))
+    rows.append(Measurement(f"JavaScript memory after {count} heads", [heap(page)], 300.0, "MB"))
     page.close()
     return rows
 
 
 def open_page(page: Any, url: str) -> float:
-    """Seconds from opening the page until its view is drawn."""
+    """Return the seconds from opening the page until its view is drawn."""
     page.goto("about:blank")
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     page.goto(url)
     while not page.evaluate(DRAWN):
         time.sleep(0.002)
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
 def heap(page: Any) -> float:
-    """Megabytes of JavaScript's objects and their buffers after a garbage collection."""
+    """Return the megabytes of JavaScript objects and buffers after garbage collection."""
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.collectGarbage")
     usage = session.send("Runtime.getHeapUsage")

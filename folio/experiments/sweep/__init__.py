@@ -1,1 +1,1 @@
-"""Many runs with different settings, and what they say."""
+"""Sweeps: many runs with different settings, and their comparison."""

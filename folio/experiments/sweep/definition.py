@@ -1,4 +1,4 @@
-"""What a sweep trains: each combination of settings with each seed, as a run of train.py in a folder of its own."""
+"""The definition of a sweep: each combination of settings with each seed is a run of train.py in its own folder."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -11,7 +11,7 @@ from folio.experiments.sweep.outcome import Trial
 from folio.experiments.sweep.space import Dimension, Values, grid
 from folio.training.schedule import scaled_to_override
 
-NOT_DEFINING = {"out_dir", "overwrite", "wandb_project", "wandb_run_name", "wandb_log", "data_dir", "print_config"}
+UNRECORDED = {"out_dir", "overwrite", "wandb_project", "wandb_run_name", "wandb_log", "data_dir", "print_config"}
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Sweep:
     space: list[Dimension]
     out_dir: Path
     seeds: list[int]  # of the runs of a trial
-    trials: int | None  # combinations that a search tries; None: the whole grid
-    tokens: int | None  # to train on per run; None: as train.py does
+    trials: int | None  # number of combinations in a search; None: the whole grid
+    tokens: int | None  # training tokens per run; None: train.py's settings
 
     @property
     def is_search(self) -> bool:
@@ -32,12 +32,12 @@ class Sweep:
 
     @cached_property
     def points(self) -> int:
-        """How many combinations of settings are tried."""
+        """Number of combinations of settings."""
         return self.trials or len(grid(self.space))
 
     @property
     def evaluations(self) -> int:
-        """The evaluations of each run, unless a setting that is varied changes their number."""
+        """Number of evaluations per run, unless a varied setting changes it."""
         counts = self.base.step_counts
         if self.tokens:
             shorter, origins = replace(counts, max_iters=self.max_iters_of({})), {**self.base.origins}
@@ -46,18 +46,18 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """The name of the folder, and of the study in the database."""
+        """Name of the folder, and of the study in the database."""
         return self.out_dir.resolve().name
 
     def folder(self, point: int, seed: int) -> Path:
         return self.out_dir / f"trial-{point:03d}-seed-{seed}"
 
     def description(self, trial: Trial) -> dict[str, Any]:
-        """What a trial's folder is for."""
+        """Return the content of a trial's trial.json."""
         return {"sweep": self.record, "params": trial.params, "seed": trial.seed}
 
     def arguments_of(self, params: dict[str, Any], seed: int) -> list[str]:
-        """The arguments of train.py for a trial, without its folder."""
+        """Return the arguments of train.py for a trial, without --out_dir."""
         arguments = [*self.arguments, *options(params), f"--seed={seed}"]
         if self.tokens:
             arguments.append(f"--max_iters={self.max_iters_of(params)}")
@@ -68,15 +68,15 @@ class Sweep:
         return max(1, round(self.tokens / cfg.step_tokens)) if self.tokens else cfg.max_iters
 
     def fraction(self, params: dict[str, Any], step: int, seconds: float) -> float:
-        """How much of a trial is done after this step and time."""
+        """Return the completed fraction of a trial after this step and time."""
         if self.base.minutes:
             return min(1.0, seconds / (60 * self.base.minutes))
         return min(1.0, step / self.max_iters_of(params))
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What defines the sweep: to be continued, it must be the same."""
-        settings = {name: value for name, value in asdict(self.base).items() if name not in NOT_DEFINING}
+        """The definition of the sweep as JSON. A command can continue a sweep only with the same record."""
+        settings = {name: value for name, value in asdict(self.base).items() if name not in UNRECORDED}
         varied = next((d.values for d in self.space if isinstance(d, Values) and d.name == "dataset"), None)
         names = varied or [self.base.dataset]
         data = {name: [d.hash for d, _ in find_datasets(name, self.base.data_dir)] for name in names}
@@ -90,5 +90,5 @@ class Sweep:
 
 
 def options(params: dict[str, Any]) -> list[str]:
-    """The options of train.py for a trial."""
+    """Return the options of train.py for a trial."""
     return [f"--{name}={value}" for name, value in params.items()]

@@ -1,6 +1,6 @@
-"""The trials of a grid: their folders say what is known of each, and a lock in each folder which process runs it.
+"""The queue of a grid's trials: each trial's folder holds its state, and a lock that the process running it holds.
 
-Processes and machines that share the folder of the sweep share its trials. If one is killed, the operating system
+Processes and machines that share the sweep's folder share its trials. If a process is killed, the operating system
 releases its locks, and another process resumes its trials from their checkpoints.
 """
 
@@ -17,11 +17,11 @@ from folio.experiments.sweep.definition import Sweep
 from folio.experiments.sweep.importance import grid_importances
 from folio.experiments.sweep.outcome import Outcome, Trial, TrialFailed
 from folio.experiments.sweep.space import grid
-from folio.experiments.sweep.sweep_folder import writing
+from folio.experiments.sweep.sweep_folder import report_write_errors
 from folio.experiments.sweep.trial_folder import (
     LOCK,
     check,
-    forget_failure,
+    clear_failure,
     is_finished,
     read_failure,
     read_results,
@@ -32,35 +32,35 @@ POLL_SECONDS = 1.0
 
 
 class FolderQueue:
-    """The trials of a grid, all combinations with the first seed before those with the second one."""
+    """The trials of a grid, ordered by seed and then by combination."""
 
-    def __init__(self, sweep: Sweep):
-        self.sweep = sweep
+    def __init__(self, sweep: Sweep, poll_seconds: float = POLL_SECONDS):
+        self.sweep, self.poll_seconds = sweep, poll_seconds
         points = list(enumerate(grid(sweep.space)))
         self.trials = [Trial(point, seed, params) for seed in sweep.seeds for point, params in points]
-        self.finished: dict[tuple[int, int], Outcome] = {}  # by point and seed; they do not change any more
-        self.taken: set[tuple[int, int]] = set()  # by threads of this process
-        self.lock = threading.Lock()  # of `taken`
+        self.finished: dict[tuple[int, int], Outcome] = {}  # by point and seed; final
+        self.taken: set[tuple[int, int]] = set()  # trials that threads of this process run
+        self.lock = threading.Lock()  # protects `taken`
 
     def folder(self, trial: Trial) -> Path:
         return self.sweep.folder(trial.point, trial.seed)
 
-    # --- what is known of them ---
+    # --- state ---
 
     def outcomes(self) -> list[Outcome]:
-        """What is known of each trial, in the order of points and seeds."""
+        """Return the outcome of each trial, sorted by point and seed."""
         return sorted(map(self.outcome, self.trials), key=lambda outcome: outcome.point)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """What is known of a trial now; it is running while a thread or a process has taken it."""
+        """Return the current outcome of a trial. It is running while a thread or process has taken it."""
         if trial.key in self.finished:
             return self.finished[trial.key]
-        is_running = trial.key in self.taken or is_locked(self.folder(trial) / LOCK)  # before what is recorded
+        is_running = trial.key in self.taken or is_locked(self.folder(trial) / LOCK)  # before reading the folder
         recorded = self.recorded(trial)
         return trial.outcome("running", host=recorded.host) if is_running else recorded
 
     def recorded(self, trial: Trial) -> Outcome:
-        """What the folder says of a trial that no process runs: it is waiting, failed, or finished."""
+        """Return the recorded outcome of a trial that no process runs: waiting, failed, or finished."""
         folder = self.folder(trial)
         try:
             host = check(folder, self.sweep.description(trial))
@@ -74,16 +74,16 @@ class FolderQueue:
             return trial.outcome("failed", error=str(error))
 
     def importances(self) -> dict[str, float]:
-        """The share of each setting in the variance of the mean losses; empty if a run is not finished."""
+        """Return each setting's share of the variance of the mean losses; empty if a run is not finished."""
         return grid_importances(self.sweep.space, self.sweep.seeds, self.outcomes())
 
-    # --- running them ---
+    # --- running ---
 
     def retry_failed(self) -> None:
-        """Let the trials that failed wait again."""
-        with writing(self.sweep.out_dir):
+        """Requeue the failed trials."""
+        with report_write_errors(self.sweep.out_dir):
             for trial in self.trials:
-                forget_failure(self.folder(trial))
+                clear_failure(self.folder(trial))
 
     def run(
         self,
@@ -92,31 +92,31 @@ class FolderQueue:
         stopping: threading.Event,
         after_trial: Callable[[], None],
     ) -> None:
-        """Call `train` with each trial that waits, `jobs` at a time, until none waits or runs anywhere."""
+        """Call `train` with each waiting trial, `jobs` at once, until no trial waits, or runs in any process."""
 
         def work() -> None:
             try:
                 while not stopping.is_set() and (remaining := self.remaining()):
                     if not any(self.try_to_run(trial, train) for trial in remaining):
-                        stopping.wait(POLL_SECONDS)  # other threads or processes have taken them
+                        stopping.wait(self.poll_seconds)  # other threads or processes have taken them
                     after_trial()
             except BaseException:
                 stopping.set()  # for the other threads
                 raise
 
         with ThreadPoolExecutor(jobs) as pool:
-            others = [pool.submit(work) for _ in range(jobs - 1)]
+            futures = [pool.submit(work) for _ in range(jobs - 1)]
             work()
-            for other in others:
-                other.result()
+            for future in futures:
+                future.result()
 
     def remaining(self) -> list[Trial]:
-        """The trials that wait or run, those that wait first."""
+        """Return the waiting trials, followed by the running ones."""
         states = {trial.key: self.outcome(trial).state for trial in self.trials}
         return [trial for state in ("waiting", "running") for trial in self.trials if states[trial.key] == state]
 
     def try_to_run(self, trial: Trial, train: Callable[[Trial], Outcome]) -> bool:
-        """Run a trial if it waits. Returns False if another thread or process has taken it."""
+        """Run a trial if it is waiting. Returns False if another thread or process has taken it."""
         with ExitStack() as stack:
             if not self.take(trial, stack) or self.recorded(trial).state != "waiting":
                 return False
@@ -124,18 +124,18 @@ class FolderQueue:
             if outcome.state == "finished":
                 self.finished[trial.key] = outcome
             if outcome.state == "failed":
-                with writing(self.sweep.out_dir):
+                with report_write_errors(self.sweep.out_dir):
                     record_failure(self.folder(trial), outcome.error)
             return True
 
     def take(self, trial: Trial, stack: ExitStack) -> bool:
-        """Hold the lock of a trial until the stack closes. Returns False if another thread or process holds it."""
-        with self.lock:  # on a file system without locks, threads still need one
+        """Acquire the lock of a trial until the stack closes. Returns False if another thread or process holds it."""
+        with self.lock:  # needed for threads on a file system without locks
             if trial.key in self.taken:
                 return False
             self.taken.add(trial.key)
         stack.callback(self.taken.discard, trial.key)
-        with writing(self.sweep.out_dir):
+        with report_write_errors(self.sweep.out_dir):
             try:
                 stack.enter_context(locked(self.folder(trial) / LOCK, "another process runs this trial"))
             except UserError:

@@ -1,4 +1,4 @@
-"""The importance of each setting of a grid."""
+"""The importance of each setting in a grid."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from folio.experiments.sweep.space import Values
 
 
 def grid_importances(space: Sequence[Values], seeds: Sequence[int], outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The share of each setting in the variance of the mean losses, by an analysis of variance without replication.
+    """Return each setting's share of the variance of the mean losses, by an analysis of variance without replication.
 
-    It is the main effect: the variance of the means over all other settings, one per value. Interactions are the rest
-    to 1. Empty if there is only one setting, a run of the grid is not finished, or all means are equal.
+    The share is the main effect: the variance of the means over all other settings. Interactions make up the rest.
+    Empty if there is only one setting, a run of the grid is not finished, or all means are equal.
     """
     losses = {(outcome.point, outcome.seed): outcome.loss for outcome in outcomes if outcome.state == "finished"}
     shape = [len(dimension.values) for dimension in space]

@@ -1,4 +1,4 @@
-"""What each of the runs that a sweep trains at the same time computes with: a GPU, or its share of the cores."""
+"""The resources of each concurrent run of a sweep: a GPU, or a share of the cores."""
 
 import os
 
@@ -9,15 +9,15 @@ from folio.base.workers import cores
 
 
 def environments(jobs: int | None, device: str) -> list[dict[str, str]]:
-    """The environment variables of each job. Raises UserError.
+    """Return the environment variables of each job. Raises UserError.
 
-    jobs: runs at the same time; None: one per GPU, or one. device: train.py's setting.
+    jobs: number of concurrent runs; None: one per GPU, or one. device: train.py's setting.
     """
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         if jobs and jobs > gpus:
-            raise UserError(f"jobs={jobs}: each run has a GPU of its own, and this machine has {gpus}")
+            raise UserError(f"jobs={jobs}: each run needs its own GPU, and this machine has {gpus}")
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible[: jobs or gpus]]
     jobs = jobs or 1
     if jobs == 1 or "OMP_NUM_THREADS" in os.environ:

@@ -1,6 +1,6 @@
-"""What passes between the runner of a sweep and the source of its trials: a trial to train, and its outcome.
+"""The interface between the runner of a sweep and its source of trials: a trial to train, and its outcome.
 
-A point is one value for each setting that the sweep varies. A trial is one run of train.py: a point with one seed.
+A point is one value for each varied setting. A trial is one run of train.py: a point with one seed.
 """
 
 import threading
@@ -12,33 +12,33 @@ State = Literal["failed", "waiting", "running", "pruned", "finished"]
 
 
 class TrialFailed(Exception):
-    """A trial that cannot be completed; the sweep continues."""
+    """Raised if a trial cannot be completed; the sweep continues."""
 
 
 class TrialInterrupted(Exception):
-    """A trial that was stopped at a checkpoint, to be resumed later."""
+    """Raised if a trial was stopped at a checkpoint and can be resumed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a trial."""
+    """The state and results of a trial."""
 
     point: int
     seed: int
     params: dict[str, Any]
     state: State
-    loss: float | None = None  # nats per token, the lowest validation loss
-    step: int | None = None  # of it
-    tokens: int | None = None  # trained on
-    seconds: float | None = None  # of the steps
-    evaluations: tuple[tuple[int, float], ...] = ()  # tokens and validation loss
-    error: str | None = None  # why it failed
+    loss: float | None = None  # lowest validation loss, nats per token
+    step: int | None = None  # of the lowest loss
+    tokens: int | None = None  # number of training tokens
+    seconds: float | None = None  # of training steps
+    evaluations: tuple[tuple[int, float], ...] = ()  # (tokens, validation loss)
+    error: str | None = None  # reason of a failure
     host: str | None = None  # the machine that trained it
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial to train. No trial of a grid is hopeless."""
+    """A trial to train. Trials of a grid are never pruned."""
 
     point: int
     seed: int
@@ -49,16 +49,16 @@ class Trial:
         return self.point, self.seed
 
     def report(self, loss: float, number: int) -> bool:
-        """Whether the run should stop, as hopeless, after its evaluation `number`, counted from 1, with this loss."""
+        """Return whether to prune the run after evaluation `number`, counted from 1, with this loss."""
         return False
 
-    def outcome(self, state: State, **known: Any) -> Outcome:
-        """What is known of the trial: its state, and other fields of Outcome."""
-        return Outcome(self.point, self.seed, self.params, state, **known)
+    def outcome(self, state: State, **fields: Any) -> Outcome:
+        """Return an outcome of this trial. fields: of Outcome."""
+        return Outcome(self.point, self.seed, self.params, state, **fields)
 
 
 class TrialSource(Protocol):
-    """The trials of a sweep: the folders of a grid, or the study of a search."""
+    """The trials of a sweep: a grid's FolderQueue, or a search's Study."""
 
     def run(
         self,
@@ -67,18 +67,17 @@ class TrialSource(Protocol):
         stopping: threading.Event,
         after_trial: Callable[[], None],
     ) -> None:
-        """Call `train` with each trial that waits, `jobs` at a time, until none waits or runs anywhere.
+        """Call `train` with each waiting trial, `jobs` at once, until no trial waits, or runs in any process.
 
-        train: returns what is known of the trial then, which is waiting again if it was interrupted. stopping: when it
-        is set, no other trial starts; an error of the source sets it. after_trial: called after each trial, and from
-        time to time while only other workers have trials.
+        train: returns the trial's outcome, which is waiting if it was interrupted. stopping: once set, no other trial
+        starts; an error sets it. after_trial: called after each trial, and regularly while waiting for other workers.
         """
 
     def outcomes(self) -> list[Outcome]:
-        """What is known of each trial, in the order of points and seeds."""
+        """Return the outcome of each trial, sorted by point and seed."""
 
     def retry_failed(self) -> None:
-        """Let the trials that failed wait again."""
+        """Requeue the failed trials."""
 
     def importances(self) -> dict[str, float]:
-        """The importance of each setting, the largest one first; empty if it is not known."""
+        """Return the importance of each setting in descending order; empty if unknown."""

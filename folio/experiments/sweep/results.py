@@ -1,4 +1,4 @@
-"""What a sweep found: each combination's mean over its seeds, and its difference to the best."""
+"""Results of a sweep: each combination's mean over its seeds, and its difference from the best."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from folio.evaluation.intervals import Estimate, differences_to_best, estimate_m
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import describe_point
 
-MOST = 5  # failures whose reason is shown
+MAX_FAILURES = 5  # number of failures to list
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Row:
 
     point: int
     params: dict[str, Any]
-    losses: dict[int, float]  # by seed, the lowest of each run that has finished
-    mean: Estimate | None  # over seeds; None without a run that has finished
-    difference: Estimate | None  # to the best, over the same seeds; None if some are missing
+    losses: dict[int, float]  # lowest loss of each finished run, by seed
+    mean: Estimate | None  # over seeds; None: no run has finished
+    difference: Estimate | None  # from the best, paired by seed; None: some seeds are missing
     verdict: str
     tokens: float | None  # per run
     seconds: float | None  # per run
 
     def cells(self, names: Sequence[str]) -> list[str]:
-        """For a table; see heads()."""
+        """Return the cells of a table row; see heads()."""
         difference = "" if self.difference is None or self.verdict == "best" else plus_minus(self.difference, "+")
         return [
             str(self.point),
@@ -47,39 +47,39 @@ def heads(names: Sequence[str]) -> list[str]:
 
 
 def plus_minus(estimate: Estimate, sign: str = "") -> str:
-    """The value and half the width of its 95 % interval."""
+    """Format a value and half the width of its 95 % interval."""
     half_width = "" if estimate.half_width is None else f" ± {estimate.half_width:.4f}"
     return f"{estimate.value:{sign}.4f}{half_width}"
 
 
 def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:
-    """The combinations, the lowest mean first; then those without a result."""
+    """Return a row per combination, the lowest mean first, followed by those without a result."""
     by_point: dict[int, list[Outcome]] = {}
     for outcome in outcomes:
         by_point.setdefault(outcome.point, []).append(outcome)
-    losses = {point: {o.seed: o.loss for o in of if o.state == "finished"} for point, of in by_point.items()}
-    complete = [point for point, of_seed in losses.items() if set(seeds) <= of_seed.keys()]
+    losses = {point: {o.seed: o.loss for o in group if o.state == "finished"} for point, group in by_point.items()}
+    complete = [point for point, losses_by_seed in losses.items() if set(seeds) <= losses_by_seed.keys()]
     differences: dict[int, Estimate] = {}
     if complete and (len(seeds) == 1 or is_installed("scipy")):
         matrix = np.array([[losses[point][seed] for seed in seeds] for point in complete])  # (points, seeds)
         differences = dict(zip(complete, differences_to_best(matrix), strict=True))
         best = complete[int(matrix.mean(axis=1).argmin())]
     rows = []
-    for point, of_point in by_point.items():
+    for point, group in by_point.items():
         difference = differences.get(point)
-        verdict = describe_state(of_point, seeds)
+        verdict = describe_state(group, seeds)
         if difference:
             verdict = "best" if point == best else describe_difference(difference)
         rows.append(
             Row(
                 point,
-                next((o.params for o in of_point if o.params), {}),
+                next((o.params for o in group if o.params), {}),
                 losses[point],
                 estimate_mean(np.array(list(losses[point].values()))) if losses[point] else None,
                 difference,
                 verdict,
-                mean_of([o.tokens for o in of_point if o.state == "finished"]),
-                mean_of([o.seconds for o in of_point if o.state == "finished"]),
+                known_mean([o.tokens for o in group if o.state == "finished"]),
+                known_mean([o.seconds for o in group if o.state == "finished"]),
             )
         )
     return sorted(rows, key=lambda row: (row.difference is None, row.mean is None, (row.mean and row.mean.value) or 0))
@@ -88,57 +88,57 @@ def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:
 def describe_difference(difference: Estimate) -> str:
     if difference.half_width is None:
         return "unknown: one seed"
-    return "worse" if difference.low > 0 else "cannot be told apart"
+    return "worse" if difference.low > 0 else "no significant difference"
 
 
-def describe_state(of_point: Sequence[Outcome], seeds: Sequence[int]) -> str:
-    """Why a combination is not compared."""
-    if failed := [outcome for outcome in of_point if outcome.state == "failed"]:
+def describe_state(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
+    """Describe why a combination is not compared. outcomes: of its runs."""
+    if failed := [outcome for outcome in outcomes if outcome.state == "failed"]:
         return f"failed with seed {failed[0].seed}"
-    if pruned := [outcome for outcome in of_point if outcome.state == "pruned"]:
+    if pruned := [outcome for outcome in outcomes if outcome.state == "pruned"]:
         return f"pruned after {len(pruned[0].evaluations)} evaluations, at {pruned[0].loss:.4f}"
-    finished = sum(outcome.state == "finished" for outcome in of_point)
+    finished = sum(outcome.state == "finished" for outcome in outcomes)
     return f"{finished} of {len(seeds)} seeds are finished"
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
+def known_mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int], is_search: bool) -> list[str]:
-    """What to know about the table."""
+    """Return explanations of the table, failures, and the cost."""
     compared = [row for row in rows if row.difference is not None]
     lines = [
-        "Validation loss: the lowest of each run, in nats per token; mean ± half the width of its 95 % interval over "
-        "seeds. Tokens and seconds of training are means per run."
+        "Validation loss: the lowest of each run in nats per token, as the mean ± half the width of its 95 % interval "
+        "over seeds. Tokens and seconds are of training, as means per run."
     ]
     if len(seeds) == 1:
-        lines.append("One seed says nothing about chance: the same command with --seeds=3 adds two more.")
+        lines.append("One seed gives no estimate of the variance: the same command with --seeds=3 adds two more.")
     elif len(compared) > 1:
         lines.append(
-            f"Above the best: paired over the seeds {seeds[0]} to {seeds[-1]}; the intervals hold for all comparisons "
-            f"together, and worse means that the interval is above 0."
+            f"Above the best: paired over the seeds {seeds[0]} to {seeds[-1]}, with simultaneous intervals; worse "
+            f"means that the interval is above 0."
         )
     elif not is_installed("scipy"):
         lines.append(
-            f"Above the best: not compared, because {describe_missing('scipy')}; then repeat the command, which trains "
-            f"nothing again."
+            f"Above the best: not compared, because {describe_missing('scipy')}; then repeat the command, which does "
+            f"not train again."
         )
     if other := {"dataset", "eval_iters"} & {name for row in rows for name in row.params}:
-        lines.append(
-            f"With another {' or '.join(sorted(other))}, a loss is that of other text, and cannot be compared."
-        )
+        lines.append(f"Losses with different {' or '.join(sorted(other))} are on different text and not comparable.")
     if is_search and compared:
         lines.append(
-            f"The best of {len(rows)} trials was chosen by these runs, so its mean is optimistic: train it with other "
-            f"seeds to know its loss."
+            f"The mean of the best of {len(rows)} trials is optimistically biased, because the same runs selected it: "
+            f"train it with other seeds to estimate its loss."
         )
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
-    lines += [f"Trial {outcome.point} failed with seed {outcome.seed}: {outcome.error}" for outcome in failed[:MOST]]
+    lines += [
+        f"Trial {outcome.point} failed with seed {outcome.seed}: {outcome.error}" for outcome in failed[:MAX_FAILURES]
+    ]
     if failed:
         lines.append(
-            f"Failed: {len(failed)} of {len(outcomes)} runs; the same command with --retry_failed tries again."
+            f"Failed: {len(failed)} of {len(outcomes)} runs; the same command with --retry_failed retries them."
         )
     trained = [outcome for outcome in outcomes if outcome.tokens]
     tokens, seconds = (sum(getattr(o, name) or 0 for o in trained) for name in ("tokens", "seconds"))
@@ -148,7 +148,7 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
 
 
 def format_table(names: Sequence[str], rows: Sequence[Row]) -> str:
-    """The table for the terminal."""
+    """Format the table for the terminal."""
     lines = [heads(names), *(row.cells(names) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -158,7 +158,7 @@ def format_table(names: Sequence[str], rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row], outcomes: Sequence[Outcome], importances: dict[str, float]) -> dict[str, Any]:
-    """All numbers of a sweep."""
+    """Return all results of a sweep."""
 
     def interval(estimate: Estimate | None) -> dict[str, float | None] | None:
         if estimate is None:

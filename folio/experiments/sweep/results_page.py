@@ -1,4 +1,4 @@
-"""The page of a sweep: the table of results, loss curves, parallel coordinates, and the importance of each setting."""
+"""The page of a sweep: a table of results, loss curves, parallel coordinates, and importances."""
 
 from collections.abc import Sequence
 from html import escape
@@ -20,16 +20,16 @@ from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.results import Row, heads, label
 from folio.experiments.sweep.space import Dimension, Values
 
-MOST_CURVES = 20  # combinations, the best ones
-LONGEST_NAME = 40  # characters of an entry of the legend
-UNBROKEN = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"  # a value stays in one line with its interval
+MAX_CURVES = 20  # number of combinations, from the best
+MAX_LABEL_CHARACTERS = 40  # per legend entry
+UNBROKEN = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"  # prevents a line break between a value and its interval
 
 
 def sweep_page(
     title: str, space: Sequence[Dimension], rows: Sequence[Row], outcomes: Sequence[Outcome],
     importances: dict[str, float], notes: Sequence[str],
 ) -> str:  # fmt: skip
-    """The page as HTML."""
+    """Return the page as HTML."""
     names = [dimension.name for dimension in space]
     parts = [
         table(heads(names), [[cell.replace(" ± ", UNBROKEN) for cell in row.cells(names)] for row in rows]),
@@ -45,15 +45,15 @@ def sweep_page(
 
 
 def curves(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
-    """The validation loss of each run over its tokens; a color for each combination, dotted if it was pruned."""
-    shown = [row for row in rows if any(o.evaluations for o in outcomes if o.point == row.point)][:MOST_CURVES]
+    """Return a chart of validation loss over tokens, a color per combination; pruned runs are dotted."""
+    shown = [row for row in rows if any(o.evaluations for o in outcomes if o.point == row.point)][:MAX_CURVES]
     groups = []
     for row in shown:
         lines = [curve(row, outcome) for outcome in outcomes if outcome.point == row.point and outcome.evaluations]
-        groups.append(LineGroup(label(row) if len(label(row)) <= LONGEST_NAME else f"trial {row.point}", lines))
-    title = "Validation loss over tokens, a line per seed"
-    if len(shown) == MOST_CURVES < len(rows):
-        title += f" (the {MOST_CURVES} best)"
+        groups.append(LineGroup(label(row) if len(label(row)) <= MAX_LABEL_CHARACTERS else f"trial {row.point}", lines))
+    title = "Validation loss over tokens, one line per seed"
+    if len(shown) == MAX_CURVES < len(rows):
+        title += f" (the {MAX_CURVES} best)"
     return line_chart("curves", title, "tokens", [Panel("nats per token", 400)], groups)
 
 
@@ -66,7 +66,7 @@ def curve(row: Row, outcome: Outcome) -> Line:
 
 
 def parallel_coordinates(space: Sequence[Dimension], rows: Sequence[Row]) -> str:
-    """A line for each combination through its settings and its mean loss."""
+    """Return a chart with a line per combination through its settings and mean loss."""
     shown = [row for row in rows if row.mean]
     axes = [axis(dimension, [row.params[dimension.name] for row in shown]) for dimension in space]
     axes.append(Axis("validation loss", [row.mean.value for row in shown]))
@@ -74,10 +74,10 @@ def parallel_coordinates(space: Sequence[Dimension], rows: Sequence[Row]) -> str
 
 
 def axis(dimension: Dimension, values: Sequence[Any]) -> Axis:
-    """A setting's axis: a list's values at equal distances, or the numbers of a range."""
+    """Return a setting's axis: evenly spaced values of a list, or the numbers of a range."""
     if isinstance(dimension, Values):
-        places = [dimension.values.index(value) for value in values]
-        return Axis(dimension.name, places, [format_value(value) for value in dimension.values])
+        indices = [dimension.values.index(value) for value in values]
+        return Axis(dimension.name, indices, [format_value(value) for value in dimension.values])
     return Axis(dimension.name, values, bounds=(dimension.low, dimension.high), log=dimension.log)
 
 

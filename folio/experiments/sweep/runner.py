@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep, several at the same time, and shows how far it is."""
+"""Run the trials of a sweep concurrently, and show its progress."""
 
 import queue
 import signal
@@ -26,21 +26,21 @@ from folio.experiments.sweep.trial_folder import claim, is_finished, read_result
 
 
 class Runner:
-    """Runs the trials of a sweep, as many at a time as there are jobs."""
+    """Runs the trials of a sweep, one per job at once."""
 
     def __init__(self, sweep: Sweep, trials: TrialSource, jobs: int | None):
-        """jobs: runs at the same time; None: one per GPU, or one. Raises UserError if there are fewer GPUs."""
+        """jobs: number of concurrent runs; None: one per GPU, or one. Raises UserError if there are fewer GPUs."""
         self.sweep, self.trials = sweep, trials
-        self.environments: queue.Queue[dict[str, str]] = queue.Queue()  # one for each job
+        self.environments: queue.Queue[dict[str, str]] = queue.Queue()  # one per job
         for environment in environments(jobs, sweep.base.device):
             self.environments.put(environment)
         self.jobs = self.environments.qsize()
         self.stopping, self.killing = threading.Event(), threading.Event()
-        self.fractions: dict[tuple[int, int], float] = {}  # of each trial that is running
+        self.fractions: dict[tuple[int, int], float] = {}  # progress of each running trial
         self.bar = None
 
     def run(self) -> str | None:
-        """Run trials until none is left, or a signal asks to stop. Returns how far it came then."""
+        """Run trials until none is left or a signal arrives. Returns the progress if a signal stopped the sweep."""
         total = self.sweep.points * len(self.sweep.seeds)
         form = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
         with self.signals(), progress_bar(total=total, bar_format=form) as self.bar:
@@ -51,7 +51,7 @@ class Runner:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """The first SIGINT, SIGTERM or SIGHUP stops the trials at a checkpoint; the second one kills them."""
+        """Handle signals: the first SIGINT, SIGTERM or SIGHUP stops trials at a checkpoint; the second kills them."""
 
         def stop(number: int, frame: Any) -> None:
             if self.stopping.is_set():
@@ -67,32 +67,32 @@ class Runner:
                 signal.signal(number, handler)
 
     def train(self, trial: Trial) -> Outcome:
-        """Run one trial. Returns what is known of it then; it is waiting if it was interrupted."""
+        """Run one trial and return its outcome, which is waiting if it was interrupted."""
         folder = self.sweep.folder(trial.point, trial.seed)
         name = f"trial {trial.point}, seed {trial.seed} ({describe_point(trial.params)})"
         environment = self.environments.get()
         try:
             self.wait_for(folder, name)
-            return replace(self.follow(trial, folder, name, environment), host=socket.gethostname())
+            return replace(self.train_in(folder, trial, name, environment), host=socket.gethostname())
         except TrialInterrupted:
             return trial.outcome("waiting")
-        except (TrialFailed, UserError, OSError) as failed:
-            tqdm.write(f"{name}: failed: {failed} (all that it printed: {folder / OUTPUT})")
-            return trial.outcome("failed", error=str(failed), host=socket.gethostname())
+        except (TrialFailed, UserError, OSError) as error:
+            tqdm.write(f"{name}: failed: {error} (its output: {folder / OUTPUT})")
+            return trial.outcome("failed", error=str(error), host=socket.gethostname())
         finally:
             self.environments.put(environment)
             self.fractions.pop(trial.key, None)
 
     def wait_for(self, folder: Path, name: str) -> None:
-        """Wait for a run that a killed worker has left behind in this folder."""
+        """Wait for a training process in this folder that a killed worker left behind."""
         if is_locked(folder / ".lock"):
-            tqdm.write(f"{name}: waiting, because a process that another sweep started is still training in {folder}")
+            tqdm.write(f"{name}: waiting for a process of another sweep that is still training in {folder}")
         while is_locked(folder / ".lock"):
             if self.stopping.wait(0.5):
                 raise TrialInterrupted
 
-    def follow(self, trial: Trial, folder: Path, name: str, environment: dict[str, str]) -> Outcome:
-        """Train, unless the run is finished. Returns its results."""
+    def train_in(self, folder: Path, trial: Trial, name: str, environment: dict[str, str]) -> Outcome:
+        """Train in the folder, unless the run is finished. Returns its results."""
         watch = Watch(self, trial)
         claim(folder, self.sweep.description(trial))
         if not is_finished(folder):
@@ -100,11 +100,11 @@ class Runner:
             reason = run_training(folder, arguments, environment, watch)
             if self.stopping.is_set() and not is_finished(folder):
                 raise TrialInterrupted
-            if reason and not watch.is_hopeless:
+            if reason and not watch.is_pruned:
                 raise TrialFailed(reason)
         run = Run.of(folder)
         results = read_results(run)
-        if watch.is_hopeless and run.status != "finished":
+        if watch.is_pruned and run.status != "finished":
             tqdm.write(f"{name}: pruned after {watch.reported} evaluations, at {results['loss']:.4f}")
             return trial.outcome("pruned", **results)
         seconds = f", {results['seconds']:,.1f} s" if results["seconds"] else ""
@@ -114,13 +114,13 @@ class Runner:
     # --- progress ---
 
     def refresh(self) -> None:
-        """Count the trials that are done, also those of other workers, and find the best one."""
+        """Update the number of completed trials, including other workers', and the best one."""
         outcomes = self.trials.outcomes()
         remaining = 0
         for outcome in outcomes:
             if outcome.state in ("waiting", "running"):
-                others = self.sweep.is_search and outcome.seed == self.sweep.seeds[0]
-                remaining += len(self.sweep.seeds) if others else 1  # a search adds the other seeds later
+                has_more_seeds = self.sweep.is_search and outcome.seed == self.sweep.seeds[0]
+                remaining += len(self.sweep.seeds) if has_more_seeds else 1  # a search adds the other seeds later
         finished = [outcome for outcome in outcomes if outcome.state == "finished"]
         best = min(finished, key=lambda outcome: outcome.loss, default=None)
         self.done = self.bar.total - remaining
@@ -128,33 +128,33 @@ class Runner:
         self.show()
 
     def show(self) -> None:
-        """Update the bar."""
+        """Update the progress bar."""
         with self.bar.get_lock():
             self.bar.n = min(self.bar.total, self.done + sum(self.fractions.values()))
             self.bar.set_description_str(f"{self.done}/{self.bar.total} runs{self.best}")
 
 
 class Watch:
-    """Watches a run while it trains: reports each evaluation, and stops the run if it is hopeless.
+    """Callback of a training run: reports each evaluation, and stops the run if it is pruned.
 
-    It is asked about the first seed only: settings that were good with one seed are trained with all.
+    Only runs with the first seed are pruned: settings that are good with the first seed are trained with all seeds.
     """
 
     def __init__(self, runner: Runner, trial: Trial):
         self.runner, self.trial = runner, trial
-        self.reported = 0  # evaluations
-        self.is_hopeless = False
-        self.began = time.monotonic()
+        self.reported = 0  # number of reported evaluations
+        self.is_pruned = False
+        self.start_time = time.monotonic()
 
     def __call__(self, step: int, evaluations: list[tuple[int, float]]) -> Action:
-        """What the run should do after its last logged step and these evaluations."""
+        """Return the next action of the run, given its last logged step and all evaluations."""
         runner, trial = self.runner, self.trial
-        runner.fractions[trial.key] = runner.sweep.fraction(trial.params, step, time.monotonic() - self.began)
+        runner.fractions[trial.key] = runner.sweep.fraction(trial.params, step, time.monotonic() - self.start_time)
         for _, loss in evaluations[self.reported :]:
             self.reported += 1
             if trial.seed == runner.sweep.seeds[0]:
-                self.is_hopeless = trial.report(loss, self.reported) or self.is_hopeless
+                self.is_pruned = trial.report(loss, self.reported) or self.is_pruned
         runner.show()
         if runner.killing.is_set():
             return "kill"
-        return "stop" if self.is_hopeless or runner.stopping.is_set() else "train"
+        return "stop" if self.is_pruned or runner.stopping.is_set() else "train"

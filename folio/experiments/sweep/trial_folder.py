@@ -1,4 +1,4 @@
-"""What the folder of a trial says: which trial it is, on which machine it ran, and whether it is finished or failed."""
+"""The folder of a trial: its description, the machine that ran it, and whether it finished or failed."""
 
 import socket
 from contextlib import suppress
@@ -11,22 +11,19 @@ from folio.checkpoints import run_folder
 from folio.experiments.runs import Run
 from folio.experiments.sweep.outcome import TrialFailed
 
-LOCK = ".trial.lock"  # held by the process that runs the trial of a grid; the run itself holds .lock
+LOCK = ".trial.lock"  # held by the sweep process that runs a grid's trial; train.py holds .lock
 DESCRIPTION = "trial.json"
 FAILURE = "failed.json"
 
 
 def claim(folder: Path, description: dict[str, Any]) -> None:
-    """Write into a trial's folder what the trial is, and the machine that runs it. Raises UserError, see `check`."""
+    """Write a trial's description and this machine's name to its folder. Raises UserError as `check`."""
     check(folder, description)
     write_json(folder / DESCRIPTION, {**description, "host": socket.gethostname()})
 
 
 def check(folder: Path, description: dict[str, Any]) -> str | None:
-    """Check that a folder holds this trial, or no run. Returns the machine that ran it last; None: none is recorded.
-
-    Raises UserError if it holds another run.
-    """
+    """Return the machine that last ran this trial, or None. Raises UserError if the folder contains another run."""
     path = folder / DESCRIPTION
     if not path.exists() and not run_folder.exists(folder):
         return None
@@ -35,22 +32,22 @@ def check(folder: Path, description: dict[str, Any]) -> str | None:
         recorded = dict(read_json(path))
     host = recorded.pop("host", None)
     if recorded != description:
-        raise UserError(f"{folder} holds another run; remove it, or choose another --out_dir for the sweep")
+        raise UserError(f"{folder} contains another run; remove it, or choose another --out_dir for the sweep")
     return host
 
 
 def record_failure(folder: Path, reason: str) -> None:
-    """Write into a trial's folder why it failed."""
+    """Write the reason of a failure to a trial's folder."""
     write_json(folder / FAILURE, {"error": reason})
 
 
-def forget_failure(folder: Path) -> None:
-    """Let a trial that failed be run again."""
+def clear_failure(folder: Path) -> None:
+    """Remove the record of a failure, so that the trial runs again."""
     (folder / FAILURE).unlink(missing_ok=True)
 
 
 def read_failure(folder: Path) -> str | None:
-    """Why the trial failed; None if it did not."""
+    """Return the reason of a failure, or None."""
     path = folder / FAILURE
     try:
         return str(read_json(path)["error"]) if path.exists() else None
@@ -59,23 +56,21 @@ def read_failure(folder: Path) -> str | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run in this folder has come to its end."""
+    """Return whether the run in this folder is finished."""
     return run_folder.exists(folder) and Run.of(folder).status == "finished"
 
 
 def read_results(run: Run) -> dict[str, Any]:
-    """The lowest validation loss of a trial's run and its step; the tokens and seconds of training; all evaluations,
-    each the tokens before it and its loss. Raises TrialFailed without an evaluation.
-    """
+    """Return the results of a trial's run as fields of Outcome. Raises TrialFailed without an evaluation."""
     evaluations = run.trained_evaluations()
     if not evaluations:
         raise TrialFailed("it ended without an evaluation")
     loss, step = min(evaluations)
-    tokens_of = {line["step"]: line["tokens"] for line in run.lines}
+    tokens_by_step = {line["step"]: line["tokens"] for line in run.lines}
     return {
         "loss": loss,
         "step": step,
         "tokens": run.lines[-1]["tokens"],
-        "seconds": run.measured()["seconds"],
-        "evaluations": tuple((tokens_of[at], value) for value, at in evaluations),
+        "seconds": run.totals()["seconds"],
+        "evaluations": tuple((tokens_by_step[step], loss) for loss, step in evaluations),
     }

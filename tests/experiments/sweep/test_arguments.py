@@ -7,12 +7,12 @@ from folio import UserError
 from tests.support.sweeps import parse, small_sweep
 
 
-def test_a_sweep_without_settings_or_in_a_runs_folder_is_refused(data_dir, tiny):
-    """It trained GPT-2 for 600,000 steps, and mixed its trials with a run's checkpoints."""
-    with pytest.raises(UserError, match="without a config file, the trials would be GPT-2"):
+def test_a_sweep_without_a_config_file_or_in_a_runs_folder_is_an_error(data_dir, tiny):
+    """The sweep trained GPT-2 for 600,000 steps, or mixed its trials with a run's checkpoints."""
+    with pytest.raises(UserError, match="name a config file"):
         parse(["n_head=2,4"])
     train.train(tiny(max_iters=1))
-    with pytest.raises(UserError, match="it is the folder of a run; choose another --out_dir"):
+    with pytest.raises(UserError, match=r"out_dir=.*run's folder; choose another --out_dir"):
         parse([*small_sweep(data_dir, Path(tiny().out_dir)), "n_head=2,4"])
 
 

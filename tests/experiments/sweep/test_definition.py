@@ -18,7 +18,7 @@ def test_pruning_knows_the_number_of_evaluations(words, evaluations, data_dir):
     assert sweep.evaluations == evaluations
 
 
-def test_a_trial_has_a_folder_and_arguments_of_its_own(data_dir, tmp_path):
+def test_each_trial_has_its_own_folder_and_arguments(data_dir, tmp_path):
     words = small_sweep(data_dir, tmp_path / "sweep")
     _, sweep = parse(["n_head=1,2", *words])
     assert sweep.folder(3, 1338) == tmp_path / "sweep" / "trial-003-seed-1338"
@@ -31,7 +31,7 @@ def test_a_trial_has_a_folder_and_arguments_of_its_own(data_dir, tmp_path):
     assert sweep.fraction({"n_head": 2}, step=2, seconds=9.0) == 2 / 8
 
 
-def test_tokens_give_each_trial_its_steps(data_dir, tmp_path):
+def test_tokens_determine_the_steps_of_each_trial(data_dir, tmp_path):
     words = [word for word in small_sweep(data_dir, tmp_path / "sweep") if not word.startswith("--max_iters")]
     _, sweep = parse(["batch_size=2,8", "--tokens=512", *words])
     assert [sweep.max_iters_of({"batch_size": size}) for size in (2, 8)] == [16, 4]  # of 16 tokens per sequence

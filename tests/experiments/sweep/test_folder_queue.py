@@ -1,4 +1,4 @@
-"""The trials of a grid in their folders, with runs that are written by hand."""
+"""The queue of a grid's trials, with runs written by write_run."""
 
 import socket
 import subprocess
@@ -20,11 +20,10 @@ from tests.support.sweeps import parse, small_sweep
 
 
 @pytest.fixture
-def new_worker(data_dir, tmp_path, monkeypatch):
-    """Returns another worker of the same grid: two values with two seeds."""
-    monkeypatch.setattr(folder_queue, "POLL_SECONDS", 0.01)
+def new_worker(data_dir, tmp_path):
+    """Return a function that creates a worker of the same grid: two values with two seeds."""
     words = [word for word in small_sweep(data_dir, tmp_path / "sweep") if "n_layer" not in word]
-    return lambda *more: FolderQueue(parse(["n_layer=1,2", "--seeds=2", *words, *more])[1])
+    return lambda *more: FolderQueue(parse(["n_layer=1,2", "--seeds=2", *words, *more])[1], poll_seconds=0.01)
 
 
 KEYS = [(0, 1337), (1, 1337), (0, 1338), (1, 1338)]  # in the order of running
@@ -35,7 +34,7 @@ def run(queue: FolderQueue, train, jobs: int = 1) -> None:
 
 
 def finish(queue: FolderQueue, trial: Trial) -> Outcome:
-    """Write the folder of a run that has finished."""
+    """Write the folder of a finished run."""
     folder = queue.folder(trial)
     claim(folder, queue.sweep.description(trial))
     loss = float(trial.point + 1)
@@ -108,7 +107,7 @@ def test_threads_run_each_trial_once_without_locks_in_the_file_system(new_worker
     assert set(started.values()) == {1} and len(started) == 16
 
 
-def test_an_interrupted_trial_waits_and_a_failed_one_does_not_until_it_is_retried(new_worker):
+def test_an_interrupted_trial_is_requeued_and_a_failed_one_only_by_retry_failed(new_worker):
     attempts: Counter = Counter()
     stopping = threading.Event()
     queue = new_worker()
@@ -140,7 +139,7 @@ def test_a_folder_with_another_run_fails_and_is_not_changed(new_worker):
     claim(other, {"seed": 0})
     run(queue, lambda trial: finish(queue, trial))
     first = queue.outcomes()[0]
-    assert first.state == "failed" and "holds another run; remove it" in first.error
+    assert first.state == "failed" and "another run; remove it" in first.error
     assert [path.name for path in other.iterdir()] == ["trial.json"]
 
 
@@ -157,10 +156,10 @@ def test_an_error_ends_all_threads(new_worker):
         queue.run(train, 2, stopping, after_trial=lambda: None)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_one_line(new_worker):
+def test_an_unwritable_folder_is_an_error(new_worker):
     queue = new_worker()
     queue.sweep.out_dir.write_text("")  # not a folder
-    with pytest.raises(UserError, match=r"out_dir=.*: it cannot be written"):
+    with pytest.raises(UserError, match=r"out_dir=.*cannot be written"):
         run(queue, lambda trial: finish(queue, trial))
 
 
@@ -174,8 +173,8 @@ with locked(Path(sys.argv[1]), "busy"):
 """
 
 
-def test_another_worker_gets_the_trial_of_one_that_is_killed(new_worker):
-    """SIGKILL leaves the lock file behind, but not the lock."""
+def test_another_worker_gets_the_trial_of_a_killed_worker(new_worker):
+    """SIGKILL releases the lock but leaves the lock file."""
     queue = new_worker()
     path = queue.folder(queue.trials[0]) / LOCK
     with subprocess.Popen([sys.executable, "-c", HOLD, path], cwd=ROOT, stdout=subprocess.PIPE) as other:

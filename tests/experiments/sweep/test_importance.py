@@ -17,7 +17,7 @@ def outcomes_of(space: list[Values], losses: list[list[float]]) -> list[Outcome]
     ]
 
 
-def test_an_example_worked_by_hand():
+def test_a_manual_example():
     """Means of 1, 2, 3 and 3, 4, 8: the grand mean is 3.5, and the sum of squares 29.5. Rows: 6 x 1.5^2 = 13.5.
     Columns: 2 x (1.5^2 + 0.5^2 + 2^2) = 13. The remaining 3 are the interaction.
     """
@@ -50,7 +50,7 @@ def test_shares_are_sums_of_squares_of_explicit_means():
     assert all(first >= second for first, second in itertools.pairwise(shares.values())) and shares["one"] < 1e-12
 
 
-def test_nothing_is_said_without_all_runs_a_second_setting_or_a_difference():
+def test_importances_need_all_runs_two_settings_and_a_difference():
     space = [Values("n_layer", (1, 2)), Values("n_head", (1, 2))]
     outcomes = outcomes_of(space, [[1.0], [2.0], [3.0], [4.0]])
     assert grid_importances(space, [0], outcomes)

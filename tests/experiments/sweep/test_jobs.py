@@ -15,17 +15,17 @@ from folio.experiments.sweep.jobs import environments
         (None, "5,7,6", ["5", "7", "6"]),
     ],
 )
-def test_each_run_has_a_gpu_of_its_own(jobs, visible, expected, monkeypatch):
+def test_each_run_has_its_own_gpu(jobs, visible, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert environments(jobs, "auto") == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected]
-    with pytest.raises(UserError, match="jobs=4: each run has a GPU of its own, and this machine has 3"):
+    with pytest.raises(UserError, match=r"jobs=4.* 3$"):
         environments(4, "auto")
 
 
-def test_runs_on_a_cpu_share_its_cores(monkeypatch):
+def test_runs_on_a_cpu_share_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
     assert environments(3, "cpu") == [{"OMP_NUM_THREADS": "2"}] * 3

@@ -12,23 +12,23 @@ from tests.support.sweeps import parse, small_sweep
 
 @dataclass(frozen=True)
 class FakeTrial(Trial):
-    """A trial that is hopeless at one evaluation."""
+    """A trial that is pruned after `prune_after` evaluations."""
 
-    hopeless_after: int
+    prune_after: int
     reports: list[tuple[float, int]] = field(default_factory=list)
 
     def report(self, loss: float, number: int) -> bool:
         self.reports.append((loss, number))
-        return len(self.reports) == self.hopeless_after
+        return len(self.reports) == self.prune_after
 
 
-def fake_trial(seed: int, hopeless_after: int) -> FakeTrial:
-    return FakeTrial(0, seed, {"n_head": 1}, hopeless_after)
+def fake_trial(seed: int, prune_after: int) -> FakeTrial:
+    return FakeTrial(0, seed, {"n_head": 1}, prune_after)
 
 
 @pytest.fixture
 def runner(data_dir, tmp_path, monkeypatch) -> Runner:
-    """The runner of a sweep, of which no trial is started."""
+    """The runner of a sweep that starts no trial."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     _, sweep = parse(["n_head=1,2", "--seeds=2", *small_sweep(data_dir, tmp_path / "sweep")])
     runner = Runner(sweep, SimpleNamespace(outcomes=lambda: []), jobs=3)
@@ -42,26 +42,26 @@ def test_a_runner_has_an_environment_for_each_job(runner):
 
 
 def test_each_evaluation_of_the_first_seed_is_reported_once(runner):
-    """A later evaluation that is not hopeless does not let the run continue."""
-    trial = fake_trial(seed=1337, hopeless_after=2)
+    """A pruned run does not continue after a later, better evaluation."""
+    trial = fake_trial(seed=1337, prune_after=2)
     watch = Watch(runner, trial)
     assert watch(0, []) == "train"
     assert watch(2, [(2, 3.0)]) == "train"
     assert watch(4, [(2, 3.0), (4, 2.5)]) == "stop"
     assert watch(6, [(2, 3.0), (4, 2.5), (6, 2.0)]) == "stop"
-    assert trial.reports == [(3.0, 1), (2.5, 2), (2.0, 3)] and watch.reported == 3 and watch.is_hopeless
+    assert trial.reports == [(3.0, 1), (2.5, 2), (2.0, 3)] and watch.reported == 3 and watch.is_pruned
     assert runner.fractions == {(0, 1337): 6 / 8}
 
 
-def test_other_seeds_are_not_judged(runner):
-    trial = fake_trial(seed=1338, hopeless_after=0)
+def test_other_seeds_are_not_pruned(runner):
+    trial = fake_trial(seed=1338, prune_after=0)
     watch = Watch(runner, trial)
     assert watch(2, [(2, 3.0)]) == "train"
     assert trial.reports == [] and watch.reported == 1
 
 
-def test_the_first_signal_stops_the_trials_and_the_second_one_kills_them(runner):
-    watch = Watch(runner, fake_trial(seed=1337, hopeless_after=9))
+def test_the_first_signal_stops_the_trials_and_the_second_kills_them(runner):
+    watch = Watch(runner, fake_trial(seed=1337, prune_after=9))
     before = signal.getsignal(signal.SIGTERM)
     with runner.signals():
         os.kill(os.getpid(), signal.SIGTERM)

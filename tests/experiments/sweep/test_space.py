@@ -26,25 +26,24 @@ def test_a_grid_has_every_combination():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("lerning_rate=1", "lerning_rate is not a setting; did you mean learning_rate?"),
-        ("rope=1", "rope is not a setting; write --position=rotary"),
-        ("n_head=", "n_head=: there is no value; write NAME=VALUE,VALUE"),
-        ("n_head=2,2", "n_head=2,2: 2 is given twice"),
-        ("n_head=2,x", "n_head=x: it takes an integer"),
-        ("n_head=0,2", "n_head=0: it must be at least 1"),
-        ("n_layer=6..2", "n_layer=6..2: the range is empty; write the smaller number first"),
-        ("n_layer=2..4.5", "n_layer=4.5: it takes an integer"),
-        ("n_layer=2..", "n_layer=2..: a bound is missing"),
-        ("dropout=0..2", "dropout=2: it must be at least 0 and less than 1"),
-        ("dropout=0..0.3:log", "dropout=0..0.3:log: a logarithmic range begins above 0"),
-        ("min_lr=None..1", "min_lr=None..1: None is not a bound"),
-        ("position=learned,foo", "position=foo: it takes 'learned', 'sinusoidal'"),
+        ("lerning_rate=1", "lerning_rate is not a setting; did you mean learning_rate"),
+        ("n_head=", r"n_head=.*NAME=VALUE,VALUE"),
+        ("n_head=2,2", r"n_head=2,2: 2 .*twice"),
+        ("n_head=2,x", r"n_head=x: .*integer"),
+        ("n_head=0,2", r"n_head=0: .*at least 1"),
+        ("n_layer=6..2", r"n_layer=6\.\.2: .*smaller number first"),
+        ("n_layer=2..4.5", r"n_layer=4\.5: .*integer"),
+        ("n_layer=2..", r"n_layer=2\.\.: .*missing"),
+        ("n_layer=..2", r"n_layer=\.\.2: .*missing"),
+        ("dropout=0..2", r"dropout=2: .*less than 1"),
+        ("dropout=0..0.3:log", r"dropout=0\.\.0\.3:log: .*above 0"),
+        ("min_lr=None..1", r"min_lr=None\.\.1: None"),
     ],
 )
-def test_wrong_values_are_refused_in_one_line(word, message):
-    with pytest.raises(ConfigError) as error:
+def test_invalid_values_are_an_error_in_one_line(word, message):
+    with pytest.raises(ConfigError, match=f"^{message}") as error:
         parse_space(TrainConfig, [word])
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_setting_is_given_once_and_a_range_needs_trials():
