@@ -1,10 +1,10 @@
 // Answers the page's questions about a model, as folio/web/questions.py does: the same facts and tensors.
 //
-// THUMBNAIL, LENS and other constants that no script declares are the server's: see CONSTANTS in folio/web/html_file.py.
+// THUMBNAIL_SIZE, LENS_TOP_K and other constants that no script declares are the server's: see CONSTANTS in folio/web/html_file.py.
 //
 // Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 
-const TRACES = 4; // to keep
+const MAX_TRACES = 4; // to keep
 const TABLE_ROWS = 64; // of the table of embeddings, whose products are computed together
 const MOST_STEPS = 10_000; // of a power iteration
 const CONVERGED = 1e-9; // change of a component of a unit vector in a step
@@ -41,8 +41,8 @@ class Answers {
   *answer(asked) {
     const question = readQuestion(QUESTION, asked, this.tokenizer.vocabSize), {kind, ids} = question;
     const {limit} = this.header;
-    if (!KINDS.includes(kind)) throw new Error(`kind=${quoted(kind)}: it is none of ${KINDS.join(", ")}`);
-    if (ids.length > limit) throw new Error(`ids: ${grouped(ids.length)} tokens are more than ${grouped(limit)}`);
+    if (!KINDS.includes(kind)) throw new Error(`kind=${quoted(kind)}: it must be one of ${KINDS.join(", ")}`);
+    if (ids.length > limit) throw new Error(`ids has ${grouped(ids.length)} tokens; the limit is ${grouped(limit)}`);
     const {facts = {}, tensors = {}} = yield* this[kind](question);
     return {facts: finite(facts), tensors};
   }
@@ -55,7 +55,7 @@ class Answers {
     const headsOff = split(heads_off).map(pair => pair.split(".").map(wholeNumber));
     const mlpsOff = split(mlps_off).map(wholeNumber), isBelow = (number, count) => number >= 0 && number < count;
     if (headsOff.some(pair => pair.length !== 2) || [...headsOff.flat(), ...mlpsOff].some(Number.isNaN)) {
-      throw new Error("heads_off takes LAYER.HEAD, and mlps_off layers, separated by commas");
+      throw new Error("heads_off must be comma-separated LAYER.HEAD, and mlps_off comma-separated layers");
     }
     if (!headsOff.every(([layer, head]) => isBelow(layer, L) && isBelow(head, H))
       || !mlpsOff.every(layer => isBelow(layer, L))) {
@@ -70,14 +70,14 @@ class Answers {
     const switches = this.switches(question);
     requireIds(question);
     if (layer >= L || head >= H || token >= ids.length) {
-      throw new Error(`there are ${L} layers, ${H} heads, and ${grouped(ids.length)} tokens`);
+      throw new Error(`layer, head, and token must be less than ${L}, ${H}, and ${grouped(ids.length)}`);
     }
     this.requireStep(question);
     const key = JSON.stringify([ids, switches]);
     const trace = this.traces.get(key) ?? (yield* this.newTrace(ids, switches));
     this.traces.delete(key);
     this.traces.set(key, trace);
-    if (this.traces.size > TRACES) this.traces.delete(this.traces.keys().next().value);
+    if (this.traces.size > MAX_TRACES) this.traces.delete(this.traces.keys().next().value);
     return trace;
   }
 
@@ -88,7 +88,7 @@ class Answers {
     trace.thumbnails = [];
     trace.headScores = Object.fromEntries(HEAD_SCORES.map(name => [name, []]));
     yield* trace.compute(function* ({weights}) {
-      for (let h = 0, n = Math.min(THUMBNAIL, T); h < H; h++) {
+      for (let h = 0, n = Math.min(THUMBNAIL_SIZE, T); h < H; h++) {
         const small = yield* pooled(weights.subarray(h * T * T, (h + 1) * T * T), T, T, n, n, largestOf);
         trace.thumbnails.push(...small.map(x => Math.round(255 * Math.sqrt(Math.max(0, Math.min(x, 1))))));
       }
@@ -125,8 +125,8 @@ class Answers {
   // The ids of a text, as in sample.py; at most as many as the context holds, if `whole` is false.
   *tokens({text, whole}) {
     const characters = Array.from(text).length;
-    if (characters > MOST_CHARACTERS) {
-      throw new Error(`text: it has ${grouped(characters)} characters; the limit is ${grouped(MOST_CHARACTERS)}`);
+    if (characters > MAX_CHARACTERS) {
+      throw new Error(`text: it has ${grouped(characters)} characters; the limit is ${grouped(MAX_CHARACTERS)}`);
     }
     const {ids, unknown} = encodePrompt(this.tokenizer, text);
     return {facts: {ids: whole ? ids : ids.slice(0, this.header.limit), tokens: ids.length, unknown}};
@@ -137,7 +137,7 @@ class Answers {
     const trace = yield* this.trace(question), {T, C} = trace, {n_layer: L, n_head: H} = this.config;
     const {loss, rank, entropy, best, bestProbability} = trace.predictions ??= yield* trace.predict();
     const norms = Array.from({length: (2 * L + 1) * T}, (_, i) => normOf(trace.stream.subarray(i * C, (i + 1) * C)));
-    const scores = {...trace.headScores, prefix: yield* this.prefixScores()}, n = Math.min(THUMBNAIL, T);
+    const scores = {...trace.headScores, prefix: yield* this.prefixScores()}, n = Math.min(THUMBNAIL_SIZE, T);
     const tensors = {
       loss: floats([T - 1], loss),
       rank: integers([T - 1], rank),
@@ -186,7 +186,7 @@ class Answers {
       written[c] = dot(row, hidden);
     }
     for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] = Math.sqrt(columnNorms[neuron]);
-    const strongest = topIndices(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
+    const strongest = topIndices(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), TOP_NEURONS);
     const added = new Float32Array((H + strongest.length) * C);
     added.set(headOutputs);
     strongest.forEach((neuron, i) => added.set(column(neuron).map(x => x * hidden[neuron]), (H + i) * C));
@@ -241,7 +241,7 @@ class Answers {
   // the last are those of the events that belong to no note. The facts are those of TraceProvider.notes.
   *notes(question) {
     const trace = yield* this.trace(question), {T} = trace, {token, ids} = question, {music} = this.header;
-    if (!music) throw new Error("the model's tokens are not events of music");
+    if (!music) throw new Error("this is not a model of music");
     const {notes, times} = placeNotes(ids.map(id => this.tokenizer.piece(id).trim()), music), {steps} = music;
     const {weights} = yield* trace.layer(question.layer), {n_head: H} = this.config, N = notes.length;
     const owner = new Array(T).fill(N), byNote = new Float32Array(H * (N + 1));
@@ -267,7 +267,7 @@ class Answers {
     const trace = yield* this.trace(question), {C, ids} = trace, {token} = question, n = 2 * this.config.n_layer + 1;
     const states = new Float32Array(n * C), following = ids[token + 1] ?? null;
     for (let i = 0; i < n; i++) states.set(trace.state(i, token, 1), i * C);
-    const lens = yield* trace.lens(states, n, LENS, following), k = lens.ids.length / n;
+    const lens = yield* trace.lens(states, n, LENS_TOP_K, following), k = lens.ids.length / n;
     const embedding = this.embeddings().subarray(ids[token] * C, (ids[token] + 1) * C);
     const position = this.gpt.embed([ids[token]], [token]).map((x, c) => x - embedding[c]);
     const tensors = {
@@ -285,8 +285,8 @@ class Answers {
   // The most likely next token of each state of the residual stream, for the tokens around one: (2L + 1, N).
   *lens(question) {
     const trace = yield* this.trace(question), {T} = trace, n = 2 * this.config.n_layer + 1;
-    const first = Math.max(0, Math.min(question.token - LENS_TOKENS / 2, T - LENS_TOKENS));
-    const N = Math.min(LENS_TOKENS, T - first), ids = [], probabilities = [];
+    const first = Math.max(0, Math.min(question.token - LENS_POSITIONS / 2, T - LENS_POSITIONS));
+    const N = Math.min(LENS_POSITIONS, T - first), ids = [], probabilities = [];
     for (let i = 0; i < n; i++) {
       const lens = yield* trace.lens(trace.state(i, first, N), N, 1);
       ids.push(...lens.ids);
@@ -311,10 +311,10 @@ class Answers {
     const {data: view, shape} = this.gpt.param(name), data = view.slice(); // the memory may move
     const cols = shape.at(-1), rows = data.length / cols;
     if (row !== null) {
-      if (row >= rows) throw new Error(`row=${row}: ${name} has ${grouped(rows)}`);
+      if (row >= rows) throw new Error(`row=${row}: ${name} has ${grouped(rows)} rows`);
       return {tensors: {row: floats([cols], data.subarray(row * cols, (row + 1) * cols))}};
     }
-    const [height, width] = [rows, cols].map(size => Math.min(size, LARGEST_PICTURE));
+    const [height, width] = [rows, cols].map(size => Math.min(size, MAX_HEATMAP_SIZE));
     const picture = yield* pooled(data, rows, cols, height, width, meanOf);
     return {facts: yield* distribution(data), tensors: {picture: floats([height, width], picture)}};
   }
@@ -325,7 +325,7 @@ class Answers {
   *vocabulary(question) {
     this.requireStep(question);
     const V = this.tokenizer.vocabSize, {n_embd: C} = this.config, token = question.row ?? 0;
-    if (token >= V) throw new Error(`row=${token}: there are ${grouped(V)} tokens`);
+    if (token >= V) throw new Error(`row=${token}: the vocabulary has ${grouped(V)} tokens`);
     const table = this.embeddings().slice(0, V * C), row = id => table.subarray(id * C, (id + 1) * C); // (V, C)
     if (!table.every(Number.isFinite)) throw new Error("the token embeddings contain NaN or infinity");
     const {mean, axes, share} = this.plane ??= yield* principalPlane(table, V, C, this.products);
@@ -422,7 +422,7 @@ function hexOf(bytes) {
 function pushedTokens(effect, V) {
   return Array.from({length: effect.length / V}, (_, i) => {
     const row = effect.subarray(i * V, (i + 1) * V), withValues = ids => ids.map(id => [id, row[id]]);
-    return {up: withValues(topIndices(row, PUSHED)), down: withValues(topIndices(row.map(x => -x), PUSHED))};
+    return {up: withValues(topIndices(row, TOP_EFFECTS)), down: withValues(topIndices(row.map(x => -x), TOP_EFFECTS))};
   });
 }
 

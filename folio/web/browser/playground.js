@@ -3,8 +3,8 @@
 // --- what is asked ---------------------------------------------------------------------------------------------------
 
 const SETTINGS = { // as GenerationQuestion in folio/web/playground.py
-  num_samples: {takes: "an integer", value: 1, least: 1, most: MOST_SAMPLES},
-  max_new_tokens: {takes: "an integer", value: 200, least: 1, most: MOST_NEW_TOKENS},
+  num_samples: {takes: "an integer", value: 1, least: 1, most: MAX_SAMPLES},
+  max_new_tokens: {takes: "an integer", value: 200, least: 1, most: MAX_NEW_TOKENS},
   stop: {takes: "text", orNone: true, value: null},
   context_stride: {takes: "an integer", orNone: true, value: null, least: 1},
   temperature: {takes: "a number", value: 0.8, least: 0},

@@ -11,7 +11,7 @@ const TYPES = { // what a field takes; or a list of texts
 // most, below. findProblems(question) lists others, [name, what is wrong]. Throws an Error for a mistake.
 function readQuestion(fields, asked, vocabSize, findProblems = () => []) {
   if (asked === null || typeof asked !== "object" || Array.isArray(asked)) {
-    throw new Error("a question is a JSON object");
+    throw new Error("a question must be a JSON object");
   }
   const question = {}, problems = new Map();
   for (const [name, field] of Object.entries(fields)) {
@@ -25,16 +25,16 @@ function readQuestion(fields, asked, vocabSize, findProblems = () => []) {
   const shown = value => typeof value === "string" ? value : inPython(value);
   const lines = Array.from(problems, ([name, rule]) => `${name}=${shown(question[name])}: ${rule}`);
   if (lines.length) throw new Error(lines.join("\n"));
-  if (question.model > 0) throw new Error(`model=${question.model}: there are 1`);
+  if (question.model > 0) throw new Error(`model=${question.model}: it must be less than 1`);
   const {ids = []} = asked;
   if (!Array.isArray(ids) || !ids.every(id => Number.isInteger(id) && id >= 0 && id < vocabSize)) {
-    throw new Error(`ids: it takes a list of token ids from 0 to ${grouped(vocabSize - 1)}`);
+    throw new Error(`ids must be a list of token ids from 0 to ${grouped(vocabSize - 1)}`);
   }
   return {...question, ids};
 }
 
 function requireIds({ids}) {
-  if (!ids.length) throw new Error("ids: there must be at least one token");
+  if (!ids.length) throw new Error("ids must contain at least one token");
 }
 
 function checkType(name, value, {takes, orNone}) {

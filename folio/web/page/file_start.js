@@ -10,7 +10,7 @@ const modelFile = {
 };
 
 // Follows each block.
-function takeBlock() {
+function readBlock() {
   const {currentScript} = document, block = currentScript.previousElementSibling;
   const {kind, blocks} = block.dataset, text = block.textContent;
   block.remove();
@@ -37,7 +37,7 @@ async function unpackCode(base64) {
   runScript(page);
 }
 
-// Run a script, which the content security policy must know. It goes into the head, because takeBlock expects each
+// Run a script, which the content security policy must know. It goes into the head, because readBlock expects each
 // block directly before its script, and the browser may still be reading the body.
 function runScript(text) {
   const script = document.createElement("script");

@@ -137,10 +137,10 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
         run = save_run(tmp_path_factory.mktemp(name), {200: model}, tokenizer, {})
         provider = TraceProvider([ViewedModel(run, "best", torch.device("cpu"))], STRANGE)
         if name == "nan":
-            block = provider.models[0].opened.transformer.h[0]
+            block = provider.models[0].model.transformer.h[0]
             block.mlp.c_fc.weight[3, 4] = math.nan
             block.attn.c_attn.bias.copy_(0.1 * torch.arange(96).remainder(65) - 0.7)  # the edges of a histogram's bins
-        engine.load(provider.models[0].opened, simd=name != "bpe")
+        engine.load(provider.models[0].model, simd=name != "bpe")
         script = "(models[name] = new Answers(gpt, makeTokenizer(header.tokenizer), header), 0)"
         engine(script, name=name, header=header_of(provider))
         opened[name] = Case(provider, engine, name)
@@ -174,7 +174,7 @@ def random_ids(case: Case, count: int) -> list[int]:
 
 @in_browser
 def test_questions_about_a_text_have_the_answers_of_the_server(case):
-    config, questions = case.provider.models[0].opened.config, []
+    config, questions = case.provider.models[0].model.config, []
     for count in {case.limit, min(9, case.limit), 1}:
         ids = random_ids(case, count)
         for token in {0, count // 2, count - 1}:
@@ -192,7 +192,7 @@ def test_switches_change_what_they_change_on_the_server(case):
 @in_browser
 def test_questions_about_the_model_have_the_answers_of_the_server(case):
     viewed = case.provider.models[0]
-    parameters = [name for name, _ in viewed.opened.named_parameters()]
+    parameters = [name for name, _ in viewed.model.named_parameters()]
     questions = [{"kind": "parameter", "name": name} for name in parameters]
     questions += [{"kind": "parameter", "name": name, "row": 0} for name in parameters]
     questions += [{"kind": "vocabulary", "row": row} for row in (None, 1, viewed.tokenizer.vocab_size - 1)]

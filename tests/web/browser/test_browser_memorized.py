@@ -50,6 +50,6 @@ def test_spans_and_places_are_those_of_the_python_search(browser, seed):
 
 
 def test_too_much_training_data_is_an_error(monkeypatch):
-    monkeypatch.setattr(html_file, "MOST_INDEXED", 5)
+    monkeypatch.setattr(html_file, "MAX_INDEXED_TOKENS", 5)
     with pytest.raises(UserError, match="the training data has 6 tokens, and a file holds the index of 5"):
         html_file.index_training_data([dataset_of(np.arange(2), np.arange(4))], Tokenizer(None))

@@ -76,7 +76,7 @@ def test_writing_stops_at_the_end_of_text_and_when_something_else_is_shown(new_v
         assert viewer.pictures() == [] and viewer.page.get_by_text("no source").is_visible()
         for text, rows in ((PROMPT + " a | b: c", 9), (SOURCE + "| x", 2)):  # an answer with | and :, and no colon
             assert viewer.show("alignment", text=text).matrix("alignment").shape == (rows + 1, len(SOURCE))
-        end = served.provider.models[0].opened
+        end = served.provider.models[0].model
         end.transformer.ln_f.weight.data.zero_()
         end.transformer.ln_f.bias.data = 100 * end.transformer.wte.weight.data[tokenizer.eot]
         end.transformer.wte.weight.data[tokenizer.eot] *= 2

@@ -60,7 +60,7 @@ def test_views_show_what_numpy_computes(new_viewer, served, seed):
 )
 def test_switches_change_the_views(state, switches, new_viewer, servers):
     viewer = new_viewer(servers("char")).open("tokens")
-    run = NumpyGPT(viewer.served.provider.models[0].opened, **switches).run(viewer.column("tokens", "id"))
+    run = NumpyGPT(viewer.served.provider.models[0].model, **switches).run(viewer.column("tokens", "id"))
     check_views(viewer, run, Place(), **state)
 
 
@@ -80,7 +80,7 @@ def check_map(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 @shows("parameters")
 def check_parameters(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    rows, counts = viewer.table("parameters")["rows"], viewer.served.provider.models[0].opened.num_params()
+    rows, counts = viewer.table("parameters")["rows"], viewer.served.provider.models[0].model.num_params()
     for part in {row[1] for row in rows}:
         assert sum(row[3] for row in rows if row[1] == part) == counts[part]
     assert sum(row[3] for row in rows) == counts["total"]

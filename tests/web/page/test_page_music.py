@@ -84,7 +84,7 @@ def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: i
     *rows, last = table["rows"]
     assert [row[:2] + row[4:5] for row in rows] == [[note.places[0], note.name, note.velocity] for note in notes]
     assert np.allclose([row[2:4] for row in rows], [[note.start, note.end] for note in notes])
-    weights = NumpyGPT(viewed.opened).run(ids).layer(layer).weights[heads, token]  # (H, T)
+    weights = NumpyGPT(viewed.model).run(ids).layer(layer).weights[heads, token]  # (H, T)
     of_notes = [weights[:, note.places].sum(1) for note in notes]
     assert_same([row[5:] for row in rows], of_notes)
     assert last[:5] == ["", "no note", "", "", ""]
@@ -233,7 +233,7 @@ def test_playing_schedules_the_notes_at_the_tempo_of_the_format(new_viewer, musi
 def test_the_model_continues_the_piece(new_viewer, music):
     served, text = music
     viewed = served.provider.models[0]
-    never_end(viewed.opened, viewed.tokenizer.eot)
+    never_end(viewed.model, viewed.tokenizer.eot)
     settings = dict(temperature=1.5, seed=7, top_k=8)
     viewer = new_viewer(served).open("roll", layer=1, **settings)
     viewer("""() => {
@@ -254,7 +254,7 @@ def test_the_model_continues_the_piece(new_viewer, music):
     assert 42 <= len(stopped) < 64 and viewer.state("token") == [-1]
     viewer.show("roll", layer=1, **settings)
     button.click()
-    gpt = LanguageModel(viewed.opened, viewed.tokenizer, "cpu")
+    gpt = LanguageModel(viewed.model, viewed.tokenizer, "cpu")
     expected = gpt.generate(text, max_new_tokens=24, **settings)
     ids = viewed.tokenizer.encode(f"{text} {expected}").tolist()
     button.wait_for()

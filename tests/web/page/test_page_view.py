@@ -118,7 +118,7 @@ def test_switches_change_the_numbers(kind, new_viewer, servers):
     viewer, place = new_viewer(servers(kind)), Place()
     state = {**vars(place), **state}
     ids = viewer.open("looking-back", **state)("loadContext().then(context => context.ids)")
-    run = NumpyGPT(viewer.served.provider.models[0].opened, **switches).run(ids)
+    run = NumpyGPT(viewer.served.provider.models[0].model, **switches).run(ids)
     CHECKS["looking-back"](viewer, run, place)
     viewer.show("attention-table", **state)
     assert_same(viewer.matrix("scores"), run.layer(place.layer).scores[place.head])
@@ -196,7 +196,7 @@ def test_the_strip_is_colored_by_what_is_chosen(color, char_viewer):
     char_viewer.show("tokens")
     char_viewer.find("color").select_option(color)
     char_viewer.wait()
-    run = NumpyGPT(char_viewer.served.provider.models[0].opened).run(char_viewer.column("tokens", "id"))
+    run = NumpyGPT(char_viewer.served.provider.models[0].model).run(char_viewer.column("tokens", "id"))
     values = {"loss": run.losses / 6, "rank": np.log2(1 + run.ranks) / 8, "entropy": run.entropies[:-1] / 4}[color]
     shown = char_viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.style.background)")
     expected = char_viewer("values => values.map(x => css(colorOf('sequential', x)))", values.tolist())
@@ -385,9 +385,9 @@ def test_a_long_text_is_cut_with_a_note(char_viewer):
     "state, message",
     [
         (dict(step=7), "has no checkpoint of step 7"),
-        (dict(ids="1,99"), "ids: it takes a list of token ids from 0 to"),
-        (dict(ids=",".join(["1"] * 49)), "ids: 49 tokens are more than 48"),
-        (dict(mask="on"), "mask='on': it takes"),
+        (dict(ids="1,99"), "ids must be a list of token ids"),
+        (dict(ids=",".join(["1"] * 49)), "the limit is 48"),
+        (dict(mask="on"), "mask='on'"),
         (dict(heads_off="9.9"), "the model has 2 layers of 4 heads"),
     ],
     ids=str,
@@ -485,7 +485,7 @@ def test_a_token_of_the_distribution_continues_the_text(new_viewer, served):
     best = viewer.column("distribution", "id")[0]
     viewer.find("distribution").locator("tbody tr").first.click()
     assert viewer.wait().state("ids", "token") == [",".join(map(str, [*ids[:11], best])), 11]
-    run = NumpyGPT(viewer.served.provider.models[0].opened).run([*ids[:11], best])
+    run = NumpyGPT(viewer.served.provider.models[0].model).run([*ids[:11], best])
     CHECKS["output"](viewer, run, Place(token=11))
 
 
