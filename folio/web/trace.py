@@ -249,7 +249,7 @@ def forward_hooks(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) 
             handle.remove()
 
 
-# --- head scores ----------------------------------------------------------------------------------------------------
+# --- head scores ------------------------------------------------------------------------------------------------------
 
 HEAD_SCORES = ("previous", "first", "itself", "prefix", "entropy", "distance")
 

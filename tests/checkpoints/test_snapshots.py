@@ -323,4 +323,4 @@ def test_the_page_follows_a_run(browser, tiny):
         page.locator("[data-testid=run-loss] svg").click(position={"x": 60, "y": 100})  # near the axis
         expect(slider).to_have_value("0")
         (folder / ".lock").unlink()
-        expect(page.get_by_test_id("run-status")).to_contain_text("has ended")
+        expect(page.get_by_test_id("run-status")).to_contain_text("has finished")

@@ -135,7 +135,7 @@ class Viewer:
 
     def views(self) -> list[str]:
         """The views in the menu."""
-        return self("Object.values(MENU).flat().filter(isOffered)")
+        return self("Object.values(MENU).flat().filter(isAvailable)")
 
     def pictures(self) -> list[str]:
         return self("Array.from(document.querySelectorAll('#view figure'), figure => figure.dataset.testid)")

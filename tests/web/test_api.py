@@ -378,7 +378,7 @@ def test_chat_completions():
         assert client.request("GET", "/tokenizer_info").json()["chat_template"] == CHAT_TEMPLATES["chat"]
 
 
-# --- fuzzing --------------------------------------------------------------------------------------------------------
+# --- fuzzing ----------------------------------------------------------------------------------------------------------
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([2**64, "\ud800"]),

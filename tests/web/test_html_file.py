@@ -252,7 +252,7 @@ def test_other_html_files_are_refused(tmp_path):
         read_html(tmp_path / "a.html")
 
 
-# --- refused models --------------------------------------------------------------------------------------------------
+# --- refused models ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
     assert generate(viewer) == file.language_model().generate(text, **settings)
     assert "tokens/s" in viewer.find("speed").inner_text()
     assert viewer.page.title() == NAME
-    rounded = "" if KINDS[kind].dtype == "float32" else "; before rounding, it was 1.2500"
+    rounded = "" if KINDS[kind].dtype == "float32" else "; before rounding: 1.2500"
     assert f"1.2504 nats per token{rounded}." in viewer.find("stored").inner_text()
 
 
@@ -544,8 +544,8 @@ def test_music_has_a_piano_roll(exported, open_file):
     viewer = open_file(file, hash="")
     assert viewer.state("view") == ["roll"]
     before = viewer("byId('text').value")
-    viewer.page.get_by_role("button", name="Let the model continue").click()
-    wait_until(lambda: viewer("!writing && state.ids.includes(',')"))  # the piece may end early
+    viewer.page.get_by_role("button", name="Continue the piece").click()
+    wait_until(lambda: viewer("!isContinuing && state.ids.includes(',')"))  # the piece may end early
     viewer.wait()
     expected = file.language_model().generate("", max_new_tokens=48 - 1)
     assert file.tokenizer.decode(viewer("state.ids.split(',').map(Number)")) == expected and before == ""
@@ -569,7 +569,7 @@ def test_a_translation(exported, open_file):
     )
     assert viewer.find("translation").text_content() == expected.strip()
     translated = viewer.find("translated").inner_text()
-    assert "tokens/s; 1 characters are not in the vocabulary, and were left out" in translated
+    assert "tokens/s; 1 characters are not in the vocabulary and were skipped" in translated
     assert viewer.find("stop").is_disabled()
     again = open_file(file, hash=viewer("location.hash"))
     assert again.find("target").input_value() == "ef" and again.find("phrase").input_value() == "a bad idea? "
@@ -582,8 +582,8 @@ def test_a_large_model_only_generates(exported, open_file, seed):
     viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
     assert viewer.views() == ["playground"] and not viewer.find("color").is_visible()
     assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING", "EXPORT"]
-    assert "too large to look inside" in viewer.find("too-large").inner_text()
-    assert viewer("!!kept({kind: 'tokens', text: state.text})")  # later questions did not replace it
+    assert "too large" in viewer.find("too-large").inner_text()
+    assert viewer("!!cachedAnswer({kind: 'tokens', text: state.text})")  # later questions did not replace it
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
 
 

@@ -39,7 +39,7 @@ def assert_same_run(trace: Trace, run: NumpyRun) -> None:
         assert_same(trace.head_outputs(index, token=5), theirs.head_outputs[:, 5])
 
 
-# --- values -------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -137,7 +137,7 @@ def test_logit_effects_sum_to_the_logits(seed):
     assert_same(effects.sum(0) + rest, trace.logits(trace.stream[-1, token]))
 
 
-# --- side effects --------------------------------------------------------------------------------------------
+# --- side effects -----------------------------------------------------------------------------------------------------
 
 
 def hooks(model: GPT) -> int:

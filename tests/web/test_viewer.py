@@ -140,7 +140,7 @@ def test_stopping_the_server_ends_streams_and_unfinished_requests(run):
         assert engine.closed and engine.active == 0
 
 
-# --- access -----------------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------------------
 
 
 def test_requests_of_other_sites_are_refused(client):
@@ -228,7 +228,7 @@ def test_the_page_is_small():
     assert len(read_page().encode()) <= 150_000
 
 
-# --- fuzzing ----------------------------------------------------------------------------------------------------
+# --- fuzzing ----------------------------------------------------------------------------------------------------------
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(2**64) | st.just("\ud800"),

@@ -46,7 +46,7 @@ class Answers {
     return {facts: finite(facts), tensors};
   }
 
-  // --- parsing ------------------------------------------------------------------------------------------------------
+  // --- parsing -------------------------------------------------------------------------------------------------------
 
   // Parse the switches of a question.
   switches({mask, scale, heads_off, mlps_off}) {
@@ -80,8 +80,8 @@ class Answers {
     return trace;
   }
 
-  // A trace with headScores (L, H) by name and thumbnails (L, H, n, n) of uint8: square roots of max-pooled weights, which
-  // keep a thin diagonal.
+  // A trace with headScores (L, H) by name and thumbnails (L, H, n, n) of uint8: square roots of max-pooled weights, so
+  // that a thin diagonal remains.
   *newTrace(ids, switches) {
     const trace = new Trace(this.gpt, this.products, ids, switches), {n_head: H} = this.config, T = ids.length;
     trace.thumbnails = [];

@@ -47,8 +47,8 @@ class TrainingSearch {
     return n;
   }
 
-  // The index of the first suffix that is not less than the text; with `skipMatches`, of the first greater one that does
-  // not begin with it.
+  // The index of the first suffix that is not less than the text; with `skipMatches`, of the first greater one that
+  // does not begin with it.
   bisect(text, skipMatches) {
     let low = 0, high = this.suffixes.length;
     while (low < high) {

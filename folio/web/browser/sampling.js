@@ -44,8 +44,8 @@ function keepTopK(logits, k) {
   if (k < logits.length) keepAtLeast(logits, logits[topIndices(logits, k)[k - 1]]);
 }
 
-// Keep the smallest set of most likely tokens whose probabilities sum to at least p, and at least one token (Holtzman et
-// al. 2020). Ties are broken by the lowest id.
+// Keep the smallest set of most likely tokens whose probabilities sum to at least p, and at least one token (Holtzman
+// et al. 2020). Ties are broken by the lowest id.
 function keepTopP(logits, p) {
   const ordered = logits.filter(x => x > -Infinity).sort().reverse(), before = softmax(ordered.slice());
   const limit = roundedAs(logits, p);
