@@ -352,7 +352,7 @@ def page_scripts(page: str) -> str:
 def join_engine() -> str:
     """Join the engine's constants and scripts into one script, which runs after the shared one.
 
-    A block scope keeps its names apart from the page's when it runs in the page instead of a worker.
+    The block scope hides its names from the page when it runs there instead of in a worker.
     """
     own = (ENGINE / name for name in ENGINE_SCRIPTS if name != SHARED_SCRIPT)
     return f'"use strict";\n{{\n{engine_constants()}{read_scripts(own)}\n}}\n'

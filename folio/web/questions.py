@@ -301,9 +301,7 @@ class TraceProvider:
             "weights": layer.heads.weights[:, token],  # (H, T)
             "head_outputs": by_head,
             "separate_heads": trace.separate_heads(question.layer, token),  # (3, H, D)
-            "column_norms": block.mlp.c_proj.weight.norm(
-                dim=0
-            ),  # norms of the output of a neuron with activation 1 (4C)
+            "column_norms": block.mlp.c_proj.weight.norm(dim=0),  # of the columns, one per neuron (4C)
             "written": by_neuron.sum(1),  # sum over all neurons, without c_proj's bias, even if the MLP is off (C)
             "before": trace.stream[2 * question.layer, token],
             "between": trace.stream[2 * question.layer + 1, token],

@@ -111,7 +111,7 @@ class Host {
     return {name, languages, losses, storage, traced, indexed: Boolean(index), difference, simd: this.gpt.kernels.simd};
   }
 
-  // The largest difference from the header's logits of model.py, relative to the largest of them.
+  // The largest difference from model.py's logits in the header, relative to the largest of them.
   *difference({ids, logits: expected}) {
     const cache = this.gpt.newCache(), logits = yield* this.gpt.prefill(cache, ids);
     this.gpt.freeCache(cache);

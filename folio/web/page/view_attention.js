@@ -130,7 +130,7 @@ function drawArcs({labels, names, token: query}, heads) {
 
 defineView({
   id: "attention-row", title: "One row in numbers",
-  about: "The attention weights of one token: the products of its query with all keys, divided by √D; the mask, which "
+  about: "The attention weights of one token: products of its query with all keys, divided by √D; the mask, which "
     + "removes the future; and the softmax, exp(score) / Σ exp(score).",
   async draw(box, context) {
     const {labels, names, token, layer, head, config} = context, D = config.n_embd / config.n_head;

@@ -180,8 +180,8 @@ def test_questions_about_a_text_equal_python(case):
     for count in {case.limit, min(9, case.limit), 1}:
         ids = random_ids(case, count)
         for token in {0, count // 2, count - 1}:
-            place = {"ids": ids, "token": token, "layer": token % config.n_layer, "head": token % config.n_head}
-            questions += [{"kind": kind, **place, "source": token or 99} for kind in TRACED]
+            fields = {"ids": ids, "token": token, "layer": token % config.n_layer, "head": token % config.n_head}
+            questions += [{"kind": kind, **fields, "source": token or 99} for kind in TRACED]
     case.check(questions)
 
 
