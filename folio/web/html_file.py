@@ -198,11 +198,13 @@ def check_weights(tensors: dict[str, Tensor], weights: Weights) -> None:
 # --- the index of the training data -----------------------------------------------------------------------------------
 
 
-def index_training_data(datasets: list[Dataset], tokenizer: Tokenizer) -> TrainingSearch:
+def index_training_data(
+    datasets: list[Dataset], tokenizer: Tokenizer, max_tokens: int = MAX_INDEXED_TOKENS
+) -> TrainingSearch:
     """Index the training data. Raises UserError if it is too large for a file."""
     tokens = sum(len(shard) for dataset in datasets for shard in dataset.train)
-    if tokens > MAX_INDEXED_TOKENS:
-        raise UserError(f"the training data has {tokens:,} tokens; an index can have at most {MAX_INDEXED_TOKENS:,}")
+    if tokens > max_tokens:
+        raise UserError(f"the training data has {tokens:,} tokens; an index can have at most {max_tokens:,}")
     return TrainingSearch(datasets, tokenizer)
 
 

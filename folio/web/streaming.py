@@ -110,7 +110,8 @@ class ResponseFormat:
 class Responses:
     """The responses in progress. Wakes them when their completions have new tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, sending_interval: float = SENDING_INTERVAL):
+        self.sending_interval = sending_interval
         self.open: set[GenerationResponse] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.is_notified = False  # whether wake_urgent is scheduled
@@ -131,7 +132,7 @@ class Responses:
             if any(reader.is_urgent for reader in response.format.readers):
                 response.updated.set()
         if self.timer is None:
-            interval = max(SENDING_INTERVAL, len(self.open) / MAX_EVENTS_PER_SECOND)
+            interval = max(self.sending_interval, len(self.open) / MAX_EVENTS_PER_SECOND)
             self.timer = self.loop.call_at(self.last + interval, self.wake_all)
 
     def wake_all(self) -> None:

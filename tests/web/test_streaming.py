@@ -121,10 +121,10 @@ class ScriptedEngine:
 class Exchange:
     """A response being sent, and the status and parts of the body that the client has received."""
 
-    def __init__(self, reads: bool = True, **settings: Any):
+    def __init__(self, reads: bool = True, sending_interval: float = streaming.SENDING_INTERVAL, **settings: Any):
         """reads: whether the client reads. settings: arguments of GenerationResponse."""
         self.reads, self.settings = reads, settings
-        self.engine, self.responses = ScriptedEngine(), Responses()
+        self.engine, self.responses = ScriptedEngine(), Responses(sending_interval)
         self.status: int | None = None
         self.parts: list[bytes] = []
         self.has_disconnected = False
@@ -165,9 +165,8 @@ class Exchange:
             await asyncio.sleep(0.001)
 
 
-def test_tokens_are_sent_as_they_are_generated(monkeypatch):
-    monkeypatch.setattr(streaming, "SENDING_INTERVAL", 0)
-    exchange, reader = Exchange(), new_reader()
+def test_tokens_are_sent_as_they_are_generated():
+    exchange, reader = Exchange(sending_interval=0), new_reader()
 
     async def script() -> None:
         await exchange.generate(reader, 0)
@@ -179,9 +178,8 @@ def test_tokens_are_sent_as_they_are_generated(monkeypatch):
     assert not exchange.engine.cancelled and not exchange.responses.open
 
 
-def test_only_first_tokens_and_ends_are_sent_immediately(monkeypatch):
-    monkeypatch.setattr(streaming, "SENDING_INTERVAL", 1000)
-    exchange, (first, second) = Exchange(), (new_reader(), new_reader())
+def test_only_first_tokens_and_ends_are_sent_immediately():
+    exchange, (first, second) = Exchange(sending_interval=1000), (new_reader(), new_reader())
 
     async def script() -> None:
         exchange.responses.last = asyncio.get_running_loop().time()

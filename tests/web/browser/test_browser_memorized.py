@@ -49,7 +49,6 @@ def test_spans_equal_python(browser, seed):
             assert covering.tolist() == covering_lengths(longest).tolist()
 
 
-def test_too_much_training_data_is_an_error(monkeypatch):
-    monkeypatch.setattr(html_file, "MAX_INDEXED_TOKENS", 5)
+def test_too_much_training_data_is_an_error():
     with pytest.raises(UserError, match=r"6 tokens.*at most 5"):
-        html_file.index_training_data([dataset_of(np.arange(2), np.arange(4))], Tokenizer(None))
+        html_file.index_training_data([dataset_of(np.arange(2), np.arange(4))], Tokenizer(None), max_tokens=5)
