@@ -24,11 +24,11 @@ from folio import UserError  # noqa: E402
 from folio.base.settings import CommaSeparated, PositiveFloat, PositiveInt, Settings, run_script  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.decoding.language_model import LanguageModel  # noqa: E402
-from folio.web.api import Served, make_app  # noqa: E402
+from folio.web.api import ServedModel, make_app  # noqa: E402
 from folio.web.chat import chat_template  # noqa: E402
 from folio.web.completions import Limits  # noqa: E402
 from folio.web.engine import Engine  # noqa: E402
-from folio.web.server import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
+from folio.web.server import LOOPBACK, host_headers, listen, make_server, server_url  # noqa: E402
 
 KEY = "FOLIO_KEY"
 ANY_ADDRESS = ("0.0.0.0", "::")
@@ -105,7 +105,7 @@ def fingerprint(gpt: LanguageModel) -> str:
 def hosts_of(cfg: ServeConfig, port: int) -> frozenset[str]:
     """Return the allowed values of the Host header. A proxy may forward a name without the port."""
     names = {*LOOPBACK, cfg.host} - {*ANY_ADDRESS}
-    return names_of({*names, *cfg.allowed_hosts}, port) | frozenset(name.lower() for name in cfg.allowed_hosts)
+    return host_headers({*names, *cfg.allowed_hosts}, port) | frozenset(name.lower() for name in cfg.allowed_hosts)
 
 
 def main(cfg: ServeConfig) -> None:
@@ -113,7 +113,7 @@ def main(cfg: ServeConfig) -> None:
     gpt = LanguageModel.load(name, cfg.checkpoint, cfg.device, cfg.dtype)
     limits = Limits(cfg.max_choices, cfg.max_new_tokens, cfg.max_prompt_tokens)
     engine = Engine(gpt, cfg.rows, cfg.max_waiting)
-    served = Served(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
+    served = ServedModel(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     origins = frozenset(origin.lower() for origin in cfg.allowed_origins)
@@ -122,10 +122,10 @@ def main(cfg: ServeConfig) -> None:
     server.run(sockets=[listener])
 
 
-def print_address(cfg: ServeConfig, served: Served, port: int) -> None:
+def print_address(cfg: ServeConfig, served: ServedModel, port: int) -> None:
     """Print the address and an example request."""
     host = cfg.allowed_hosts[0] if cfg.host in ANY_ADDRESS else cfg.host
-    address = address_of(host, port)
+    address = server_url(host, port)
     key = f' -H "Authorization: Bearer ${KEY}"' if cfg.secret else ""
     if served.chat:
         path, body = "chat/completions", '{"messages": [{"role": "user", "content": "To be"}]}'

@@ -25,8 +25,8 @@ from folio.base.settings import Settings, run_script  # noqa: E402
 from folio.decoding.prompt_files import read_prompt  # noqa: E402
 from folio.decoding.prompts import encode_prompt  # noqa: E402
 from folio.machine.runtime import resolve_runtime  # noqa: E402
-from folio.web.questions import MOST_CHARACTERS, TraceProvider  # noqa: E402
-from folio.web.server import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
+from folio.web.questions import MAX_CHARACTERS, TraceProvider  # noqa: E402
+from folio.web.server import LOOPBACK, host_headers, listen, make_server, server_url  # noqa: E402
 from folio.web.viewed_model import ViewedModel, choose_text  # noqa: E402
 from folio.web.viewer import make_app  # noqa: E402
 
@@ -62,14 +62,14 @@ def main(cfg: ViewConfig) -> None:
         names = " and ".join(viewed.name for viewed in models)
         raise UserError(f"{names} have different tokenizers, so their tokens are not comparable")
     text = read_prompt("text", cfg.text, models[0].tokenizer) or choose_text(models[0], cfg.data_dir)
-    if len(text) > MOST_CHARACTERS:
-        print(f"text: the first {MOST_CHARACTERS:,} of {len(text):,} characters are shown")
-        text = text[:MOST_CHARACTERS].rsplit(" ", 1)[0]  # without an incomplete event of music
+    if len(text) > MAX_CHARACTERS:
+        print(f"text: the first {MAX_CHARACTERS:,} of {len(text):,} characters are shown")
+        text = text[:MAX_CHARACTERS].rsplit(" ", 1)[0]  # without a part of an event of music
     encode_prompt(models[0].tokenizer, text, "skip")  # raises UserError if a music model gets other text
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
-    address = f"{address_of(cfg.host, port)}/"
-    server = make_server(make_app(TraceProvider(models, text, cfg.data_dir), names_of(LOOPBACK, port)))
+    address = f"{server_url(cfg.host, port)}/"
+    server = make_server(make_app(TraceProvider(models, text, cfg.data_dir), host_headers(LOOPBACK, port)))
     print(f"{address}  (Ctrl-C stops)", flush=True)
     if cfg.open:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -71,8 +71,8 @@ class DecodingStep(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        attend = PastKeyValues(past, attention_mask, position_ids)
-        return self.model.logits(input_ids, attend), *attend.present
+        kernel = PastKeyValues(past, attention_mask, position_ids)
+        return self.model.logits(input_ids, kernel), *kernel.present
 
 
 def write_onnx(loaded: Checkpoint, folder: Path) -> None:

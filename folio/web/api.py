@@ -1,13 +1,13 @@
-"""An OpenAI-compatible server of one model: completions, streamed or not, many at a time.
+"""An OpenAI-compatible server for one model. Completions can be streamed; many requests are generated at a time.
 
     GET  /v1/models, /v1/models/ID      the model
-    POST /v1/completions                texts that continue prompts
-    POST /v1/chat/completions           for a model that was trained on pairs; otherwise 404
-    POST /tokenize, /detokenize         and GET /tokenizer_info: the tokenizer, as vLLM and lm-eval have it
-    GET  /health                        the rows that are in use; needs no key
+    POST /v1/completions                text completions
+    POST /v1/chat/completions           for models trained on chats or pairs; 404 otherwise
+    POST /tokenize, /detokenize         and GET /tokenizer_info: the tokenizer, in the format of vLLM and lm-eval
+    GET  /health                        number of rows in use; needs no key
 
-docs/serving.md describes it. The protocol is in folio/web/completions.py, the batch in folio/web/engine.py, and how
-results are sent in folio/web/streaming.py.
+docs/serving.md is the documentation. The protocol is in folio/web/completions.py, batching in folio/web/engine.py,
+and streaming in folio/web/streaming.py.
 """
 
 import time
@@ -31,15 +31,15 @@ from folio.web.streaming import GenerationResponse, Responses
 
 
 @dataclass(eq=False)
-class Served:
-    """A model as clients know it, and the responses that are being generated."""
+class ServedModel:
+    """The served model, its public name and limits, and the responses in progress."""
 
     engine: Engine
     model_id: str
-    fingerprint: str  # of the checkpoint
+    fingerprint: str  # hash of the checkpoint
     chat: ChatTemplate | None = None
     limits: Limits = field(default_factory=Limits)
-    timeout: float = 600.0  # seconds for a request
+    timeout: float = 600.0  # seconds per request
     created: int = field(default_factory=lambda: int(time.time()))
 
     responses: Responses = field(default_factory=Responses)
@@ -53,30 +53,30 @@ class Served:
         body = await read_json(request)
         self.check_model(body.get("model") if isinstance(body, dict) else None)
         parsed = await run_in_threadpool(completions.read_request, body, self.gpt, self.limits, chat)
-        kind = ChatAnswer if chat else CompletionAnswer
-        answer = kind(parsed, self.model_id, self.fingerprint, self.gpt.tokenizer)
+        answer_type = ChatAnswer if chat else CompletionAnswer
+        answer = answer_type(parsed, self.model_id, self.fingerprint, self.gpt.tokenizer)
         return GenerationResponse(self.responses, self.engine, answer, self.timeout)
 
     def check_model(self, name: Any) -> None:
         if name is not None and not isinstance(name, str):
-            raise RequestError("model: it takes text", "model")
+            raise RequestError("model must be a string", "model")
         if name not in (None, self.model_id):
-            message = f"there is no model {name[:100]!r}; GET /v1/models names the one of this server"
+            message = f"model {name[:100]!r} does not exist; GET /v1/models lists the model of this server"
             raise RequestError(message, "model", "model_not_found", 404)
 
     def describe(self) -> dict[str, Any]:
-        """The model as an object of /v1/models."""
-        described = {"id": self.model_id, "object": "model", "created": self.created, "owned_by": "folio"}
-        return {**described, "max_model_len": self.gpt.model.config.block_size}
+        """Return the model object of /v1/models."""
+        info = {"id": self.model_id, "object": "model", "created": self.created, "owned_by": "folio"}
+        return {**info, "max_model_len": self.gpt.model.config.block_size}
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
 def make_app(
-    served: Served, hosts: frozenset[str], origins: frozenset[str] = frozenset(), key: str | None = None
+    served: ServedModel, hosts: frozenset[str], origins: frozenset[str] = frozenset(), key: str | None = None
 ) -> Guard:
-    """The application, whose end closes the engine. hosts, origins, key: as in server.make_app."""
+    """Build the application. Its shutdown closes the engine. hosts, origins, key: see server.make_app."""
     tokenizer = served.gpt.tokenizer
 
     async def health(request: HTTPRequest) -> Response:
@@ -96,7 +96,7 @@ def make_app(
 
     async def chat(request: HTTPRequest) -> GenerationResponse:
         if served.chat is None:
-            message = "this model continues text; it was not trained to chat: use /v1/completions"
+            message = "this model was not trained on chats; use /v1/completions"
             raise RequestError(message, code="chat_not_supported", status=404)
         return await served.respond(request, served.chat)
 
@@ -104,7 +104,7 @@ def make_app(
         body = await read_json(request)
         text = body.get("prompt") if isinstance(body, dict) else None
         if not isinstance(text, str):
-            raise RequestError("prompt: it takes text", "prompt")
+            raise RequestError("prompt must be a string", "prompt")
         tokens = await run_in_threadpool(completions.encode, text, "prompt", tokenizer) if text else []
         counts = {"count": len(tokens), "max_model_len": served.gpt.model.config.block_size}
         return json_response({**counts, "tokens": tokens})
@@ -113,7 +113,7 @@ def make_app(
         body = await read_json(request)
         tokens = body.get("tokens") if isinstance(body, dict) else None
         if not isinstance(tokens, list) or not all(map(completions.is_id, tokens)):
-            raise RequestError("tokens: it takes a list of token ids", "tokens")
+            raise RequestError("tokens must be a list of token ids", "tokens")
 
         def decode() -> Response:
             completions.check_ids(tokens, "tokens", tokenizer)

@@ -1,4 +1,4 @@
-"""Chats with a model that was trained on prompts: OpenAI's messages as the text that it was trained to answer."""
+"""Chat templates: convert OpenAI's messages to the prompt format that a model was trained on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +15,21 @@ ROLES = ("system", "developer", "user", "assistant")
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How the prompts that a model was trained on are written. has_eot: whether its tokenizer has an end-of-text token.
+    """The prompt format of a model. has_eot: whether its tokenizer has an end-of-text token.
 
-    The answer is the text that follows `prompt`, without `answer_prefix`, up to the end-of-text token or one of `stop`.
+    The answer is the text generated after `prompt`, without `answer_prefix`, up to the end-of-text token or one of
+    `stop`.
     """
 
     prompt_format: PromptFormat
     has_eot: bool
 
     def prompt(self, messages: list[dict[str, Any]]) -> str:
-        """The prompt of a conversation: {"role", "content"} each, where content is text, or a list of parts
-        {"type": "text", "text"}, which become lines.
+        """Return the prompt of a conversation.
 
-        For "chat", it is the text that prepare/pairs.py makes of the messages, up to where the assistant speaks. For
-        "pairs", it is the only message as it is. Raises UserError for what cannot be written so.
+        A message is {"role", "content"}; content is a string or a list of parts {"type": "text", "text"}, which are
+        joined by line breaks. For "chat", the prompt has the format of prepare/pairs.py, up to the assistant's turn.
+        For "pairs", it is the content of the only message. Raises UserError for messages that do not fit the format.
         """
         if not isinstance(messages, list) or not messages:
             raise UserError('messages must be a list of at least one {"role": "user", "content": "..."}')
@@ -39,27 +40,27 @@ class ChatTemplate:
             return "".join(end if text is END else text for text, _ in segments)
         if len(texts) > 1:
             raise UserError(
-                f"messages has {len(texts)} messages, and this model was trained on single prompts, not on "
-                f"conversations: send only the last message"
+                f"messages has {len(texts)} messages, but this model was trained on single prompts, not on "
+                f"conversations; send only the last message"
             )
         if texts[0]["role"] != "user":
-            raise UserError('messages[0].role: this model was trained on single prompts; it must be "user"')
+            raise UserError('messages[0].role must be "user", because this model was trained on single prompts')
         return texts[0]["content"]
 
     @property
     def answer_prefix(self) -> str:
-        """What precedes each answer, and is not part of it."""
+        """Text between the prompt and the answer."""
         return " " if self.prompt_format == "chat" else ""
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """The texts before which an answer ends, if the end-of-text token has not ended it."""
+        """Stop strings, in addition to the end-of-text token."""
         if self.prompt_format == "pairs":
             return ()
-        return ("\nUser:",) if self.has_eot else ("User:",)  # without that token, nothing is between them in training
+        return ("\nUser:",) if self.has_eot else ("User:",)  # training data without the token has no separator
 
     def _read(self, name: str, message: Any) -> dict[str, str]:
-        """A message with its content as text. name: of the message, for messages to the user. Raises UserError."""
+        """Return the message with its content as one string. name: for error messages. Raises UserError."""
         if not isinstance(message, dict):
             raise UserError(f'{name} must be {{"role": "...", "content": "..."}}')
         role, content = message.get("role"), message.get("content")
@@ -68,17 +69,17 @@ class ChatTemplate:
         if isinstance(content, list):
             for part in content:
                 if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise UserError(f'{name}.content: this model reads only parts {{"type": "text", "text": "..."}}')
+                    raise UserError(f'{name}.content may only contain parts {{"type": "text", "text": "..."}}')
             content = "\n".join(part["text"] for part in content)
         if not isinstance(content, str):
-            raise UserError(f"{name}.content must be text")
+            raise UserError(f"{name}.content must be a string")
         if self.has_eot and EOT_TEXT in content:
-            raise UserError(f"{name}.content must not contain {EOT_TEXT}, which ends an answer")
+            raise UserError(f"{name}.content must not contain {EOT_TEXT}, which ends a message")
         return {"role": role, "content": content}
 
 
 def chat_template(gpt: LanguageModel) -> ChatTemplate | None:
-    """The template of a model's chats. None: it was not trained on prompts, and continues text."""
+    """Return the chat template of a model, or None if it was not trained on prompts."""
     if gpt.prompt_format is None:
         return None
     return ChatTemplate(gpt.prompt_format, gpt.tokenizer.eot is not None)

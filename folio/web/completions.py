@@ -1,6 +1,6 @@
-"""OpenAI's completions protocol without HTTP: a request that is checked, the choices of its answer, and their JSON.
+"""OpenAI's completions protocol, without HTTP: request validation, choices, and response JSON.
 
-A request asks for n choices for each of its prompts. Choice k of prompt p has the index p * n + k, and is sample k of
+A request asks for n choices per prompt. Choice k of prompt p has index p * n + k and is the same as sample k of
 sample.py with the same settings.
 """
 
@@ -29,27 +29,27 @@ from folio.web.chat import ChatTemplate
 from folio.web.server import RequestError
 from folio.web.streaming import CompletionReader, ResponseFormat
 
-MOST_STOPS = 16  # OpenAI allows 4; lm-eval's tasks have more
-LONGEST_STOP = 1000  # characters; a longer one would take long to look for
-MOST_BIASES = 300
-MOST_LOGPROBS = 20
-LOWEST_LOGPROB = -9999.0
-LONGEST_MESSAGE = 400  # characters, of one with a value that a client gave
-SHOWN_CHARACTERS = 10  # of those that a tokenizer lacks
+MAX_STOPS = 16  # OpenAI allows 4; tasks of lm-eval use more
+MAX_STOP_LENGTH = 1000  # characters; the search for a longer one would be slow
+MAX_LOGIT_BIASES = 300
+MAX_LOGPROBS = 20
+MIN_LOGPROB = -9999.0
+MAX_MESSAGE_LENGTH = 400  # characters of an error message that quotes a value of the request
+MAX_SHOWN_CHARACTERS = 10  # unknown characters quoted in an error message
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one request may ask for."""
+    """Upper limits for one request."""
 
     choices: int = 128  # prompts * n
     new_tokens: int = 2**16  # max_tokens * choices
-    prompt_tokens: int = 2**18  # of all prompts
+    prompt_tokens: int = 2**18  # sum over all prompts
     log_probabilities: int = 2**20  # scored tokens * logprobs; each takes about 100 bytes
 
 
 def error_content(problem: RequestError) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
+    """Return an error response body in OpenAI's format."""
     status = problem.status
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}}
@@ -60,7 +60,7 @@ def error_content(problem: RequestError) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fields(Settings):
-    """The fields that both protocols have, with OpenAI's defaults. Those of vLLM are top_k to repetition_penalty."""
+    """Fields of both endpoints, with OpenAI's defaults. top_k, min_p and repetition_penalty are vLLM's."""
 
     n: PositiveInt = 1
     stream: bool = False
@@ -68,7 +68,7 @@ class Fields(Settings):
     top_p: Share = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    seed: NonNegativeInt | None = None  # None: a random one
+    seed: NonNegativeInt | None = None  # None: random
     top_k: Annotated[int, Ge(-1)] | None = None  # -1 and 0, vLLM's defaults: off
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
     repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0
@@ -92,20 +92,20 @@ class Fields(Settings):
 
 @dataclass(frozen=True)
 class TextFields(Fields):
-    """Those of /v1/completions."""
+    """Fields of /v1/completions."""
 
     max_tokens: NonNegativeInt = 16
     best_of: Count | None = None
     echo: bool = False
-    logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
     suffix: str = ""
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
         if self.best_of not in (None, self.n):
-            problems.append(("best_of", "it must be n: this server does not select among more choices"))
+            problems.append(("best_of", "it must equal n: this server does not rank choices"))
         if self.suffix:
-            problems.append(("suffix", "this model continues text, and cannot insert it before a suffix"))
+            problems.append(("suffix", "it is not supported: the model cannot fill in text before a suffix"))
         if self.max_tokens == 0 and not self.echo:
             problems.append(("max_tokens", "it must be at least 1, or 0 with echo"))
         return problems
@@ -113,63 +113,63 @@ class TextFields(Fields):
 
 @dataclass(frozen=True)
 class ChatFields(Fields):
-    """Those of /v1/chat/completions."""
+    """Fields of /v1/chat/completions."""
 
     max_tokens: PositiveInt | None = None  # None: until the context is full
-    max_completion_tokens: PositiveInt | None = None  # the newer name
+    max_completion_tokens: PositiveInt | None = None  # newer name of max_tokens
     logprobs: bool = False
-    top_logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] = 0
+    top_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] = 0
 
 
 def read_fields(kind: type[settings.Config], body: dict[str, Any]) -> settings.Config:
-    """The fields of a request; null means the default, and unknown ones are ignored. Raises RequestError."""
-    given = {name: value for name, value in body.items() if value is not None}
+    """Parse the fields of a request. null means the default; unknown fields are ignored. Raises RequestError."""
+    fields = {name: value for name, value in body.items() if value is not None}
     try:
-        return settings.from_json(kind, given)
-    except ConfigError as problems:
-        message = str(problems).splitlines()[0]
-        if len(message) > LONGEST_MESSAGE:  # the value is long, and what is wrong with it comes last
-            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
+        return settings.from_json(kind, fields)
+    except ConfigError as error:
+        message = str(error).splitlines()[0]
+        if len(message) > MAX_MESSAGE_LENGTH:  # keep the end, which states the rule
+            message = f"{message[: MAX_MESSAGE_LENGTH // 2]} ... {message[-MAX_MESSAGE_LENGTH // 2 :]}"
         raise RequestError(message, param=message.partition("=")[0].partition(":")[0]) from None
 
 
 def read_stop(body: dict[str, Any]) -> tuple[str, ...]:
-    """stop: a text, or a list of texts. Raises RequestError."""
+    """Parse stop: a string or a list of strings. Raises RequestError."""
     value = body.get("stop")
     texts = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise RequestError("stop: it takes text or a list of texts, none of them empty", "stop")
-    if len(texts) > MOST_STOPS:
-        raise RequestError(f"stop: it takes at most {MOST_STOPS} texts, not {len(texts):,}", "stop")
-    if any(len(text) > LONGEST_STOP for text in texts):
-        raise RequestError(f"stop: a text can have at most {LONGEST_STOP:,} characters", "stop")
+        raise RequestError("stop must be a non-empty string or a list of non-empty strings", "stop")
+    if len(texts) > MAX_STOPS:
+        raise RequestError(f"stop must have at most {MAX_STOPS} strings, not {len(texts):,}", "stop")
+    if any(len(text) > MAX_STOP_LENGTH for text in texts):
+        raise RequestError(f"stop strings must have at most {MAX_STOP_LENGTH:,} characters", "stop")
     return tuple(texts)
 
 
 def read_biases(body: dict[str, Any], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """logit_bias: an object of token ids and what to add to their logits. Raises RequestError."""
+    """Parse logit_bias: an object that maps token ids to numbers added to their logits. Raises RequestError."""
     value = body.get("logit_bias")
     value = {} if value is None else value
-    if not isinstance(value, dict) or len(value) > MOST_BIASES:
-        raise RequestError(f"logit_bias: it takes an object with at most {MOST_BIASES} token ids", "logit_bias")
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
+        raise RequestError(f"logit_bias must be an object with at most {MAX_LOGIT_BIASES} token ids", "logit_bias")
     biases = {}
     for key, bias in value.items():
         if not key.isdecimal() or not key.isascii() or len(key) > 9 or int(key) >= vocab_size:
-            message = f"logit_bias: {key[:20]!r} is not the id of a token; there are {vocab_size:,}"
+            message = f"logit_bias: {key[:20]!r} is not a token id from 0 to {vocab_size - 1:,}"
             raise RequestError(message, "logit_bias")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise RequestError(f"logit_bias: token {key} must have a number from -100 to 100", "logit_bias")
+            raise RequestError(f"logit_bias of token {key} must be a number from -100 to 100", "logit_bias")
         biases[int(key)] = float(bias)
     return tuple(biases.items())
 
 
 def read_stream_options(body: dict[str, Any]) -> bool:
-    """stream_options.include_usage. Raises RequestError."""
+    """Parse stream_options and return include_usage. Raises RequestError."""
     options = body.get("stream_options")
     options = {} if options is None else options
     include = options.get("include_usage") if isinstance(options, dict) else options
     if not isinstance(options, dict) or not isinstance(include, bool | None):
-        message = 'stream_options: it takes an object such as {"include_usage": true}'
+        message = 'stream_options must be an object such as {"include_usage": true}'
         raise RequestError(message, "stream_options")
     return bool(include)
 
@@ -179,7 +179,7 @@ def read_stream_options(body: dict[str, Any]) -> bool:
 
 class RequestPrompt(NamedTuple):
     ids: list[int]  # at least one
-    is_empty: bool  # whether the client gave none, and the model sees the default prompt
+    is_empty: bool  # whether the request has no prompt, so that `ids` is the default prompt
 
 
 def is_id(value: Any) -> bool:
@@ -187,27 +187,27 @@ def is_id(value: Any) -> bool:
 
 
 def check_ids(ids: list[int], param: str, tokenizer: Tokenizer) -> None:
-    """Raises RequestError for an id that the tokenizer does not have."""
+    """Raise RequestError for an id that the tokenizer does not have."""
     for token in ids:
         if not 0 <= token < tokenizer.vocab_size:
-            message = f"{param}: there is no token {str(token)[:20]}; ids are from 0 to {tokenizer.vocab_size - 1:,}"
+            message = f"{param}: {str(token)[:20]} is not a token id from 0 to {tokenizer.vocab_size - 1:,}"
             raise RequestError(message, param)
 
 
 def encode(text: str, param: str, tokenizer: Tokenizer) -> list[int]:
-    """The ids of a text, with <|endoftext|> as its special id; at least one. Raises RequestError."""
+    """Return the ids of a text, at least one. <|endoftext|> becomes the special token. Raises RequestError."""
     try:
         return encode_prompt(tokenizer, text).ids
     except UserError as problem:
         characters = dict.fromkeys(text if tokenizer.eot is None else text.replace(EOT_TEXT, ""))
-        unknown = [*islice(map(repr, filter(tokenizer.count_unknown, characters)), SHOWN_CHARACTERS + 1)]
-        shown = " ".join(unknown[:SHOWN_CHARACTERS]) + (" ..." if len(unknown) > SHOWN_CHARACTERS else "")
-        reason = f"these characters are not in the vocabulary of the model: {shown}" if unknown else str(problem)
+        unknown = [*islice(map(repr, filter(tokenizer.count_unknown, characters)), MAX_SHOWN_CHARACTERS + 1)]
+        shown = " ".join(unknown[:MAX_SHOWN_CHARACTERS]) + (" ..." if len(unknown) > MAX_SHOWN_CHARACTERS else "")
+        reason = f"these characters are not in the model's vocabulary: {shown}" if unknown else str(problem)
         raise RequestError(f"{param}: {reason}", param) from None
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text of ids, with <|endoftext|> for its special id."""
+    """Return the text of ids. The special token becomes <|endoftext|>."""
     return b"".join(token_bytes(token, tokenizer) for token in ids).decode("utf-8", "replace")
 
 
@@ -216,8 +216,9 @@ def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
 
 
 def token_text(token: int, tokenizer: Tokenizer) -> str:
-    """A token in log-probabilities. One that is only a part of a character is written like bytes:\\xe2, as OpenAI does,
-    because U+FFFD would be the text of many tokens.
+    """Return a token's name in log-probabilities.
+
+    A token that is only a part of a character becomes bytes:\\xe2, as in OpenAI's API: U+FFFD would be ambiguous.
     """
     content = token_bytes(token, tokenizer)
     try:
@@ -226,22 +227,22 @@ def token_text(token: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + content.decode("utf-8", "backslashreplace")
 
 
-def read_prompts(value: Any, tokenizer: Tokenizer, most: int) -> list[RequestPrompt]:
-    """The prompts of the field `prompt`: a text, ids, or a list of at most so many of those. Raises RequestError."""
+def read_prompts(value: Any, tokenizer: Tokenizer, max_prompts: int) -> list[RequestPrompt]:
+    """Parse `prompt`: a string, a list of token ids, or a list of those. Raises RequestError."""
     value = "" if value is None else value
     single = isinstance(value, str) or (isinstance(value, list) and value and all(map(is_id, value)))
     prompts = [value] if single else value
     if not isinstance(prompts, list) or not prompts:
         raise RequestError(
-            "prompt: it takes a text, a list of texts, a list of token ids, or a list of those", "prompt"
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such lists", "prompt"
         )
-    if len(prompts) > most:
+    if len(prompts) > max_prompts:
         raise RequestError(
-            f"prompt: a request can have at most {most:,} prompts, and this one has {len(prompts):,}", "prompt"
+            f"prompt: a request can have at most {max_prompts:,} prompts, not {len(prompts):,}", "prompt"
         )
     kind = str if isinstance(prompts[0], str) else list
     if not all(isinstance(prompt, kind) and (kind is str or all(map(is_id, prompt))) for prompt in prompts):
-        raise RequestError("prompt: its list must hold texts only, or token ids only, or lists of token ids", "prompt")
+        raise RequestError("prompt must not mix strings, token ids, and lists of token ids", "prompt")
     if kind is str:
         return [RequestPrompt(encode(text, "prompt", tokenizer), not text) for text in prompts]
     for ids in prompts:
@@ -254,7 +255,7 @@ def read_prompts(value: Any, tokenizer: Tokenizer, most: int) -> list[RequestPro
 
 @dataclass(frozen=True)
 class Request:
-    """A request that can be answered."""
+    """A validated request."""
 
     choices: list["Choice"]
     stream: bool
@@ -272,12 +273,9 @@ class Request:
 
 
 def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTemplate | None = None) -> Request:
-    """The request in the body of /v1/completions, or with a template in that of /v1/chat/completions.
-
-    Raises RequestError.
-    """
+    """Parse the body of /v1/completions or, with a template, of /v1/chat/completions. Raises RequestError."""
     if not isinstance(body, dict):
-        raise RequestError('the body must be an object, as {"prompt": "..."}')
+        raise RequestError('the body must be an object such as {"prompt": "..."}')
     tokenizer = gpt.tokenizer
     fields = read_fields(ChatFields if chat else TextFields, body)
     stop = read_stop(body)
@@ -295,8 +293,8 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
     scores_prompts = echo and logprobs is not None
     slides = fields.context_stride is not None and not scores_prompts
     lengths = [len(prompt.ids) for prompt in prompts]
-    new = check_context(max(lengths), max_tokens, gpt.model.config.block_size, slides)
-    check_size(limits, lengths, fields.n, new, logprobs, scores_prompts)
+    new_tokens = check_context(max(lengths), max_tokens, gpt.model.config.block_size, slides)
+    check_size(limits, lengths, fields.n, new_tokens, logprobs, scores_prompts)
     sampling = fields.sampling(read_biases(body, tokenizer.vocab_size))
     seed = secrets.randbelow(2**63) if fields.seed is None else fields.seed
     choices = [
@@ -322,38 +320,39 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
     return Request(choices, fields.stream, read_stream_options(body), sum(lengths))
 
 
-def check_context(prompt: int, max_tokens: int | None, block_size: int, slides: bool) -> int:
-    """How many tokens may follow so many of a prompt. Raises RequestError for more than fit, unless the context slides.
+def check_context(prompt_tokens: int, max_tokens: int | None, block_size: int, slides: bool) -> int:
+    """Return how many tokens to generate at most after a prompt of this length.
 
-    The last token is not read, so it needs no place in the context.
+    Raises RequestError if they do not fit in the context, unless the context slides. The last new token is not fed to
+    the model, so it needs no position.
     """
-    fits = block_size + 1 - prompt
-    new = max(1, fits if max_tokens is None else max_tokens)
-    if new > fits and not slides:
-        problem = f"the context of this model is {block_size:,} tokens, and the prompt has {prompt:,}"
+    available = block_size + 1 - prompt_tokens
+    new_tokens = max(1, available if max_tokens is None else max_tokens)
+    if new_tokens > available and not slides:
+        problem = f"this model's context length is {block_size:,} tokens, and the prompt has {prompt_tokens:,}"
         remedy = "shorten it"
-        if fits > 0:
-            problem += f", so max_tokens can be at most {fits:,}, not {new:,}"
+        if available > 0:
+            problem += f", so max_tokens can be at most {available:,}, not {new_tokens:,}"
             remedy = "shorten the prompt or lower max_tokens"
-        slide = "set context_stride, so that the context slides (not with echo and logprobs)"
-        raise RequestError(f"{problem}: {remedy}, or {slide}", "prompt", "context_length_exceeded")
-    return new
+        slide = "set context_stride to slide the context (not with echo and logprobs)"
+        raise RequestError(f"{problem}; {remedy}, or {slide}", "prompt", "context_length_exceeded")
+    return new_tokens
 
 
 def check_size(
-    limits: Limits, lengths: list[int], n: int, new: int, logprobs: int | None, scores_prompts: bool
+    limits: Limits, lengths: list[int], n: int, new_tokens: int, logprobs: int | None, scores_prompts: bool
 ) -> None:
-    """Raises RequestError for a request that is too large. lengths: of its prompts. new: tokens of each choice."""
+    """Raise RequestError if a request is too large. lengths: tokens per prompt. new_tokens: per choice."""
     tokens, choices = sum(lengths), len(lengths) * n
-    scored = choices * new + n * tokens * scores_prompts
+    scored = choices * new_tokens + n * tokens * scores_prompts
     for param, what, value, limit in (
         ("n", "choices (prompts * n)", choices, limits.choices),
-        ("max_tokens", "new tokens (prompts * n * max_tokens)", choices * new, limits.new_tokens),
-        ("prompt", "tokens in its prompts", tokens, limits.prompt_tokens),
+        ("max_tokens", "new tokens (prompts * n * max_tokens)", choices * new_tokens, limits.new_tokens),
+        ("prompt", "prompt tokens", tokens, limits.prompt_tokens),
         ("logprobs", "log-probabilities", scored * (logprobs or 0), limits.log_probabilities),
     ):
         if value > limit:
-            raise RequestError(f"a request can have at most {limit:,} {what}, and this one has {value:,}", param)
+            raise RequestError(f"a request can have at most {limit:,} {what}, not {value:,}", param)
 
 
 # --- choices ----------------------------------------------------------------------------------------------------------
@@ -363,30 +362,30 @@ class Token(NamedTuple):
     """A token with its log-probabilities."""
 
     id: int
-    offset: int  # the characters of the choice's text before it, with what is left out at the beginning
+    offset: int  # characters of the choice's text before it, including the skipped prefix
     logprobs: TokenLogprobs | None  # None for the first token of a prompt
 
 
 class ChoiceDelta(NamedTuple):
-    """What is new of a choice."""
+    """New text and tokens of a choice."""
 
     text: str
-    tokens: list[Token]  # those that begin in the text, if log-probabilities were asked for
+    tokens: list[Token]  # tokens that begin in the text, if log-probabilities were requested
 
 
 class Choice(CompletionReader):
-    """One choice of an answer: the text of a completion and the log-probabilities of its tokens, as they arrive."""
+    """One choice of a response: text and log-probabilities of a completion, read as they are generated."""
 
     def __init__(self, index: int, completion: Completion, text: TextStream, echo: list[int], skip: str):
-        """echo: the ids of the prompt if its text comes first. skip: a character that is left out at the beginning."""
+        """echo: ids of the prompt to repeat, or []. skip: prefix to remove from the text."""
         super().__init__(completion, text)
         self.index, self.echo, self.skip = index, echo, skip
-        self.characters = 0  # of the text so far
-        self.pending: deque[Token] = deque()  # tokens whose text is held back
-        self.deltas: list[ChoiceDelta] = []  # so far
+        self.characters = 0  # length of the text so far
+        self.pending: deque[Token] = deque()  # tokens whose text is not complete
+        self.deltas: list[ChoiceDelta] = []
 
     def delta(self) -> ChoiceDelta:
-        """What is new since the last call."""
+        """Return what was generated since the last call."""
         text = self._read_echo() if self.echo else ""
         held_back = self.text.held_back
         for token in self.read():
@@ -406,7 +405,7 @@ class Choice(CompletionReader):
         return self.deltas[-1]
 
     def _read_echo(self) -> str:
-        """The text of the prompt. Its log-probabilities are complete before the first token."""
+        """Return the text of the prompt. Its log-probabilities are complete before the first new token."""
         ids, self.echo = self.echo, []
         decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
         for token, logprobs in zip(ids, self.completion.prompt_token_logprobs or [None] * len(ids), strict=True):
@@ -416,28 +415,28 @@ class Choice(CompletionReader):
         return text + decoder.decode(b"", final=True)
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def clip(logprob: float) -> float:
-    """JSON has no infinity."""
-    return max(logprob, LOWEST_LOGPROB)
+    """Replace -inf, which JSON cannot represent."""
+    return max(logprob, MIN_LOGPROB)
 
 
 class CompletionAnswer(ResponseFormat):
-    """The answer to a request of /v1/completions: one piece of JSON, or a stream of server-sent events."""
+    """The response of /v1/completions: one JSON object, or a stream of server-sent events."""
 
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"  # of the id; the values of "object"
+    id_prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, request: Request, model: str, fingerprint: str, tokenizer: Tokenizer):
         self.request, self.tokenizer, self.readers = request, tokenizer, request.choices
         self.media_type = "text/event-stream; charset=utf-8" if request.stream else "application/json"
-        self.head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+        self.head = {"id": f"{self.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
         self.head |= {"model": model, "system_fingerprint": fingerprint}
-        self.has_begun = False  # whether an event was sent
+        self.has_begun = False
 
-    def news(self) -> bytes:
-        changed = [(choice, choice.delta()) for choice in self.readers if choice.has_news]
+    def update(self) -> bytes:
+        changed = [(choice, choice.delta()) for choice in self.readers if choice.has_update]
         if not self.request.stream:
             return b""
         parts = [self.part(c, self.delta(d.text), d.tokens) for c, d in changed if d.text or c.finish_reason]
@@ -458,11 +457,11 @@ class CompletionAnswer(ResponseFormat):
         for choice in self.readers:
             text, tokens = "".join(d.text for d in choice.deltas), [token for d in choice.deltas for token in d.tokens]
             choices.append(self.part(choice, self.content(text), tokens))
-        return {**self.head, "object": self.whole, "choices": choices, "usage": self.request.usage()}
+        return {**self.head, "object": self.object_name, "choices": choices, "usage": self.request.usage()}
 
     def event(self, parts: list[dict[str, Any]], usage: dict[str, int] | None) -> bytes:
-        """An event with parts of choices. usage: of the last one."""
-        chunk = {**self.head, "object": self.chunk, "choices": parts}
+        """Return an event with parts of choices. usage: in the last event, None in others."""
+        chunk = {**self.head, "object": self.chunk_name, "choices": parts}
         if self.request.include_usage:
             chunk["usage"] = usage
         return b"data: %b\n\n" % json.dumps(chunk).encode()
@@ -473,15 +472,15 @@ class CompletionAnswer(ResponseFormat):
         return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
     def first_parts(self) -> list[dict[str, Any]]:
-        """What comes before the text of the choices."""
+        """Return the parts of the first event, before any text."""
         return []
 
     def content(self, text: str) -> dict[str, Any]:
-        """The text of a choice."""
+        """Return the fields for the text of a complete choice."""
         return {"text": text}
 
     def delta(self, text: str) -> dict[str, Any]:
-        """A part of the text of a choice."""
+        """Return the fields for new text of a choice."""
         return {"text": text}
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -493,17 +492,17 @@ class CompletionAnswer(ResponseFormat):
         }
 
     def top_logprobs(self, token: Token) -> dict[str, float]:
-        """Those of the most likely tokens and of this one, which is last if it is not among them."""
+        """Return the log-probabilities of the most likely tokens and of this token."""
         top: dict[str, float] = {}
         for other, logprob in token.logprobs.top:
-            top.setdefault(token_text(other, self.tokenizer), clip(logprob))  # two tokens may have one text
+            top.setdefault(token_text(other, self.tokenizer), clip(logprob))  # two tokens may have the same text
         return top | {token_text(token.id, self.tokenizer): clip(token.logprobs.logprob)}
 
 
 class ChatAnswer(CompletionAnswer):
-    """That of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    id_prefix, object_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def first_parts(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}

@@ -1,4 +1,4 @@
-"""The samples of the viewer's playground, token by token, with the tokens that could have been sampled instead."""
+"""Samples of the viewer's playground, streamed token by token with the most likely alternatives."""
 
 import json
 import math
@@ -17,33 +17,33 @@ from folio.decoding.text_stream import TextStream
 from folio.web.server import RequestError
 from folio.web.streaming import CompletionReader, NewToken, ResponseFormat
 
-MOST_SAMPLES = 16  # at a time
-MOST_NEW_TOKENS = 4096
-RUNNERS_UP = 10  # tokens that could have been sampled instead
+MAX_SAMPLES = 16  # per request
+MAX_NEW_TOKENS = 4096
+RUNNERS_UP = 10  # alternatives shown per token
 
 
 @dataclass(frozen=True)
 class GenerationQuestion(GenerationConfig):
-    """What a page asks to be sampled."""
+    """A request of the page for samples."""
 
-    num_samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] = 1
-    max_new_tokens: Annotated[int, Ge(1), Le(MOST_NEW_TOKENS)] = 200
+    num_samples: Annotated[int, Ge(1), Le(MAX_SAMPLES)] = 1
+    max_new_tokens: Annotated[int, Ge(1), Le(MAX_NEW_TOKENS)] = 200
     model: NonNegativeInt = 0
     step: NonNegativeInt | None = None
     ids: tuple[int, ...] = ()
-    begun: NonNegativeInt = 0  # how many of the ids, the last ones, are the beginning of the samples' text
+    begun: NonNegativeInt = 0  # number of ids, from the end, that already belong to the samples' text
 
 
 class SampleLines(ResponseFormat):
-    """Samples as lines of JSON, which TraceProvider.sampler describes."""
+    """JSON Lines with samples; TraceProvider.sampler describes the format."""
 
     media_type = "application/x-ndjson"
 
     def __init__(self, tokenizer: Tokenizer, question: GenerationQuestion):
-        texts = [TextStream(tokenizer, question.stop) for _ in range(question.num_samples)]
-        beginning = question.ids[max(0, len(question.ids) - question.begun) :]
-        begun = [[text.push(token) for token in beginning] for text in texts]
-        self.begun = begun[0]
+        streams = [TextStream(tokenizer, question.stop) for _ in range(question.num_samples)]
+        first_ids = question.ids[max(0, len(question.ids) - question.begun) :]
+        first_texts = [[stream.push(token) for token in first_ids] for stream in streams]
+        self.begun = first_texts[0]
         self.readers = [
             CompletionReader(
                 Completion(
@@ -53,19 +53,19 @@ class SampleLines(ResponseFormat):
                     question.seed,
                     sample,
                     question.context_stride,
-                    logprobs=RUNNERS_UP + 1,  # one of them may be the token itself
+                    logprobs=RUNNERS_UP + 1,  # the sampled token may be one of them
                 ),
-                text,
+                stream,
             )
-            for sample, text in enumerate(texts)
+            for sample, stream in enumerate(streams)
         ]
 
     def begin(self) -> bytes:
         return write_line({"begun": self.begun})
 
-    def news(self) -> bytes:
-        news = [map(partial(entry, reader), reader.read()) if reader.has_news else [] for reader in self.readers]
-        return b"".join(write_line({"samples": entries}) for entries in zip_longest(*news))
+    def update(self) -> bytes:
+        columns = [map(partial(entry, reader), reader.read()) if reader.has_update else [] for reader in self.readers]
+        return b"".join(write_line({"samples": entries}) for entries in zip_longest(*columns))
 
     def error(self, problem: RequestError) -> bytes:
         return write_line({"error": str(problem)})
@@ -76,10 +76,10 @@ def write_line(event: dict[str, Any]) -> bytes:
 
 
 def entry(reader: CompletionReader, token: NewToken) -> list[Any]:
-    """A token as a page gets it, with the most likely others; or the end of a sample."""
+    """Return the JSON of a token with its most likely alternatives, or of the end of a sample."""
     if token.id is None:
-        length = "max_new_tokens" if reader.finish_reason == "length" else "end of text"
-        return [None, token.text, "stop" if reader.stopped else length]
+        limit = "max_new_tokens" if reader.finish_reason == "length" else "end of text"
+        return [None, token.text, "stop" if reader.stopped else limit]
     logprob, top = token.logprobs
     others = [(other, math.exp(value)) for other, value in top if other != token.id]
     return [token.id, token.text, math.exp(logprob), others[:RUNNERS_UP]]

@@ -1,7 +1,6 @@
-"""Answers the viewer's questions about models: what a text makes a model compute, in numbers that a page can draw.
+"""Answers the viewer's questions about models: the values of a forward pass over a text, as data for charts.
 
-A question is JSON; an answer is facts (JSON) and tensors by name. The page (page/) knows nothing else about where
-the numbers come from.
+A question is JSON. An answer consists of facts (JSON) and named tensors. The page (page/) gets all numbers this way.
 
 Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
@@ -27,24 +26,24 @@ from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import encode_prompt
 from folio.evaluation.memorization import TrainingSearch, covering_lengths, open_training_data
 from folio.web.engine import Engine
-from folio.web.playground import MOST_SAMPLES, GenerationQuestion, SampleLines
+from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
-from folio.web.viewed_model import Cache, ViewedModel
+from folio.web.viewed_model import LRUCache, ViewedModel
 from model import GPT, angles, sinusoids
 
-MOST_CHARACTERS = 100_000  # of a text in a question
-THUMBNAIL = 32  # queries and keys of a head's small picture
-LENS = 5  # tokens that the logit lens shows for each state
-LENS_TOKENS = 12  # tokens of the text whose lens is shown together
-PUSHED = 5  # tokens whose logits a vector raises or lowers most
-NEURONS = 16  # of an MLP, the strongest ones
-MAP_TOKENS = 1000  # of a vocabulary, the first ones, on the map
-NEIGHBORS = 12  # of a token
-PROBE_TOKENS = 128  # random tokens on which prefix matching is measured
-LARGEST_PICTURE = 256  # rows and columns of a parameter's heat map; larger ones are averaged
+MAX_CHARACTERS = 100_000  # per text
+THUMBNAIL_SIZE = 32  # rows and columns of a head's thumbnail
+LENS_TOP_K = 5  # tokens per state of the logit lens
+LENS_POSITIONS = 12  # tokens of the text shown in one logit lens
+TOP_EFFECTS = 5  # tokens with the largest positive and negative logit effects
+TOP_NEURONS = 16  # strongest neurons of an MLP
+MAP_TOKENS = 1000  # first tokens of the vocabulary, shown on its map
+NEIGHBORS = 12  # nearest neighbors of a token
+PROBE_TOKENS = 128  # repeated random tokens for the prefix-matching score
+MAX_HEATMAP_SIZE = 256  # rows and columns of a parameter's heat map; larger parameters are averaged
 HISTOGRAM_BINS = 64
-TRACES = 4  # to keep
-ROWS = 4 * MOST_SAMPLES  # of samples that are generated at a time
+MAX_TRACES = 4  # cached traces
+ROWS = 4 * MAX_SAMPLES  # samples generated at a time
 
 Q = TypeVar("Q", bound="Question | GenerationQuestion")
 
@@ -52,13 +51,13 @@ Q = TypeVar("Q", bound="Question | GenerationQuestion")
 class Answer(NamedTuple):
     """The answer to a question."""
 
-    facts: dict[str, Any]  # JSON
+    facts: dict[str, Any]  # JSON values
     tensors: Mapping[str, Tensor] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
-        """The length of the header (uint32), the header as JSON, and the tensors as float32, int32 or uint8.
+        """Serialize: length of the header (uint32), header (JSON), and tensors as float32, int32 or uint8.
 
-        Everything is little-endian, and aligned to 4 bytes. JSON has no NaN and no infinity: facts are then null.
+        Little-endian, aligned to 4 bytes. NaN and infinity in facts become null.
         """
         arrays = {name: _array(tensor) for name, tensor in self.tensors.items()}
         kinds = {name: {"dtype": array.dtype.name, "shape": array.shape} for name, array in arrays.items()}
@@ -69,7 +68,7 @@ class Answer(NamedTuple):
 
 
 def _finite(value: Any) -> Any:
-    """JSON in which numbers that are NaN or infinite are None."""
+    """Replace NaN and infinity by None in JSON values."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -78,7 +77,7 @@ def _finite(value: Any) -> Any:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """A tensor on the CPU in one of the three types of an answer."""
+    """Convert a CPU tensor to one of the three dtypes of an answer."""
     if tensor.dtype == torch.uint8:
         return tensor.numpy()
     return (tensor.float() if tensor.is_floating_point() else tensor.int()).numpy()
@@ -86,41 +85,41 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Question(Settings):
-    """What a page asks. Most fields matter to some kinds of questions only."""
+    """A question of the page. Each kind of question uses some of the fields."""
 
     kind: str = ""  # one of TraceProvider.questions
-    model: NonNegativeInt = 0  # which of the models
-    step: NonNegativeInt | None = None  # which checkpoint of its run; None: the one that was opened
+    model: NonNegativeInt = 0  # index of the model
+    step: NonNegativeInt | None = None  # checkpoint of its run; None: the opened one
     layer: NonNegativeInt = 0
     head: NonNegativeInt = 0
-    token: NonNegativeInt = 0  # a position in the text
-    source: NonNegativeInt = 0  # how many tokens the source of an answer has, from the beginning of the text
+    token: NonNegativeInt = 0  # position in the text
+    source: NonNegativeInt = 0  # number of source tokens, from the beginning of the text
     name: str = ""  # of a parameter
-    row: NonNegativeInt | None = None  # of the parameter, None: all of them; or a token id, for its nearest ones
-    since: NonNegativeInt = 0  # a step of the run, after which to answer; 0: from the beginning
+    row: NonNegativeInt | None = None  # of the parameter, None: all; in "vocabulary", a token id
+    since: NonNegativeInt = 0  # return metrics after this step
     text: str = ""
-    # as in Switches
+    # see Switches
     mask: Literal["before", "after", "off"] = "before"
     scale: bool = True
-    heads_off: str = ""  # LAYER.HEAD, separated by commas
-    mlps_off: str = ""  # layers, separated by commas
-    # a list of token ids, checked by TraceProvider
+    heads_off: str = ""  # comma-separated LAYER.HEAD
+    mlps_off: str = ""  # comma-separated layers
+    # token ids, checked by TraceProvider
     ids: tuple[int, ...] = ()
-    whole: bool = False  # True: all ids of a text that is longer than the context
+    whole: bool = False  # True: return all ids, even beyond the context
 
 
 class TraceProvider:
-    """Answers questions about one or two models. It may be asked by many threads, and answers one at a time."""
+    """Answers questions about one or two models. Thread-safe; answers one question at a time."""
 
     def __init__(self, models: list[ViewedModel], text: str, data_dir: str | None = None):
-        """text: to show first. data_dir: where to look for the training data if it is not where it was."""
+        """text: shown first. data_dir: where to look for training data that has moved."""
         self.models, self.text, self.data_dir = models, text, data_dir
         self.lock = threading.Lock()
-        self.traces = Cache(TRACES)
-        self.probes = Cache(1000)  # prefix-matching scores (L, H) by _version
-        self.engines = Cache(2)  # by _version
-        self.searches = Cache(2)  # TrainingSearch by the hash of the training data
-        self.maps = Cache(8)  # of vocabularies, by _version
+        self.traces = LRUCache(MAX_TRACES)
+        self.probes = LRUCache(1000)  # prefix-matching scores (L, H) by _version
+        self.engines = LRUCache(2)  # Engine by _version
+        self.searches = LRUCache(2)  # TrainingSearch by the hash of the training data
+        self.maps = LRUCache(8)  # principal planes by _version
         self.questions: dict[str, Callable[[Question], Answer]] = {
             "models": self.describe,
             "tokens": self.tokens,
@@ -139,114 +138,124 @@ class TraceProvider:
             "run": self.run,
         }
 
-    def answer(self, asked: Any) -> Answer:
-        """The answer to a question that was read from JSON. Raises UserError if it makes no sense."""
-        question = self._read(Question, asked)
+    def answer(self, body: Any) -> Answer:
+        """Answer a question given as JSON. Raises UserError if it is invalid."""
+        question = self._parse(Question, body)
         if question.kind not in self.questions:
-            raise UserError(f"kind={question.kind!r}: it is none of {', '.join(self.questions)}")
-        if len(question.ids) > self._viewed(question).limit:
-            raise UserError(f"ids: {len(question.ids):,} tokens are more than {self._viewed(question).limit:,}")
-        with self.lock, torch.no_grad():  # not in inference mode, whose tensors a sampler cannot use
-            torch.set_float32_matmul_precision("highest")  # a sampler on a GPU sets another one
+            raise UserError(f"kind={question.kind!r}: it must be one of {', '.join(self.questions)}")
+        limit = self._viewed(question).limit
+        if len(question.ids) > limit:
+            raise UserError(f"ids has {len(question.ids):,} tokens; the limit is {limit:,}")
+        with self.lock, torch.no_grad():  # not inference_mode: a sampler cannot use its tensors
+            torch.set_float32_matmul_precision("highest")  # a sampler on a GPU changes it
             facts, tensors = self.questions[question.kind](question)
-            return Answer(facts, {name: tensor.cpu() for name, tensor in tensors.items()})  # before others use the GPU
+            return Answer(
+                facts, {name: tensor.cpu() for name, tensor in tensors.items()}
+            )  # before the lock is released
 
-    def sampler(self, asked: Any) -> tuple[Engine, SampleLines]:
-        """What generates samples that continue the token ids of a question, and how they are sent. Raises UserError.
+    def sampler(self, body: Any) -> tuple[Engine, SampleLines]:
+        """Return an engine and a response format for samples that continue the ids of a question. Raises UserError.
 
-        First comes {"begun": [text, ...]}, the text that each of the last `begun` ids completes; then
-        {"samples": [[id, text, probability, [[id, probability], ...]], ...]}, the next token of each sample: the token,
-        the text that it completes, and the most likely of the other tokens. Probabilities are the model's own, before
-        temperature and filters. A sample without a new token is null. When it has ended, it is once [null, the rest of
-        its text, why it ended].
+        The first line is {"begun": [text, ...]}: the text completed by each of the last `begun` ids. The others are
+        {"samples": [[id, text, probability, [[id, probability], ...]], ...]}, with one entry per sample: its next
+        token, the text completed by it, its probability, and the most likely other tokens. Probabilities are the
+        model's own, before temperature and filters. The entry is null if the sample has no new token, and
+        [null, remaining text, reason] once at its end.
         """
-        question = self._read(GenerationQuestion, asked)
+        question = self._parse(GenerationQuestion, body)
         viewed = self._viewed(question)
         require_ids(question)
         with self.lock:
             engine = self.engines.get(
                 self._version(question),
-                lambda: Engine(LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)), ROWS),
+                lambda: Engine(
+                    LanguageModel(viewed.model_at(question.step), viewed.tokenizer, str(viewed.device)), ROWS
+                ),
             )
         return engine, SampleLines(viewed.tokenizer, question)
 
     def close(self) -> None:
-        """End what generates samples."""
+        """Stop all engines."""
         for engine in self.engines.values.values():
             engine.close()
 
-    # --- what is asked about ------------------------------------------------------------------------------------------
+    # --- parsing ------------------------------------------------------------------------------------------------------
 
-    def _read(self, kind: type[Q], asked: Any) -> Q:
-        """A question that was read from JSON. Raises UserError."""
-        if not isinstance(asked, dict):
-            raise UserError("a question is a JSON object")
-        fields = dict(asked)
+    def _parse(self, kind: type[Q], body: Any) -> Q:
+        """Parse a question. Raises UserError."""
+        if not isinstance(body, dict):
+            raise UserError("a question must be a JSON object")
+        fields = dict(body)
         ids = fields.pop("ids", [])
         question = settings.from_json(kind, fields)
         if question.model >= len(self.models):
-            raise UserError(f"model={question.model}: there are {len(self.models)}")
-        size = self._viewed(question).tokenizer.vocab_size  # the model's may be padded
+            raise UserError(f"model={question.model}: it must be less than {len(self.models)}")
+        size = self._viewed(question).tokenizer.vocab_size  # without the model's padding
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
-            raise UserError(f"ids: it takes a list of token ids from 0 to {size - 1:,}")
+            raise UserError(f"ids must be a list of token ids from 0 to {size - 1:,}")
         return replace(question, ids=tuple(ids))
 
     def _viewed(self, question: Question | GenerationQuestion) -> ViewedModel:
         return self.models[question.model]
 
     def _version(self, question: Question | GenerationQuestion) -> Hashable:
-        """What identifies a checkpoint in the caches. Raises UserError."""
+        """Return the cache key of a checkpoint. Raises UserError."""
         return question.model, self._viewed(question).version(question.step)
 
     def _switches(self, question: Question) -> Switches:
-        """The switches of a question. Raises UserError."""
-        config = self._viewed(question).opened.config
+        """Parse the switches of a question. Raises UserError."""
+        config = self._viewed(question).model.config
         try:
             pairs = [pair.split(".") for pair in filter(None, question.heads_off.split(","))]
             heads = sorted({(int(layer), int(head)) for layer, head in pairs})
             mlps = sorted({int(layer) for layer in filter(None, question.mlps_off.split(","))})
         except ValueError:
-            raise UserError("heads_off takes LAYER.HEAD, and mlps_off layers, separated by commas") from None
-        layers, every_head = range(config.n_layer), range(config.n_head)
-        if not all(layer in layers and head in every_head for layer, head in heads) or not {*mlps} <= {*layers}:
+            raise UserError(
+                "heads_off must be comma-separated LAYER.HEAD, and mlps_off comma-separated layers"
+            ) from None
+        layers, head_range = range(config.n_layer), range(config.n_head)
+        if not all(layer in layers and head in head_range for layer, head in heads) or not {*mlps} <= {*layers}:
             raise UserError(f"the model has {config.n_layer} layers of {config.n_head} heads")
         return Switches(question.mask, question.scale, tuple(heads), tuple(mlps))
 
     def _trace(self, question: Question) -> "ViewedTrace":
-        """The trace that a question is about. Raises UserError."""
+        """Return the trace for a question. Raises UserError."""
         viewed = self._viewed(question)
-        config, ids, switches = viewed.opened.config, question.ids, self._switches(question)
+        config, ids, switches = viewed.model.config, question.ids, self._switches(question)
         require_ids(question)
         if question.layer >= config.n_layer or question.head >= config.n_head or question.token >= len(ids):
-            raise UserError(f"there are {config.n_layer} layers, {config.n_head} heads, and {len(ids):,} tokens")
+            limits = f"{config.n_layer}, {config.n_head}, and {len(ids):,}"
+            raise UserError(f"layer, head, and token must be less than {limits}")
         key = (self._version(question), ids, switches)
-        return self.traces.get(key, lambda: ViewedTrace(viewed.at(question.step), ids, switches))
+        return self.traces.get(key, lambda: ViewedTrace(viewed.model_at(question.step), ids, switches))
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def describe(self, question: Question) -> Answer:
-        """The models, the texts of their tokens, and the bytes (hexadecimal, by id) of tokens that are not text."""
-        first, size = self.models[0], max(viewed.opened.config.vocab_size for viewed in self.models)
+        """Describe the models, the text of all tokens, and the bytes (hexadecimal, by id) of tokens without text."""
+        first, size = self.models[0], max(viewed.model.config.vocab_size for viewed in self.models)
         pieces = [first.piece(token) for token in range(size)]
-        not_text = [token for token, piece in enumerate(pieces) if not piece or first.content(token) != piece.encode()]
+        not_text = [
+            token for token, piece in enumerate(pieces) if not piece or first.token_bytes(token) != piece.encode()
+        ]
         facts = {
             "models": [viewed.describe() for viewed in self.models],
             "pieces": pieces,
-            "bytes": {token: first.content(token).hex(" ") for token in not_text},
+            "bytes": {token: first.token_bytes(token).hex(" ") for token in not_text},
             "text": self.text,
         }
         return Answer(facts)
 
     def tokens(self, question: Question) -> Answer:
-        """The ids of a text, as in sample.py; at most as many as the context holds, if `whole` is False."""
+        """Encode a text as in sample.py. Unless `whole`, the ids are cut at the context length."""
         viewed = self._viewed(question)
-        if len(question.text) > MOST_CHARACTERS:
-            raise UserError(f"text: it has {len(question.text):,} characters; the limit is {MOST_CHARACTERS:,}")
+        if len(question.text) > MAX_CHARACTERS:
+            raise UserError(f"text: it has {len(question.text):,} characters; the limit is {MAX_CHARACTERS:,}")
         ids, _, unknown = encode_prompt(viewed.tokenizer, question.text, "skip")
         return Answer({"ids": ids if question.whole else ids[: viewed.limit], "tokens": len(ids), "unknown": unknown})
 
     def overview(self, question: Question) -> Answer:
-        """Every token's loss, and every head in small."""
+        """Return the loss of every token, and a thumbnail and scores of every head."""
         trace = self._trace(question)
         predictions = trace.trace.predictions
         scores = {**trace.scores, "prefix": self._prefix_scores(question)}
@@ -259,37 +268,32 @@ class TraceProvider:
         return Answer({"mean_loss": predictions.loss.mean().item()}, tensors)
 
     def _prefix_scores(self, question: Question) -> Tensor:
-        """The prefix-matching scores of all heads on random tokens that repeat: (L, H)."""
+        """Return the prefix-matching scores of all heads on repeated random tokens: (L, H)."""
         viewed = self._viewed(question)
 
         def measure() -> Tensor:
             ids = tuple(probe_ids(viewed.tokenizer.vocab_size, viewed.limit))
-            return ViewedTrace(viewed.at(question.step), ids, Switches()).scores["prefix"]
+            return ViewedTrace(viewed.model_at(question.step), ids, Switches()).scores["prefix"]
 
         return self.probes.get(self._version(question), measure)
 
     def head(self, question: Question) -> Answer:
-        """Everything that a head computed."""
+        """Return all intermediate values of a head."""
         heads = self._trace(question).trace.layer(question.layer).heads
         tensors = {name: t[question.head] for name, t in heads._asdict().items() if t is not None}
         return Answer({}, tensors)
 
     def layer(self, question: Question) -> Answer:
-        """What a layer computed for a token, and what that changes in the prediction."""
+        """Return the values of a layer for a token, and their effects on the prediction."""
         trace, token = self._trace(question).trace, question.token
         layer, block = trace.layer(question.layer), trace.model.transformer.h[question.layer]
         by_head = trace.head_outputs(question.layer, token)  # (H, C)
-        written = block.mlp.c_proj.weight * layer.hidden[token]  # (C, 4C)
-        strongest = written.norm(dim=0).topk(min(NEURONS, written.shape[1])).indices
-        added = torch.cat([by_head, written.T[strongest]])
-        pushed = pushed_tokens(trace, added, token)
+        by_neuron = block.mlp.c_proj.weight * layer.hidden[token]  # (C, 4C)
+        strongest = by_neuron.norm(dim=0).topk(min(TOP_NEURONS, by_neuron.shape[1])).indices
+        effects = logit_effects(trace, torch.cat([by_head, by_neuron.T[strongest]]), token)
         H = len(by_head)
-        facts = {
-            "heads": pushed[:H],
-            "neurons": [
-                {"index": index, **pushes} for index, pushes in zip(strongest.tolist(), pushed[H:], strict=True)
-            ],
-        }
+        neurons = [{"index": index, **effect} for index, effect in zip(strongest.tolist(), effects[H:], strict=True)]
+        facts = {"heads": effects[:H], "neurons": neurons}
         names = ("ln_1", "qkv", "attention", "ln_2", "preactivation", "hidden", "mlp")
         tensors = {
             **{name: getattr(layer, name)[token] for name in names},
@@ -297,8 +301,8 @@ class TraceProvider:
             "weights": layer.heads.weights[:, token],  # (H, T)
             "head_outputs": by_head,
             "separate_heads": trace.separate_heads(question.layer, token),  # (3, H, D)
-            "column_norms": block.mlp.c_proj.weight.norm(dim=0),  # of what a neuron of 1 writes (4C)
-            "written": written.sum(1),  # by all neurons, without c_proj's bias and even if the MLP is off (C)
+            "column_norms": block.mlp.c_proj.weight.norm(dim=0),  # of the columns, one per neuron (4C)
+            "written": by_neuron.sum(1),  # sum over all neurons, without c_proj's bias, even if the MLP is off (C)
             "before": trace.stream[2 * question.layer, token],
             "between": trace.stream[2 * question.layer + 1, token],
             "after": trace.stream[2 * question.layer + 2, token],
@@ -306,35 +310,35 @@ class TraceProvider:
         return Answer(facts, tensors)
 
     def alignment(self, question: Question) -> Answer:
-        """What the tokens from `token` on look at in the source, the first S tokens: a head's weights (N, S).
+        """Return a head's attention weights (N, S) from the tokens from `token` on to the first S = `source` tokens.
 
-        heads: [layer, head, coverage] of all heads, those with the largest coverage first. It is the largest weight of
-        each source token, averaged over the source.
+        heads: [layer, head, coverage] of all heads, by decreasing coverage. Coverage is the largest weight of each
+        source token, averaged over the source.
         """
         trace, weights, heads = self._trace(question).trace, torch.empty(0), []
         for layer in range(trace.model.config.n_layer):
-            of_layer = trace.layer(layer).heads.weights[:, question.token :, : question.source]
-            coverage = of_layer.amax(1).mean(-1).tolist()
+            layer_weights = trace.layer(layer).heads.weights[:, question.token :, : question.source]
+            coverage = layer_weights.amax(1).mean(-1).tolist()
             heads += [[layer, head, score] for head, score in enumerate(coverage)]
             if layer == question.layer:
-                weights = of_layer[question.head]
+                weights = layer_weights[question.head]
         return Answer({"heads": sorted(heads, key=lambda row: -row[2])}, {"weights": weights})
 
     def notes(self, question: Question) -> Answer:
-        """The notes of a piece, and how much each head of a layer looks at them from a token.
+        """Return the notes of a piece, and each head's attention from a token to them.
 
-        weights (H, N + 1): a note's is the sum of the weights of its events, and the last one the sum of those that
-        belong to no note. on, off: the places of a note's note-on and note-off, off is None if it is still sounding at
-        the end. note: the one that the token belongs to, -1 for none. Times are in beats or seconds (`unit`); seconds:
-        of a unit; before, time, end: before and after the token, and of the text.
+        weights (H, N + 1): summed over the events of each note; the last column sums all other events. on, off:
+        positions of a note's note-on and note-off; off is None if the note is still sounding at the end. note: index of
+        the token's own note, or -1. Times are in beats or seconds (`unit`); seconds: length of a unit; before, time:
+        times before and after the token; end: time at the end of the text.
         """
         viewed, trace, token = self._viewed(question), self._trace(question).trace, question.token
         if not viewed.music:
-            raise UserError("the model's tokens are not events of music")
+            raise UserError("this is not a model of music")
         placed, times = place_notes([viewed.piece(id).strip() for id in question.ids], viewed.music)
         steps, owner = viewed.music.steps, torch.full((len(times),), len(placed))
         for number, note in enumerate(placed):
-            owner[[place for place in (note.on, note.velocity, note.off) if place is not None]] = number
+            owner[[position for position in (note.on, note.velocity, note.off) if position is not None]] = number
         notes = [
             {
                 "name": pitch_name(note.pitch),
@@ -361,11 +365,11 @@ class TraceProvider:
         return Answer(facts, {"weights": by_note})
 
     def token(self, question: Question) -> Answer:
-        """A token's embedding, and its way through the residual stream."""
+        """Return a token's embedding and its states in the residual stream, with the logit lens."""
         trace, token = self._trace(question).trace, question.token
         model, states = trace.model, trace.stream[:, token]  # (2L + 1, C)
-        following = trace.ids[token + 1].item() if token + 1 < len(trace.ids) else None
-        lens = trace.lens(states, LENS, following)
+        target = trace.ids[token + 1].item() if token + 1 < len(trace.ids) else None
+        lens = trace.lens(states, LENS_TOP_K, target)
         position = torch.tensor(token, device=states.device)
         embedding = model.transformer.wte.weight[trace.ids[token]]
         tensors = {
@@ -375,16 +379,16 @@ class TraceProvider:
             "embedding": embedding,
             "position": model.embed(trace.ids[token], position) - embedding,
         }
-        if following is not None:
+        if target is not None:
             tensors |= {"next_probability": lens.target_probability, "next_rank": lens.target_rank}  # (2L + 1) each
         return Answer({}, tensors)
 
     def lens(self, question: Question) -> Answer:
-        """The most likely next token of each state of the residual stream, for the tokens around one: (2L + 1, N)."""
+        """Return the most likely next token of each state, (2L + 1, N), for the N tokens around `token`."""
         trace = self._trace(question).trace
-        first = max(0, min(question.token - LENS_TOKENS // 2, len(trace.ids) - LENS_TOKENS))
-        shown = range(first, min(first + LENS_TOKENS, len(trace.ids)))
-        lenses = [trace.lens(trace.stream[:, token], 1) for token in shown]  # one by one, because V is large
+        first = max(0, min(question.token - LENS_POSITIONS // 2, len(trace.ids) - LENS_POSITIONS))
+        positions = range(first, min(first + LENS_POSITIONS, len(trace.ids)))
+        lenses = [trace.lens(trace.stream[:, token], 1) for token in positions]  # one by one, because V is large
         tensors = {
             "ids": torch.cat([lens.ids for lens in lenses], dim=1),
             "probabilities": torch.cat([lens.probabilities for lens in lenses], dim=1),
@@ -392,39 +396,39 @@ class TraceProvider:
         return Answer({"first": first}, tensors)
 
     def logits(self, question: Question) -> Answer:
-        """The logits after a token, before any filter."""
+        """Return the logits after a token, before any filter."""
         trace = self._trace(question).trace
         return Answer({}, {"logits": trace.logits(trace.stream[-1, question.token])})
 
     def parameter(self, question: Question) -> Answer:
-        """A parameter, averaged over blocks if it is large, and the distribution of its finite values; or one row."""
-        parameters = dict(self._viewed(question).at(question.step).named_parameters())
+        """Return a parameter, downsampled if it is large, with a histogram of its finite values; or one row of it."""
+        parameters = dict(self._viewed(question).model_at(question.step).named_parameters())
         if question.name not in parameters:
             raise UserError(f"name={question.name!r}: it is not a parameter of the model")
         rows = torch.atleast_2d(parameters[question.name].detach())
         if question.row is not None:
             if question.row >= len(rows):
-                raise UserError(f"row={question.row}: {question.name} has {len(rows):,}")
+                raise UserError(f"row={question.row}: {question.name} has {len(rows):,} rows")
             return Answer({}, {"row": rows[question.row]})
         rows = rows.cpu()
-        picture = F.adaptive_avg_pool2d(rows[None], [min(n, LARGEST_PICTURE) for n in rows.shape])[0]
-        finite = rows[rows.isfinite()].double()  # in float32, values near 1 may be too close for so many bins
+        picture = F.adaptive_avg_pool2d(rows[None], [min(n, MAX_HEATMAP_SIZE) for n in rows.shape])[0]
+        finite = rows[rows.isfinite()].double()  # float32 is too coarse for narrow bins near 1
         counts, edges = np.histogram(finite.numpy(), HISTOGRAM_BINS)
         mean, deviation = (finite.mean().item(), finite.std(unbiased=False).item()) if len(finite) else (None, None)
         facts = {"mean": mean, "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
         return Answer(facts, {"picture": picture})
 
     def vocabulary(self, question: Question) -> Answer:
-        """The nearest tokens of a token id (`row`) by the cosine of their embeddings, and a map of the vocabulary.
+        """Return the nearest neighbors of a token id (`row`) by cosine similarity, and a map of the vocabulary.
 
-        The map shows the first MAP_TOKENS tokens in the plane of the two largest principal components of all of them.
-        place, nearest_places: where the token and the nearest ones are on it.
+        The map projects the first MAP_TOKENS embeddings onto the two largest principal components of all embeddings.
+        place, nearest_places: coordinates of the token and its neighbors.
         """
         viewed = self._viewed(question)
-        table = viewed.at(question.step).transformer.wte.weight[: viewed.tokenizer.vocab_size]  # (V, C)
+        table = viewed.model_at(question.step).transformer.wte.weight[: viewed.tokenizer.vocab_size]  # (V, C)
         token = question.row or 0
         if token >= len(table):
-            raise UserError(f"row={token}: there are {len(table):,} tokens")
+            raise UserError(f"row={token}: the vocabulary has {len(table):,} tokens")
         if not table.isfinite().all():
             raise UserError("the token embeddings contain NaN or infinity")
         mean, plane, share = self.maps.get(self._version(question), lambda: principal_plane(table))
@@ -441,18 +445,19 @@ class TraceProvider:
         return Answer({}, tensors)
 
     def positions(self, question: Question) -> Answer:
-        """What the position method adds, rotates by, or subtracts.
+        """Return the position embeddings, rotation angles, or score biases of the position method.
 
-        table, sinusoids (T, C): the vectors added, and those of Vaswani et al.; similarity (T, T): the cosines of the
-        table's rows. angles (T, D / 2): of rotary, in radians. bias (H, T): added to a score at each distance.
+        table, sinusoids (T, C): position embeddings of the model and of Vaswani et al.; similarity (T, T): cosine
+        similarity of the table's rows. angles (T, D / 2): of rotary, in radians. bias (H, T): added to scores, by
+        distance.
         """
         viewed = self._viewed(question)
-        model, config = viewed.at(question.step), viewed.opened.config
+        model, config = viewed.model_at(question.step), viewed.model.config
         positions = torch.arange(viewed.limit, device=viewed.device)
         tensors = {}
         if config.position in ("learned", "sinusoidal"):
-            nothing = torch.zeros(1, 1, dtype=torch.long, device=viewed.device).expand(1, viewed.limit)
-            table = (model.embed(nothing, positions) - model.transformer.wte(nothing))[0]
+            zeros = torch.zeros(1, 1, dtype=torch.long, device=viewed.device).expand(1, viewed.limit)
+            table = (model.embed(zeros, positions) - model.transformer.wte(zeros))[0]
             normed = F.normalize(table, dim=-1)
             tensors = {
                 "table": table,
@@ -467,26 +472,26 @@ class TraceProvider:
         return Answer({"method": config.position}, tensors)
 
     def run(self, question: Question) -> Answer:
-        """ViewedModel.progress: facts, and a tensor for each metric. Nothing for a model without a run."""
+        """Return ViewedModel.progress: facts, and one tensor per metric."""
         facts, columns = self._viewed(question).progress(question.since)
         return Answer(facts, {name: torch.tensor(column) for name, column in columns.items()})
 
     def memorized(self, question: Question) -> Answer:
-        """The spans of the text that occur in the training data and are longer than chance gives, and where they occur.
+        """Return the spans of the text that occur in the training data and are longer than expected by chance.
 
-        longest, covering (T,): the lengths of the longest spans that occur, from each token and covering it. If the
-        data cannot be searched, the only fact is the reason.
+        longest, covering (T,): length of the longest occurring span that begins at, or covers, each token. If the data
+        cannot be searched, the only fact is the reason.
         """
         viewed = self._viewed(question)
         require_ids(question)
 
         def index() -> TrainingSearch:
-            return TrainingSearch(open_training_data(viewed.saved, self.data_dir), viewed.tokenizer)
+            return TrainingSearch(open_training_data(viewed.checkpoint, self.data_dir), viewed.tokenizer)
 
-        data_hash = viewed.saved.state.get("dataset", {}).get("hash")
+        data_hash = viewed.checkpoint.state.get("dataset", {}).get("hash")
         try:
             training = self.searches.get(data_hash, index)
-        except UserError as problem:  # not cached: the data may come back
+        except UserError as problem:  # not cached, because the data may become available
             return Answer({"reason": str(problem)})
         facts, longest = training.search(np.array(question.ids))
         tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
@@ -494,17 +499,17 @@ class TraceProvider:
 
 
 def probe_ids(vocab_size: int, limit: int) -> list[int]:
-    """Random tokens that repeat, at most `limit`, on which prefix matching is measured."""
+    """Return repeated random ids for the prefix-matching score, at most `limit`."""
     return repeated_random_ids(vocab_size, min(PROBE_TOKENS, limit)).tolist() or [0]
 
 
 def require_ids(question: Question | GenerationQuestion) -> None:
     if not question.ids:
-        raise UserError("ids: there must be at least one token")
+        raise UserError("ids must contain at least one token")
 
 
 class ViewedTrace:
-    """A trace, and what is kept of its heads: small pictures and scores."""
+    """A trace with thumbnails and scores of its heads."""
 
     def __init__(self, model: GPT, ids: tuple[int, ...], switches: Switches):
         tensor = torch.tensor(ids, device=model.transformer.wte.weight.device)
@@ -512,20 +517,20 @@ class ViewedTrace:
         scores: list[dict[str, Tensor]] = []
 
         def summarize(layer: int, heads: Heads) -> None:
-            # The largest weight of each block: a thin diagonal remains. On Apple's GPUs it is wrong (pytorch#190064).
-            small = F.adaptive_max_pool2d(heads.weights[None].cpu(), min(THUMBNAIL, len(ids)))[0]
+            # Maximum pooling keeps a thin diagonal. On the CPU, because it is wrong on Apple GPUs (pytorch#190064).
+            small = F.adaptive_max_pool2d(heads.weights[None].cpu(), min(THUMBNAIL_SIZE, len(ids)))[0]
             thumbnails.append((small.clamp(0, 1).sqrt() * 255).round().byte())
             scores.append(head_scores(heads.weights, tensor))
 
         self.trace = Trace(model, tensor, switches, summarize)
-        self.thumbnails = torch.stack(thumbnails)  # (L, H, n, n): square roots of the largest weights
+        self.thumbnails = torch.stack(thumbnails)  # (L, H, n, n): square roots of the pooled weights
         self.scores = {name: torch.stack([layer[name] for layer in scores]) for name in HEAD_SCORES}  # (L, H) each
 
 
-def pushed_tokens(trace: Trace, added: Tensor, token: int) -> list[dict[str, Any]]:
-    """The tokens whose logits each of the vectors (N, C) raises and lowers most."""
-    effect = trace.effect(added, token)  # (N, V)
-    k = min(PUSHED, effect.shape[-1])
+def logit_effects(trace: Trace, added: Tensor, token: int) -> list[dict[str, Any]]:
+    """Return the tokens whose logits each of the vectors (N, C) raises and lowers most."""
+    effect = trace.logit_effect(added, token)  # (N, V)
+    k = min(TOP_EFFECTS, effect.shape[-1])
     up, down = effect.topk(k), effect.topk(k, largest=False)
     return [
         {
@@ -537,8 +542,10 @@ def pushed_tokens(trace: Trace, added: Tensor, token: int) -> list[dict[str, Any
 
 
 def principal_plane(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of the rows of a table (V, C), their two largest principal components (C, 2), and the components' shares
-    of the variance (2,)."""
+    """Principal component analysis of a table (V, C).
+
+    Returns the mean row (C,), the two largest components (C, 2), and their shares of the variance (2,).
+    """
     mean = table.mean(0)
     centered = table - mean
     variances, directions = torch.linalg.eigh((centered.T @ centered).cpu().double())  # ascending

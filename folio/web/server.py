@@ -1,6 +1,6 @@
-"""What the project's servers share: the application, who may ask, bounded JSON bodies, errors of one shape, the socket.
+"""Parts shared by the HTTP servers: application, access checks, JSON bodies with a size limit, errors, and sockets.
 
-A server gives the shape of its errors as an ErrorContent, which all parts of this file use.
+Each server defines its error format as an ErrorContent.
 """
 
 import hmac
@@ -26,16 +26,16 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 from folio import UserError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LARGEST_BODY = 2**20  # bytes of a request
-REQUEST_SECONDS = 10.0  # for a request to arrive as a whole
-STALL_SECONDS = 60.0  # until a client that reads nothing of an answer is disconnected
-KEEP_ALIVE_SECONDS = 5  # until a connection without a request is closed
-MOST_CONNECTIONS = 1000
-FAILURE = "the server could not answer; its terminal shows why"
+MAX_BODY_BYTES = 2**20
+REQUEST_SECONDS = 10.0  # timeout for receiving a request
+STALL_SECONDS = 60.0  # until a client that stops reading a response is disconnected
+KEEP_ALIVE_SECONDS = 5  # until an idle connection is closed
+MAX_CONNECTIONS = 1000
+FAILURE = "internal server error; see the server's terminal"
 
 
 class RequestError(UserError):
-    """A request that cannot be answered. status: of HTTP. param: the field. code: OpenAI's name of the problem."""
+    """An invalid or refused request. param: field name. code: OpenAI's error code. status: HTTP status."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RequestError(UserError):
         self.param, self.code, self.status, self.headers = param, code, status, headers or {}
 
 
-ErrorContent = Callable[[RequestError], Any]  # the JSON that says it
+ErrorContent = Callable[[RequestError], Any]  # returns the JSON of an error
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -60,11 +60,11 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 
 class Guard:
-    """Refuses requests that a page of another site could cause."""
+    """Refuses requests from pages of other sites: checks Host, Origin, and Content-Type."""
 
     def __init__(self, app: ASGIApp, error: ErrorContent, hosts: frozenset[str], origins: frozenset[str] = frozenset()):
-        """hosts: the values of Host that are the server, such as "127.0.0.1:8000". origins: other sites' pages that may
-        ask, such as "https://example.com".
+        """hosts: accepted values of Host, such as "127.0.0.1:8000". origins: other accepted values of Origin, such as
+        "https://example.com".
         """
         self.app, self.error, self.hosts, self.origins = app, error, hosts, origins
 
@@ -72,7 +72,7 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-                if message["status"] >= 400:  # the rest of the body is not read
+                if message["status"] >= 400:  # the rest of the body stays unread
                     message["headers"] += [(b"connection", b"close")]
             await send(message)
 
@@ -81,20 +81,20 @@ class Guard:
         await app(scope, receive, send_with_headers)
 
     def problem(self, scope: Scope) -> RequestError | None:
-        """Why a request is refused."""
+        """Return why a request is refused, or None."""
         hosts, origins = header_values(scope, b"host"), header_values(scope, b"origin")
         if len(hosts) != 1 or hosts[0] not in self.hosts:
-            return RequestError("the header Host does not name this server", status=403)
+            return RequestError("the Host header does not match this server", status=403)
         if not {*origins} <= {f"http://{hosts[0]}"} and not (len(origins) == 1 and origins[0] in self.origins):
-            return RequestError("this server does not answer pages of other sites", status=403)
+            return RequestError("requests from pages of other sites are not allowed", status=403)
         types = [value.split(";")[0].strip() for value in header_values(scope, b"content-type")]
         if scope["method"] == "POST" and types != ["application/json"]:
-            return RequestError("the body must be application/json", status=415)
+            return RequestError("Content-Type must be application/json", status=415)
         return None
 
 
 class KeyRequired:
-    """Refuses requests without the key, except for /health."""
+    """Refuses requests without the API key, except to /health."""
 
     def __init__(self, app: ASGIApp, error: ErrorContent, key: str):
         self.app, self.error, self.key = app, error, key.encode()
@@ -102,29 +102,29 @@ class KeyRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
         if scope["type"] == "http" and scope["path"] != "/health" and not self.has_key(scope):
-            message = "give the key of this server, as in the header Authorization: Bearer KEY"
+            message = "missing or wrong API key; send the header Authorization: Bearer KEY"
             content = self.error(RequestError(message, code="invalid_api_key", status=401))
             app = json_response(content, 401, {"www-authenticate": "Bearer"})
         await app(scope, receive, send)
 
     def has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = (given[0] if len(given) == 1 else b"").partition(b" ")
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (values[0] if len(values) == 1 else b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key, self.key)
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """The values of a header in lower case."""
+    """Return the values of a header in lower case."""
     return [value.decode("latin-1").lower() for header, value in scope["headers"] if header == name]
 
 
 async def read_json(request: Request) -> Any:
-    """The body of a request. Raises RequestError."""
+    """Read and parse the body of a request. Raises RequestError."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > LARGEST_BODY:
-            raise RequestError(f"a request must not be larger than {LARGEST_BODY:,} bytes", status=413)
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestError(f"the body must have at most {MAX_BODY_BYTES:,} bytes", status=413)
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
@@ -132,7 +132,7 @@ async def read_json(request: Request) -> Any:
     try:
         return json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
-        raise RequestError("the body is not JSON") from None
+        raise RequestError("the body is not valid JSON") from None
 
 
 # --- the application --------------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def make_app(
     key: str | None = None,
     close: Callable[[], None] = lambda: None,
 ) -> Guard:
-    """An application whose errors all have one shape. A UserError is the client's mistake.
+    """Build an application in which all errors have the same format. A UserError becomes status 400.
 
-    hosts, origins: as in Guard. key: what clients must give; None: nothing. close: what the end of the server calls.
+    hosts, origins: see Guard. key: required API key, or None. close: called at shutdown.
     """
     routes = [*routes]
     paths = ", ".join(dict.fromkeys(route.path.partition("/{")[0] for route in routes))
@@ -161,13 +161,13 @@ def make_app(
         status, headers = problem.status_code, problem.headers or {}
         message = problem.detail
         if status == 404:
-            message = f"there is no such path; there are {paths}"
+            message = f"unknown path; the paths are {paths}"
         elif "Allow" in headers:
             message = f"the method must be {headers['Allow']}"
         return await refuse(request, RequestError(message, status=status, headers=headers))
 
     async def ignore(request: Request, problem: Exception) -> Response:
-        return Response()  # to nobody: the client has gone
+        return Response()  # the client has disconnected
 
     async def fail(request: Request, problem: Exception) -> Response:
         return await refuse(request, RequestError(FAILURE, status=500))  # uvicorn prints the traceback
@@ -190,75 +190,76 @@ def make_app(
 
 
 def listen(host: str, port: int, stall_seconds: float = STALL_SECONDS) -> socket.socket:
-    """A socket that listens to the port, or to a free one if that cannot be used. Raises UserError.
+    """Listen on the port, or on a free one if it cannot be used. Raises UserError.
 
-    On Linux, a client that reads nothing for stall_seconds is disconnected: an answer would wait for it forever.
+    On Linux, a client that reads nothing for stall_seconds is disconnected. Otherwise, a response would wait forever.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem: OSError | None = None
-    for wanted in (port, 0):
+    for requested_port in (port, 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
-        if os.name == "posix":  # elsewhere, it would share the port of another server
+        if os.name == "posix":  # on Windows, this would allow two servers on one port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * stall_seconds))
         try:
-            listener.bind((host, wanted))
+            listener.bind((host, requested_port))
             listener.listen()
             if problem:
-                print(f"port {port} cannot be used ({problem.strerror}); {listener.getsockname()[1]} is free")
+                print(f"port {port} cannot be used ({problem.strerror}); using {listener.getsockname()[1]}")
             return listener
         except OSError as error:
             listener.close()
             problem = error
-    raise UserError(f"host={host}: no port can be opened there ({problem})")
+    raise UserError(f"host={host}: cannot listen on this address ({problem})")
 
 
-def names_of(hosts: Iterable[str], port: int) -> frozenset[str]:
-    """The values of the header Host by which clients ask a server with this port and one of these names."""
+def host_headers(hosts: Iterable[str], port: int) -> frozenset[str]:
+    """Return the values of the Host header for a server with these names and this port."""
     names = [f"[{host}]" if ":" in host else host.lower() for host in hosts]
     return frozenset(f"{name}:{port}" for name in names) | frozenset(names if port == 80 else ())
 
 
-def address_of(host: str, port: int) -> str:
+def server_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a time-out for requests, which ends streams when it stops."""
+    """uvicorn with a timeout for receiving requests. Shutdown ends streams."""
 
     def __init__(self, config: uvicorn.Config, request_seconds: float):
         super().__init__(config)
         self.request_seconds = request_seconds
-        self.waiting: dict[tuple, float] = {}  # since when: connections with their newest requests
+        self.waiting: dict[tuple, float] = {}  # start time by (connection, its latest request)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called every 0.1 s. uvicorn waits forever for the rest of a request, so that clients which send a part of one
-        would take all connections.
+        """Close connections whose request does not arrive in time. Called every 0.1 s.
+
+        uvicorn would wait forever, so clients that send partial requests could use up all connections.
         """
-        now, before = time.monotonic(), self.waiting
+        now, previous = time.monotonic(), self.waiting
         connections = [c for c in self.server_state.connections if is_waiting(c.cycle)]
-        self.waiting = {(c, c.cycle): before.get((c, c.cycle), now) for c in connections}
+        self.waiting = {(c, c.cycle): previous.get((c, c.cycle), now) for c in connections}
         for (connection, _), since in self.waiting.items():
             if now > since + self.request_seconds:
                 connection.transport.close()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the connections first: uvicorn waits for streams to end."""
+        """Close the connections first, because uvicorn waits for streams to end."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await super().shutdown(sockets)
 
 
 def is_waiting(cycle: RequestResponseCycle | None) -> bool:
-    """Whether the connection whose newest request this is waits for a request, or for the rest of this one."""
+    """Whether a connection, given its latest request, waits for a request or for the rest of it."""
     return cycle is None or cycle.more_body or cycle.response_complete
 
 
-def make_server(app: Guard, request_seconds: float = REQUEST_SECONDS) -> Server:
-    """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
-    limits = dict(limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+def make_server(app: Guard, request_seconds: float = REQUEST_SECONDS, max_connections: int = MAX_CONNECTIONS) -> Server:
+    """Return the server of an application. Server.run(sockets=[...]) runs it until Ctrl-C."""
+    limits = dict(limit_concurrency=max_connections, timeout_keep_alive=KEEP_ALIVE_SECONDS)
     settings = dict(http="h11", ws="none", lifespan="on", proxy_headers=False, **limits)
-    logs = dict(log_config=None, log_level="error")  # its own configuration closes every handler of the process
+    logs = dict(log_config=None, log_level="error")  # uvicorn's configuration would close all logging handlers
     return Server(uvicorn.Config(app, **settings, **logs), request_seconds)

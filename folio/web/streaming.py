@@ -1,8 +1,8 @@
-"""Generated text over HTTP: how a client gets the results of completions while they are generated, in any format.
+"""Streaming of completions over HTTP while they are generated, in any format.
 
-A route returns a GenerationResponse. It submits completions to an engine, sends what is new of them, and cancels them
-when the client disconnects, when the time is over, and when a stop text has ended them. The API's formats are in
-folio/web/completions.py, the playground's is in folio/web/playground.py.
+A route returns a GenerationResponse. It submits completions to an engine, sends new tokens, and cancels completions
+when the client disconnects, at a timeout, or at a stop string. The API's formats are in folio/web/completions.py, the
+playground's is in folio/web/playground.py.
 """
 
 import asyncio
@@ -20,46 +20,46 @@ from folio.decoding.text_stream import TextStream
 from folio.web.engine import Engine, QueueFull
 from folio.web.server import FAILURE, RequestError
 
-SENDING_INTERVAL = 0.02  # seconds: tokens that are generated in this time are sent together
-MOST_EVENTS = 2000  # per second, of all responses: if there are many, more tokens are sent together
+SENDING_INTERVAL = 0.02  # seconds; tokens generated within this time are sent together
+MAX_EVENTS_PER_SECOND = 2000  # summed over all responses; with many responses, the interval grows
 RETRY_AFTER = 1  # seconds, when the queue is full
-NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat a request twice after an error of the server
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients retry twice after a server error
 
 
 class NewToken(NamedTuple):
-    """A token of a completion that was read, or the end of its text."""
+    """A token of a completion, or the end of the completion."""
 
     id: int | None  # None: the end
-    text: str  # what can be shown after it
-    logprobs: TokenLogprobs | None = None  # if they were asked for
+    text: str  # complete text that can be shown after this token
+    logprobs: TokenLogprobs | None = None  # if requested
 
 
 class CompletionReader:
-    """Reads a completion while it is generated, up to a stop text."""
+    """Reads a completion while it is generated, up to a stop string."""
 
     def __init__(self, completion: Completion, text: TextStream):
         self.completion, self.text = completion, text
-        self.tokens = 0  # that were read
-        self.finish_reason: str | None = None  # set when everything was read
-        self.problem: RequestError | None = None  # set instead when the engine gave up
-        self.stopped = False  # by a stop text
+        self.tokens = 0  # number of tokens read
+        self.finish_reason: str | None = None  # set when the completion is read to its end
+        self.problem: RequestError | None = None  # set instead if the engine failed
+        self.stopped = False  # by a stop string
 
     @property
     def has_ended(self) -> bool:
         return self.finish_reason is not None or self.problem is not None
 
     @property
-    def has_news(self) -> bool:
+    def has_update(self) -> bool:
         is_new = len(self.completion.tokens) > self.tokens or self.completion.finish_reason is not None
         return is_new and not self.has_ended
 
     @property
     def is_urgent(self) -> bool:
-        """Whether its first token or its end is new."""
-        return self.has_news and (self.tokens == 0 or self.completion.finish_reason is not None)
+        """Whether the first token or the end has not been read yet."""
+        return self.has_update and (self.tokens == 0 or self.completion.finish_reason is not None)
 
     def read(self) -> Iterator[NewToken]:
-        """What is new since the last call. What the engine generated before it gave up is read, too."""
+        """Yield the tokens generated since the last call, including those before an error of the engine."""
         completion, ended = self.completion, self.completion.finish_reason  # before the tokens: it is set after them
         for token in completion.tokens[self.tokens :]:
             if self.text.ended:
@@ -88,67 +88,68 @@ def engine_error(message: str) -> RequestError:
 
 
 class ResponseFormat:
-    """How completions are written. What is empty is not sent, and the response begins with what is sent first."""
+    """Format of a response. Methods return bytes to send, possibly none. The first bytes start the response."""
 
     media_type: str
     readers: Sequence[CompletionReader]
 
     def begin(self) -> bytes:
-        """What is sent before there is a token. An error of the engine has a status of its own if this is empty."""
+        """Return what is sent before the first token. If empty, an early error of the engine has its own status."""
         return b""
 
-    def news(self) -> bytes:
-        """What is new of the readers that have news."""
+    def update(self) -> bytes:
+        """Return the new tokens of all readers."""
 
     def end(self) -> bytes:
         return b""
 
     def error(self, problem: RequestError) -> bytes:
-        """What ends a response that has begun."""
+        """Return the end of a response that fails after it has begun."""
 
 
 class Responses:
-    """The responses of an application that are being generated."""
+    """The responses in progress. Wakes them when their completions have new tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, sending_interval: float = SENDING_INTERVAL):
+        self.sending_interval = sending_interval
         self.open: set[GenerationResponse] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.is_notified = False  # whether the loop will look at what is new
-        self.timer: asyncio.TimerHandle | None = None  # of the next time when all are woken
-        self.last = 0.0  # when they were
+        self.is_notified = False  # whether wake_urgent is scheduled
+        self.timer: asyncio.TimerHandle | None = None  # of the next wake_all
+        self.last = 0.0  # time of the last wake_all
 
     def notify(self) -> None:
-        """Called by an engine's thread after a step that has news."""
+        """Schedule wake_urgent. Called by the engine's thread after a step."""
         if not self.is_notified:
             self.is_notified = True
             with suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self.look)
+                self.loop.call_soon_threadsafe(self.wake_urgent)
 
-    def look(self) -> None:
-        """Wake those with a first token or an end, and soon all others."""
-        self.is_notified = False  # before looking, so that nothing is missed
+    def wake_urgent(self) -> None:
+        """Wake responses with a first token or an end now, and all others at the next interval."""
+        self.is_notified = False  # before the loop, so that no notification is missed
         for response in self.open:
             if any(reader.is_urgent for reader in response.format.readers):
-                response.news.set()
+                response.updated.set()
         if self.timer is None:
-            interval = max(SENDING_INTERVAL, len(self.open) / MOST_EVENTS)
+            interval = max(self.sending_interval, len(self.open) / MAX_EVENTS_PER_SECOND)
             self.timer = self.loop.call_at(self.last + interval, self.wake_all)
 
     def wake_all(self) -> None:
         self.timer, self.last = None, self.loop.time()
         for response in self.open:
-            if any(reader.has_news for reader in response.format.readers):
-                response.news.set()
+            if any(reader.has_update for reader in response.format.readers):
+                response.updated.set()
 
 
 class GenerationResponse:
-    """An ASGI application: the response to a request for completions, sent while they are generated."""
+    """An ASGI application that generates completions and streams the response."""
 
     def __init__(self, responses: Responses, engine: Engine, format: ResponseFormat, timeout: float | None = None):
-        """timeout: seconds until it ends with an error."""
+        """timeout: seconds after which the response ends with an error."""
         self.responses, self.engine, self.format, self.timeout = responses, engine, format, timeout
-        self.news = asyncio.Event()
-        self.problem: RequestError | None = None  # why it ends early
+        self.updated = asyncio.Event()
+        self.problem: RequestError | None = None  # reason for an early end
         self.has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,17 +181,17 @@ class GenerationResponse:
         self.fail(RequestError("the client has disconnected"))  # uvicorn drops it
 
     def expire(self) -> None:
-        message = f"the answer was not complete within {self.timeout:,g} s; lower max_tokens or n"
+        message = f"the response was not complete within {self.timeout:,g} s; lower max_tokens or n"
         self.fail(RequestError(message, code="timeout", status=503, headers=NO_RETRY))
 
     def fail(self, problem: RequestError) -> None:
-        """End early, and free the rows now: `send` may be waiting for a client that does not read."""
+        """End early. Frees the rows at once, because `send` may wait for a client that does not read."""
         self.problem = problem
         self.cancel(self.format.readers)
-        self.news.set()
+        self.updated.set()
 
     def cancel(self, readers: Iterable[CompletionReader]) -> None:
-        """Free the rows of completions that the engine has not ended."""
+        """Cancel unfinished completions."""
         if unfinished := [reader.completion for reader in readers if reader.completion.finish_reason is None]:
             self.engine.cancel(unfinished)
 
@@ -199,14 +200,14 @@ class GenerationResponse:
         try:
             await self.write(send, format.begin())
             while not all(reader.has_ended for reader in readers):
-                await self.news.wait()
-                self.news.clear()
+                await self.updated.wait()
+                self.updated.clear()
                 if self.problem is None:
-                    await self.write(send, format.news())
+                    await self.write(send, format.update())
                 self.cancel(reader for reader in readers if reader.stopped)
                 if problem := self.problem or next((reader.problem for reader in readers if reader.problem), None):
                     raise problem
-            last = await run_in_threadpool(format.end)  # the JSON of many log-probabilities takes long
+            last = await run_in_threadpool(format.end)  # slow for many log-probabilities
         except Exception as problem:
             if not self.has_begun:
                 raise

@@ -1,7 +1,7 @@
-"""What a forward pass computed, and numbers about its attention heads.
+"""Traces of a forward pass: all intermediate values, and statistics of the attention heads.
 
-A trace needs no code in model.py: attention is traced by another kernel, and the rest by hooks. It is computed in
-float32, for one sequence, without dropout.
+A trace needs no code in model.py: a custom attention kernel records attention, and forward hooks record the rest. It
+is computed in float32, for one sequence, without dropout.
 
 Dimensions: T time, S keys, C channels, H heads, D head size, V vocabulary, L layers.
 """
@@ -19,27 +19,27 @@ from torch import Tensor, nn
 
 from model import GPT, AttentionKernel, Block, CausalSelfAttention
 
-CHUNK = 64  # tokens whose logits are computed together
+CHUNK = 64  # tokens whose logits are computed at once
 
 
 @dataclass(frozen=True)
 class Switches:
-    """Changes to what the model computes; the defaults change nothing."""
+    """Interventions in the forward pass. The defaults change nothing."""
 
-    mask: Literal["before", "after", "off"] = "before"  # -inf before the softmax, 0 after it, or attend to the future
-    scale: bool = True  # False: scores are not divided by sqrt(D)
-    heads_off: tuple[tuple[int, int], ...] = ()  # (layer, head) whose output is 0
-    mlps_off: tuple[int, ...] = ()  # layers whose MLP adds 0
+    mask: Literal["before", "after", "off"] = "before"  # -inf before the softmax, 0 after it, or no mask
+    scale: bool = True  # False: do not divide scores by sqrt(D)
+    heads_off: tuple[tuple[int, int], ...] = ()  # (layer, head) whose output is set to 0
+    mlps_off: tuple[int, ...] = ()  # layers whose MLP output is set to 0
 
 
 class Heads(NamedTuple):
-    """What the heads of a layer computed."""
+    """Intermediate values of the attention heads of a layer."""
 
-    q: Tensor  # (H, T, D), rotated if positions are rotary
-    k: Tensor  # (H, T, D), likewise
+    q: Tensor  # (H, T, D), after the rotation if positions are rotary
+    k: Tensor  # (H, T, D), also rotated
     v: Tensor  # (H, T, D)
     scores: Tensor  # q k^T / sqrt(D), (H, T, T)
-    bias: Tensor | None  # what the position method adds to the scores, (H, T, T)
+    bias: Tensor | None  # added to the scores by the position method, (H, T, T)
     weights: Tensor  # softmax(scores + bias + mask), (H, T, T)
     z: Tensor  # weights v, (H, T, D)
 
@@ -51,14 +51,14 @@ class TracingAttention(AttentionKernel):
         self.switches, self.record = switches, record
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As in AttentionKernel, for a batch of one sequence."""
+        """See AttentionKernel. The batch size must be 1."""
         q, k, v = q[0], k[0], v[0]
         scores = q @ k.transpose(-2, -1)  # (H, T, T)
         if self.switches.scale:
             scores = scores / math.sqrt(q.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         bias = None
-        if mask is not None:  # the future has the bias of the same distance into the past, for the switches
+        if mask is not None:  # future keys get the bias of the same distance, for mask="off"
             bias = torch.where(future, mask[0].transpose(-2, -1), mask[0]).expand_as(scores)
         biased = scores if bias is None else scores + bias
         if self.switches.mask == "before":
@@ -76,33 +76,33 @@ class TracingAttention(AttentionKernel):
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """What one block computed. Everything but `heads` is (T, C), if nothing else is said."""
+    """Intermediate values of one block, (T, C) unless noted."""
 
     ln_1: Tensor  # the input of attention
-    qkv: Tensor  # queries, keys and values before they are split into heads and rotated, (T, 3C)
+    qkv: Tensor  # queries, keys and values before the split into heads and the rotation, (T, 3C)
     heads: Heads
-    attention: Tensor  # what attention added to the residual stream
+    attention: Tensor  # output of attention
     ln_2: Tensor  # the input of the MLP
     preactivation: Tensor  # (T, 4C)
-    hidden: Tensor  # the neurons: activation(preactivation), (T, 4C)
-    mlp: Tensor  # what the MLP added to the residual stream
+    hidden: Tensor  # activation(preactivation), (T, 4C)
+    mlp: Tensor  # output of the MLP
 
 
 class Lens(NamedTuple):
-    """The next token as it would be predicted from states of the residual stream."""
+    """Next-token predictions from states of the residual stream."""
 
-    ids: Tensor  # the most likely tokens, (..., k)
+    ids: Tensor  # most likely tokens, (..., k)
     probabilities: Tensor  # (..., k)
-    target_probability: Tensor | None  # of the token that was asked about (...)
-    target_rank: Tensor | None  # how many tokens were more likely than that one (...)
+    target_probability: Tensor | None  # (...)
+    target_rank: Tensor | None  # number of more likely tokens (...)
 
 
 @dataclass
 class Trace:
     """A forward pass of a model over the tokens ids (T,).
 
-    model: in eval mode, with float32 parameters. The residual stream is kept; what a layer computed is computed again
-    when it is asked for. on_heads(layer, heads) is called once for each layer, while nothing else of the layer is kept.
+    model: in eval mode, with float32 parameters. Only the residual stream is stored; `layer` recomputes the values of
+    a layer. on_heads(layer, heads) is called once per layer during the forward pass.
     """
 
     model: GPT
@@ -115,14 +115,14 @@ class Trace:
         transformer = self.model.transformer
         states: list[Tensor] = []
         norms = [norm for block in transformer.h for norm in (block.ln_1, block.ln_2)] + [transformer.ln_f]
-        with self._switched(), captured({norm: lambda x, y: states.append(x) for norm in norms}):
+        with self._mlps_off(), forward_hooks({norm: lambda x, y: states.append(x) for norm in norms}):
             self.model(self.ids[None], kernel=TracingAttention(self.switches, self.on_heads))
-        self.stream = torch.stack(states)  # (2L + 1, T, C): before attention and before the MLP of each layer; the last
-        self._newest: tuple[int, LayerTrace] | None = None  # the layer that was asked for last
+        self.stream = torch.stack(states)  # (2L + 1, T, C): input of each attention and MLP, and the final state
+        self._newest: tuple[int, LayerTrace] | None = None  # cache of `layer`
 
     @contextmanager
-    def _switched(self) -> Iterator[None]:
-        """The MLPs that are off add 0, while the block lasts."""
+    def _mlps_off(self) -> Iterator[None]:
+        """Set the output of the MLPs in switches.mlps_off to 0 inside the context."""
         blocks = self.model.transformer.h
         handles = [
             blocks[layer].mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
@@ -138,7 +138,7 @@ class Trace:
 
     @torch.no_grad()
     def layer(self, index: int) -> LayerTrace:
-        """What a block computed. Only the newest one is kept, because its scores and weights are (H, T, T)."""
+        """Return the values of a layer. Caches only the last one, because scores and weights are (H, T, T)."""
         if self._newest and self._newest[0] == index:
             return self._newest[1]
         block: Block = self.model.transformer.h[index]
@@ -148,10 +148,10 @@ class Trace:
         modules = (block.ln_1, block.attn.c_attn, block.attn, block.ln_2, block.mlp.c_fc, block.mlp)
         kernel = TracingAttention(self.switches, lambda layer, traced: heads.append(traced))
 
-        def keep(module: nn.Module) -> Callable[[Tensor, Tensor], None]:
+        def record(module: nn.Module) -> Callable[[Tensor, Tensor], None]:
             return lambda x, y: outputs.update({module: y})
 
-        with self._switched(), captured({module: keep(module) for module in modules}):
+        with self._mlps_off(), forward_hooks({module: record(module) for module in modules}):
             block(self.stream[2 * index][None], self.model.bind_attention(kernel, positions, positions))
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
@@ -161,16 +161,16 @@ class Trace:
 
     @torch.no_grad()
     def head_outputs(self, index: int, token: int) -> Tensor:
-        """What each head of a layer adds to the residual stream of a token: (H, C). Without c_proj's bias."""
+        """Return what each head adds to the residual stream of a token, (H, C), without c_proj's bias."""
         z = self.layer(index).heads.z[:, token]  # (H, D)
         by_head = self.model.transformer.h[index].attn.c_proj.weight.unflatten(1, z.shape)  # (C, H, D)
         return torch.einsum("chd,hd->hc", by_head, z)
 
     @torch.no_grad()
     def separate_heads(self, index: int, token: int) -> Tensor:
-        """The queries, keys and values of a token by a matrix for each head: (3, H, D), before positions rotate them.
+        """Return a token's queries, keys and values, (3, H, D), computed with one matrix per head.
 
-        The same as `qkv`, which one matrix for all heads computes.
+        Equal to `qkv`, which is computed with one matrix for all heads; before the rotation.
         """
         projection, x = self.model.transformer.h[index].attn.c_attn, self.layer(index).ln_1[token]
         matrices = projection.weight.chunk(3 * self.model.config.n_head)  # (D, C) each
@@ -182,28 +182,28 @@ class Trace:
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """The logits of states of the residual stream: (..., C) to (..., V)."""
+        """Return the logits of states of the residual stream: (..., C) to (..., V)."""
         return self.model.lm_head(self.model.transformer.ln_f(states))
 
     @torch.no_grad()
     def lens(self, states: Tensor, k: int, target: int | None = None) -> Lens:
-        """The k most likely next tokens of states (..., C), and what they say about the token `target`.
+        """Logit lens (nostalgebraist 2020): the k most likely next tokens after states (..., C).
 
-        The logit lens (nostalgebraist 2020).
+        target: a token whose probability and rank to return, too.
         """
         log_probabilities = self.logits(states).log_softmax(dim=-1)
         top = log_probabilities.topk(min(k, log_probabilities.shape[-1]))
         if target is None:
             return Lens(top.indices, top.values.exp(), None, None)
-        of_target = log_probabilities[..., target]
-        rank = (log_probabilities > of_target[..., None]).sum(-1)
-        return Lens(top.indices, top.values.exp(), of_target.exp(), rank)
+        target_logs = log_probabilities[..., target]
+        rank = (log_probabilities > target_logs[..., None]).sum(-1)
+        return Lens(top.indices, top.values.exp(), target_logs.exp(), rank)
 
     @torch.no_grad()
-    def effect(self, added: Tensor, token: int) -> Tensor:
-        """What vectors (..., C) added to the residual stream of a token change in its logits, (..., V).
+    def logit_effect(self, added: Tensor, token: int) -> Tensor:
+        """Direct effect on a token's logits, (..., V), of vectors (..., C) added to its residual stream.
 
-        Direct effect: through the last norm, with the mean and the deviation that the token has there.
+        Direct logit attribution: the final norm uses the token's own mean and standard deviation.
         """
         final, norm = self.stream[-1, token], self.model.transformer.ln_f
         deviation = torch.sqrt(final.var(unbiased=False) + norm.eps)
@@ -211,32 +211,32 @@ class Trace:
 
     @cached_property
     def predictions(self) -> "Predictions":
-        """How well each token was predicted."""
+        """Loss, rank and entropy of each prediction."""
         parts = []
         for first in range(0, len(self.ids), CHUNK):
             log_probabilities = self.logits(self.stream[-1, first : first + CHUNK]).log_softmax(dim=-1)  # (CHUNK, V)
             entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
             best = log_probabilities.max(dim=-1)
             targets = self.ids[first + 1 : first + CHUNK + 1]
-            of_targets = log_probabilities[: len(targets)].gather(-1, targets[:, None])  # (CHUNK, 1)
-            rank = (log_probabilities[: len(targets)] > of_targets).sum(-1)
-            parts.append((-of_targets[:, 0], rank, entropy, best.indices, best.values.exp()))
+            target_logs = log_probabilities[: len(targets)].gather(-1, targets[:, None])  # (CHUNK, 1)
+            rank = (log_probabilities[: len(targets)] > target_logs).sum(-1)
+            parts.append((-target_logs[:, 0], rank, entropy, best.indices, best.values.exp()))
         return Predictions(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 class Predictions(NamedTuple):
-    """What was predicted after each token. The last token has no known next one."""
+    """Predictions after each token. The last token has no target."""
 
     loss: Tensor  # of the next token, in nats (T - 1,)
-    rank: Tensor  # how many tokens were more likely than the next one (T - 1,)
+    rank: Tensor  # number of tokens more likely than the next token (T - 1,)
     entropy: Tensor  # of the distribution, in nats (T,)
-    best: Tensor  # the most likely token (T,)
+    best: Tensor  # most likely token (T,)
     best_probability: Tensor  # (T,)
 
 
 @contextmanager
-def captured(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) -> Iterator[None]:
-    """Call callbacks[module](x, y) after each call y = module(x), for tensors without the dimension of the batch."""
+def forward_hooks(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) -> Iterator[None]:
+    """Call callbacks[module](x, y) after each y = module(x), with tensors without the batch dimension."""
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         callbacks[module](inputs[0][0], output[0])
@@ -249,18 +249,18 @@ def captured(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) -> It
             handle.remove()
 
 
-# --- what a head does -------------------------------------------------------------------------------------------------
+# --- head scores ------------------------------------------------------------------------------------------------------
 
 HEAD_SCORES = ("previous", "first", "itself", "prefix", "entropy", "distance")
 
 
 def head_scores(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    """Numbers about attention weights (H, T, T) over the tokens ids (T,), each (H,): means over the queries from 1 on.
+    """Statistics of attention weights (H, T, T) over the tokens ids (T,): means (H,) over the queries from 1 on.
 
-    previous, first, itself: the weight of the previous token, of the first one, and of the query's own.
-    prefix: the weight of tokens that follow an earlier occurrence of the query's token, over the queries that have one;
-        an induction head has a high one (Olsson et al. 2022, "In-context Learning and Induction Heads").
-    entropy: of a query's weights, in nats. distance: from the query to the keys, weighted, in tokens.
+    previous, first, itself: weight of the previous token, of the first token, and of the query's own token.
+    prefix: prefix-matching score, the weight of tokens after an earlier occurrence of the query's token, averaged over
+        queries that have one. High for induction heads (Olsson et al. 2022, "In-context Learning and Induction Heads").
+    entropy: of a query's weights, in nats. distance: mean distance of the keys, in tokens.
     """
     T = len(ids)
     queries, keys = torch.arange(T, device=ids.device)[:, None], torch.arange(T, device=ids.device)
@@ -279,7 +279,7 @@ def head_scores(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
 
 
 def repeated_random_ids(vocab_size: int, length: int, seed: int = 0) -> Tensor:
-    """Random ids (length,), of which the second half repeats the first: what an induction head is tested on."""
+    """Return random ids (length,) whose second half repeats the first, to detect induction heads."""
     generator = torch.Generator().manual_seed(seed)
     half = torch.randint(vocab_size, (length // 2,), generator=generator)
     return half.repeat(2)

@@ -1,4 +1,4 @@
-"""A model that the viewer shows: weights, tokenizer, checkpoints and progress of its run, and a text to show first."""
+"""A model in the viewer: weights, tokenizer, checkpoints and progress of its run, and an initial text."""
 
 import math
 import time
@@ -29,27 +29,27 @@ from folio.training.run_log import read_lines
 from model import GPT
 
 KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
-FIRST_TOKENS = 100  # of a text that is chosen
-MAX_VIEWED_TOKENS = 2048  # of a text, if the context is longer
-MODEL_BYTES = 2**30  # weights of other checkpoints to keep in memory
+MAX_INITIAL_TOKENS = 100  # length of a sampled initial text or an excerpt of music
+MAX_VIEWED_TOKENS = 2048  # per text, even if the context is longer
+MODEL_CACHE_BYTES = 2**30  # for weights of other checkpoints
 RUN_METRICS = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
-RUN_SAMPLES = 10  # of samples.jsonl, the newest ones
+RUN_SAMPLES = 10  # newest entries of samples.jsonl
 
 T = TypeVar("T")
 
 
-class Cache:
-    """The newest values by their keys, as long as their sizes sum to at most `most`; always the newest one."""
+class LRUCache:
+    """Least-recently-used cache. The sizes of its values sum to at most `capacity`, but the last used value is kept."""
 
-    def __init__(self, most: int, size: Callable[[Any], int] = lambda value: 1):
-        self.most, self.size = most, size
+    def __init__(self, capacity: int, size: Callable[[Any], int] = lambda value: 1):
+        self.capacity, self.size = capacity, size
         self.values: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         if key not in self.values:
             self.values[key] = compute()
         self.values.move_to_end(key)
-        while len(self.values) > 1 and sum(map(self.size, self.values.values())) > self.most:
+        while len(self.values) > 1 and sum(map(self.size, self.values.values())) > self.capacity:
             self.values.popitem(last=False)
         return self.values[key]
 
@@ -58,35 +58,35 @@ class ViewedModel:
     """A model, its tokenizer, and the other checkpoints of its run."""
 
     def __init__(self, init_from: str, which: str, device: torch.device):
-        """Load whatever foreign.load does. Raises UserError."""
+        """Load a run, a checkpoint, or a model of another program. Raises UserError."""
         self.name, self.device = resolve(init_from), device
         loaded = foreign.load(self.name, which)
         self.tokenizer = loaded.tokenizer
         is_music = isinstance(self.tokenizer, MidiTokenizer)
         self.music = EventFormat.of(self.tokenizer) if is_music else None
-        self.opened = self._build(loaded)
+        self.model = self._build(loaded)
         self.step: int | None = loaded.state.get("step")
-        self.run = loaded.path.parent if self.step is not None else None  # the folder
+        self.run = loaded.path.parent if self.step is not None else None  # folder
         self.settings = loaded.settings()
-        self.saved = replace(loaded, model={})  # without the weights
-        self.others = Cache(MODEL_BYTES, lambda model: sum(p.nbytes for p in model.parameters()))
-        self.limit = min(self.opened.config.block_size, MAX_VIEWED_TOKENS)  # tokens of a text
+        self.checkpoint = replace(loaded, model={})  # without the weights
+        self.other_models = LRUCache(MODEL_CACHE_BYTES, lambda model: sum(p.nbytes for p in model.parameters()))
+        self.limit = min(self.model.config.block_size, MAX_VIEWED_TOKENS)  # maximum tokens per text
 
     def checkpoints(self) -> dict[int, Path]:
-        """The checkpoints and snapshots of the run by their steps, in order, as they are now."""
+        """Return the current checkpoints and snapshots of the run, ordered by step."""
         if self.run is None:
             return {}
         complete = {step_number(path.name): path for path in run_folder.directories(self.run)}
         return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints, and of the one that was opened, which may have been removed since."""
+        """Return the steps of all checkpoints, including the opened one, even if it has been removed since."""
         return sorted({*self.checkpoints(), *([] if self.step is None else [self.step])})
 
     def version(self, step: int | None) -> tuple[Path, int] | None:
-        """The file of a step's weights, and when it was written, because a run that is started again may replace it.
+        """Return the file with a step's weights and its modification time, because a restarted run may replace it.
 
-        None for the checkpoint that was opened, which stays as it was then. Raises UserError for a step without one.
+        Returns None for the opened checkpoint, which stays in memory. Raises UserError if the step has no checkpoint.
         """
         if step is None or step == self.step:
             return None
@@ -99,34 +99,33 @@ class ViewedModel:
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error}") from None
 
-    def at(self, step: int | None) -> GPT:
-        """The model after so many steps. Raises UserError if there is no such checkpoint, or another model's."""
+    def model_at(self, step: int | None) -> GPT:
+        """Return the model of a step. Raises UserError if the checkpoint is missing or does not fit the model."""
         version = self.version(step)
-        return self.opened if version is None else self.others.get(version, partial(self._load, version[0]))
+        return self.model if version is None else self.other_models.get(version, partial(self._load, version[0]))
 
     def _load(self, file: Path) -> GPT:
         if file.parent.name == "snapshots":
-            return self._build(replace(self.saved, path=file, model=read_snapshot(file)))
+            return self._build(replace(self.checkpoint, path=file, model=read_snapshot(file)))
         return self._build(checkpoint.load(file.parent, optimizer=False))
 
     def _build(self, loaded: Checkpoint) -> GPT:
-        """The model as a trace needs it. The weights are copied, because a run may remove the file that is mapped."""
+        """Build the model in float32 and eval mode. Copies the weights, because a run may remove the mapped file."""
         size = sum(4 * t.numel() for t in loaded.model.values())
-        what = f"{loaded.path}: its weights in float32"
-        memory.require_free(size, what, "a smaller model", memory.free(self.device))
+        memory.require_free(size, f"{loaded.path}: its weights in float32", "a smaller model", memory.free(self.device))
         weights = {name: t.to(self.device, torch.float32, copy=True) for name, t in loaded.model.items()}
         return replace(loaded, model=weights).build().requires_grad_(False).eval()
 
     def piece(self, token: int) -> str:
         return self.tokenizer.piece(token)
 
-    def content(self, token: int) -> bytes:
-        """The bytes of a token; none of the end-of-text token, and of ids that the tokenizer does not have."""
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token: none for the end-of-text token and for padding ids."""
         return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
 
     def describe(self) -> dict[str, Any]:
-        """The facts about the model, which do not change, and its checkpoints as they are now."""
-        model = self.opened
+        """Return facts about the model and its current checkpoints."""
+        model = self.model
         return {
             "name": self.name,
             "config": asdict(model.config),
@@ -142,12 +141,11 @@ class ViewedModel:
         }
 
     def progress(self, since: int) -> tuple[dict[str, Any], dict[str, list]]:
-        """The facts about the run as far as it has come, and its steps and metrics after the step `since`.
+        """Return facts about the run and its metrics after the step `since`. Both are empty for a model without a run.
 
-        last: the last step of all metrics; if it is before `since`, another run has replaced this one, or the run was
-        resumed from an earlier step. training: whether a process is training it now, unless that was killed. idle:
-        seconds since the last line. max_iters, stopped_by: as of the newest checkpoint. Unknown metrics are NaN.
-        Nothing for a model without a run.
+        last: step of the last line; below `since` if the run was replaced or resumed from an earlier step.
+        training: whether a process is training the run. idle: seconds since the last line. max_iters, stopped_by: from
+        the newest checkpoint. Missing metrics are NaN.
         """
         if self.run is None:
             return {}, {}
@@ -172,29 +170,32 @@ def _number(value: Any) -> float:
 
 
 def choose_text(viewed: ViewedModel, data_dir: str | None = None) -> str:
-    """A text for a model of Shakespeare or of general English, a held-out one for a model of music or of prompts and
-    completions, and a sample of any other model.
+    """Return an initial text that suits the model.
+
+    For models of Shakespeare, a known text; for models of music or of prompts and completions, a held-out text; for
+    other models, a sample.
     """
     dataset = str(viewed.settings.get("dataset", "shakespeare"))
     if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
         return KNOWN_TEXT
-    with suppress(UserError):  # the data is not here
+    with suppress(UserError):  # the data is not available
         if text := held_out_text(viewed, data_dir):
             return text
     try:
-        model = LanguageModel(viewed.opened, viewed.tokenizer, str(viewed.device))
-        return model.generate("", max_new_tokens=min(FIRST_TOKENS, viewed.limit))
-    except UserError:  # such as a model that computes NaN
+        model = LanguageModel(viewed.model, viewed.tokenizer, str(viewed.device))
+        return model.generate("", max_new_tokens=min(MAX_INITIAL_TOKENS, viewed.limit))
+    except UserError:  # for example, if the model computes NaN
         return "" if viewed.music else KNOWN_TEXT
 
 
 def held_out_text(viewed: ViewedModel, data_dir: str | None) -> str:
-    """The beginning of the first piece for validation, or the first prompt with its completion; "" for a model of text
-    alone. Raises UserError if the data is not available.
+    """Return the beginning of the first validation piece, or the first validation prompt with its completion.
+
+    Returns "" for a model of plain text. Raises UserError if the data is not available.
     """
-    shard = open_training_data(viewed.saved, data_dir)[0].val[0]
+    shard = open_training_data(viewed.checkpoint, data_dir)[0].val[0]
     if not viewed.music and shard.mask is None:
         return ""
-    most = min(FIRST_TOKENS, viewed.limit) if viewed.music else viewed.limit
-    document = takewhile(lambda token: token != viewed.tokenizer.eot, shard.ids[:most].tolist())
+    max_tokens = min(MAX_INITIAL_TOKENS, viewed.limit) if viewed.music else viewed.limit
+    document = takewhile(lambda token: token != viewed.tokenizer.eot, shard.ids[:max_tokens].tolist())
     return viewed.tokenizer.decode([*document]).strip()

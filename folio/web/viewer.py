@@ -1,10 +1,10 @@
-"""The viewer's server: one page, and a trace provider that answers its questions. It listens to this computer only.
+"""The viewer's HTTP server: one page, and a trace provider that answers its questions.
 
-    GET  /           the page, in one piece
-    POST /ask        a question of folio/web/questions.py; the answer in bytes
-    POST /generate   settings of sampling; a line of JSON for each token of each sample, as they are generated
+    GET  /           the page, as one document
+    POST /ask        a question of folio/web/questions.py; the answer is binary
+    POST /generate   sampling settings; the response is a stream of JSON lines with the tokens of each sample
 
-A page of another site cannot ask: requests need the server's own Host, an Origin that is the server or none, and JSON.
+Pages of other sites are refused: requests need the server's own Host, no other Origin, and a JSON body.
 """
 
 import re
@@ -26,7 +26,7 @@ PAGE = Path(__file__).resolve().parent / "page"
 
 
 def read_scripts(paths: Iterable[Path]) -> str:
-    """Scripts as one, without their indentation and comments.
+    """Concatenate scripts, without indentation and comments.
 
     A comment at the end of a line begins with " // ", which must not occur in strings of the scripts.
     """
@@ -35,20 +35,20 @@ def read_scripts(paths: Iterable[Path]) -> str:
 
 
 def read_style() -> str:
-    """The style sheet without the spaces and semicolons that it does not need.
+    """Return the style sheet without unnecessary spaces and semicolons.
 
-    Its strings must not contain any of the punctuation below, nor a colon before a space.
+    Its strings must not contain the punctuation below or a colon before a space.
     """
     text = (PAGE / "style.css").read_text(encoding="utf-8")
     return re.sub(r";?\s*([{};,])\s*|(?<=:)\s+", r"\1", text)
 
 
 def read_page() -> str:
-    """page.html with its style sheet and its scripts inside. Scripts that follow each other are one.
+    """Return page.html with its style sheet and scripts inlined. Adjacent scripts become one.
 
-    They are classic scripts, not ES modules, so that this page and the file of html_file.py stay one document each.
-    Modules inside a document have no URLs to import each other by. Blob URLs and an import map would give them some,
-    but a worker, such as the engine of the file, has no import map.
+    They are classic scripts, not ES modules, so that this page and the file of html_file.py are one document each.
+    Inline modules have no URLs to import each other by. Blob URLs with an import map would work in the page, but a
+    worker, such as the engine of the file, has no import map.
     """
 
     def scripts(match: re.Match) -> str:
@@ -60,7 +60,7 @@ def read_page() -> str:
 
 
 def content_security_policy(page: str) -> str:
-    """Only the page's own scripts and styles, and requests to the server that it came from."""
+    """Allow only the page's own scripts and styles, and requests to its server."""
 
     def sources(tag: str) -> str:
         return " ".join(map(hash_source, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
@@ -72,12 +72,12 @@ def content_security_policy(page: str) -> str:
 
 
 def error_content(problem: RequestError) -> dict[str, str]:
-    """The JSON of every error."""
+    """Return the JSON of an error."""
     return {"error": str(problem)}
 
 
 def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
-    """The application. hosts: as in Guard."""
+    """Build the application. hosts: see Guard."""
     page = read_page()
     policy = content_security_policy(page)
     responses = Responses()

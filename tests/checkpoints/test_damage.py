@@ -94,7 +94,7 @@ def try_commands(out: Path, run: Callable, capsys: pytest.CaptureFixture) -> Non
     viewed.progress(0)
     for step, path in viewed.checkpoints().items():
         try:
-            viewed.at(step)
+            viewed.model_at(step)
         except UserError as error:
             assert path.name in str(error) and (path.name == Path(SNAPSHOT).name or path.name not in usable)
     run(7, out_dir=str(out), init_from="resume")

@@ -269,7 +269,7 @@ def test_the_viewer_follows_a_run_that_is_still_training(tiny, monkeypatch):
     assert answers[7][0]["max_iters"] == 12
     facts, _ = ask(tiny(), viewed)
     assert not facts["training"] and facts["checkpoints"] == [0, 1, 3, 12]  # 3 is the opened one
-    assert viewed.at(3) is viewed.opened and viewed.at(12).config == viewed.opened.config
+    assert viewed.model_at(3) is viewed.model and viewed.model_at(12).config == viewed.model.config
 
 
 def test_the_viewer_skips_damaged_lines_and_needs_no_files(tiny):
@@ -323,4 +323,4 @@ def test_the_page_follows_a_run(browser, tiny):
         page.locator("[data-testid=run-loss] svg").click(position={"x": 60, "y": 100})  # near the axis
         expect(slider).to_have_value("0")
         (folder / ".lock").unlink()
-        expect(page.get_by_test_id("run-status")).to_contain_text("has ended")
+        expect(page.get_by_test_id("run-status")).to_contain_text("has finished")

@@ -49,7 +49,7 @@ class Served:
     @contextmanager
     def perturbed(self, seed: int) -> Iterator[GPT]:
         """The opened model, with one weight of its layers changed inside the block."""
-        model, random = self.provider.models[0].opened, np.random.default_rng(seed)
+        model, random = self.provider.models[0].model, np.random.default_rng(seed)
         parameters = {name: p for name, p in model.named_parameters() if ".h." in name}
         name = random.choice(sorted(parameters))
         weights = parameters[name].view(-1)
@@ -135,7 +135,7 @@ class Viewer:
 
     def views(self) -> list[str]:
         """The views in the menu."""
-        return self("Object.values(MENU).flat().filter(isOffered)")
+        return self("Object.values(MENU).flat().filter(isAvailable)")
 
     def pictures(self) -> list[str]:
         return self("Array.from(document.querySelectorAll('#view figure'), figure => figure.dataset.testid)")
@@ -210,7 +210,7 @@ def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 def language_model(viewer: Viewer) -> LanguageModel:
     viewed = viewer.served.provider.models[0]
-    return LanguageModel(viewed.opened, viewed.tokenizer, "cpu")
+    return LanguageModel(viewed.model, viewed.tokenizer, "cpu")
 
 
 def generate(viewer: Viewer) -> list[str]:

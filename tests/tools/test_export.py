@@ -149,10 +149,10 @@ def test_an_html_file_with_its_training_data(run, tmp_path, capsys):
     run_export(run, tmp_path / "model.html", "--to=html", "--dtype=float32", "--with_index")
     printed = capsys.readouterr().out
     for line in (
-        r"measuring the loss of the stored weights, and writing the file",
-        r"making the index of the training data",
+        r"measuring the loss of the stored weights and writing the file",
+        r"indexing the training data",
         r"\S+model\.html: 0\.\d MB, 0\.1 MB of weights in float32",
-        r"the index of the training data has 0\.1 MB",
+        r"the index of the training data takes 0\.1 MB",
         r"loss on [\d,]+ validation tokens of verse: \d\.\d{4} nats per token",
     ):
         assert re.search(f"^{line}$", printed, re.MULTILINE), line

@@ -108,7 +108,7 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
             for host in ("127.0.0.1", "localhost"):
                 assert ask(connection, "models", host=f"{host}:{connection.port}")["models"][0]["name"] == run
     first, address = capsys.readouterr().out.splitlines()
-    assert first == f"port {taken} cannot be used (Address already in use); {connection.port} is free"
+    assert first == f"port {taken} cannot be used (Address already in use); using {connection.port}"
     assert address == f"http://127.0.0.1:{connection.port}/  (Ctrl-C stops)"
     listener = view.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
@@ -119,7 +119,7 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
         assert second.getsockname()[1] != port
     with closing(view.listen("127.0.0.1", port)) as third:
         assert third.getsockname()[1] == port
-    with pytest.raises(UserError, match=r"^host=192\.0\.2\.1: no port can be opened there"):
+    with pytest.raises(UserError, match=r"^host=192\.0\.2\.1: cannot listen"):
         view.listen("192.0.2.1", 0)
 
 
@@ -167,7 +167,7 @@ def viewed_run(folder: Path, tokenizer, settings: dict) -> ViewedModel:
 
 
 def sample_of(viewed: ViewedModel) -> str:
-    return LanguageModel(viewed.opened, viewed.tokenizer).generate("", max_new_tokens=64)
+    return LanguageModel(viewed.model, viewed.tokenizer).generate("", max_new_tokens=64)
 
 
 def test_the_initial_text_of_shakespeare_and_pretrained_models_is_fixed(tmp_path):
@@ -194,7 +194,7 @@ def test_the_initial_text_of_a_music_model_is_the_start_of_a_held_out_piece(tiny
     (tmp_path / "data").rename(tmp_path / "moved")
     assert choose_text(viewed, str(tmp_path / "moved")).split() == held_out[0][:64]
     assert choose_text(viewed) == sample_of(viewed) != ""
-    viewed.opened.transformer.ln_f.weight.data[0] = torch.nan
+    viewed.model.transformer.ln_f.weight.data[0] = torch.nan
     assert choose_text(viewed) == ""
     untrained = viewed_run(tmp_path / "untrained", viewed.tokenizer, {})
     assert choose_text(untrained) == sample_of(untrained)
@@ -218,7 +218,7 @@ def test_the_initial_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
     file, events = tmp_path / "pieces" / "0.mid", events_of_file(tmp_path / "pieces" / "0.mid", format)
     with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
         assert ask(connection, "models")["text"] == events
-    monkeypatch.setattr(view, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(view, "MAX_CHARACTERS", 100)
     capsys.readouterr()
     with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
         text = ask(connection, "models")["text"]
@@ -240,5 +240,5 @@ def test_a_damaged_music_format_is_an_error_in_one_line(tmp_path):
 
 def test_a_model_that_computes_nan_has_an_initial_text(tmp_path):
     viewed = viewed_run(tmp_path / "run", ByteTokenizer(), {"dataset": "gone"})
-    viewed.opened.transformer.ln_f.weight[0] = torch.nan
+    viewed.model.transformer.ln_f.weight[0] = torch.nan
     assert choose_text(viewed) == KNOWN_TEXT

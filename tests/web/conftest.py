@@ -11,7 +11,7 @@ from tests.support.viewers import Served, Viewer, serving
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
-    """A function that serves a kind of model. The character model has snapshots of steps 0 and 10, and a step 100."""
+    """Return a function that serves a kind of model with steps 100 and 200; "char" also has snapshots of 0 and 10."""
     started: dict[str, tuple[Any, Served]] = {}
 
     def serve(kind: str) -> Served:
@@ -41,7 +41,7 @@ def char(servers) -> Served:
 
 @pytest.fixture
 def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
-    """A function that opens a page. At the end, no page may have had a problem."""
+    """Return a function that opens a page. Fails at the end if a page had problems."""
     viewers = []
 
     def new(served: Served, width: int = 1280, **options: Any) -> Viewer:
@@ -57,7 +57,7 @@ def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
 
 @pytest.fixture(scope="module")
 def char_page(browser, servers) -> Iterator[Viewer]:
-    """Loading a page takes ten times as long as another view in it."""
+    """A page shared by a module, because loading a page is ten times slower than showing another view."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield Viewer(context.new_page(), servers("char")).open("tokens")
     context.close()
@@ -65,7 +65,7 @@ def char_page(browser, servers) -> Iterator[Viewer]:
 
 @pytest.fixture
 def char_viewer(char_page) -> Iterator[Viewer]:
-    """A page of the character model, with what earlier tests of the module have shown in it."""
+    """The shared page of the character model, in the state left by the previous test."""
     yield char_page
     problems, char_page.problems = char_page.problems, []
     assert problems == []

@@ -18,11 +18,11 @@ from folio.data.sources.pairs import CHAT_TEMPLATES
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.decoding.scheduler import Completion
-from folio.web.api import Served, make_app
+from folio.web.api import ServedModel, make_app
 from folio.web.chat import ChatTemplate
 from folio.web.completions import Limits
 from folio.web.engine import Engine
-from folio.web.server import listen, make_server, names_of
+from folio.web.server import host_headers, listen, make_server
 from tests.support.decoding import random_model
 from tests.support.servers import running
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ ID, FINGERPRINT = "tiny", "fp_0123456789ab"
 ALPHABET = "\nabcdefgh é日"
 EOT = len(ALPHABET)
 FOREVER = {"max_tokens": 10**6, "context_stride": 16, "logit_bias": {str(EOT): -100}}
-PATIENCE = 60  # seconds
+TIMEOUT = 60  # seconds
 
 
 class Response(NamedTuple):
@@ -44,7 +44,7 @@ class Response(NamedTuple):
         return json.loads(self.body)
 
     def error(self) -> dict[str, Any]:
-        """What an error says, in OpenAI's shape."""
+        """Return the error object, after checking that it has OpenAI's format."""
         assert self.headers["content-type"] == "application/json"
         content = self.json()
         assert list(content) == ["error"] and list(content["error"]) == ["message", "type", "param", "code"]
@@ -52,7 +52,7 @@ class Response(NamedTuple):
         return content["error"]
 
     def events(self) -> list[dict]:
-        """Those of a stream, without [DONE]."""
+        """Return the events of a stream, without [DONE]."""
         assert self.status == 200 and self.headers["content-type"].startswith("text/event-stream")
         assert self.headers["x-accel-buffering"] == "no"
         *events, done, nothing = self.body.decode().split("\n\n")
@@ -61,13 +61,13 @@ class Response(NamedTuple):
 
 
 class Client:
-    def __init__(self, served: Served, port: int):
+    def __init__(self, served: ServedModel, port: int):
         self.served, self.engine, self.port = served, served.engine, port
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
         body = body if isinstance(body, str | bytes | None) else json.dumps(body)
         headers = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)) as connection:
             connection.request(method, path, body, headers)
             with connection.getresponse() as response:
                 return Response(response.status, response.headers, response.read())
@@ -76,19 +76,19 @@ class Client:
         return self.request("POST", "/v1/completions", body)
 
     def texts(self, **body: Any) -> list[str]:
-        """The texts of the choices, which must be complete."""
+        """Return the texts of the choices of a successful response."""
         response = self.complete(**body)
         assert response.status == 200, response.body
         return [choice["text"] for choice in response.json()["choices"]]
 
     def connect(self, **body: Any) -> socket.socket:
-        """A connection on which a request for completions was sent."""
+        """Open a connection and send a request for completions."""
         connection = socket.socket()
         self.send(connection, **body)
         return connection
 
     def send(self, connection: socket.socket, **body: Any) -> None:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(TIMEOUT)
         connection.connect(("127.0.0.1", self.port))
         content = json.dumps(body)
         lines = ["POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json"]
@@ -109,11 +109,11 @@ def serving(
     origins: frozenset[str] = frozenset(),
     **settings: Any,
 ) -> Iterator[Client]:
-    """A server in a thread, on a real socket. settings: of Served."""
+    """Run a server in a thread, on a real socket. settings: fields of ServedModel."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    served = Served(Engine(gpt, rows, max_waiting), ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
-    with running(make_server(make_app(served, names_of(["127.0.0.1"], port), origins, key)), listener):
+    served = ServedModel(Engine(gpt, rows, max_waiting), ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
+    with running(make_server(make_app(served, host_headers(["127.0.0.1"], port), origins, key)), listener):
         yield Client(served, port)
 
 
@@ -131,7 +131,7 @@ def client(gpt: LanguageModel) -> Iterator[Client]:
 # --- completions ------------------------------------------------------------------------------------------------------
 
 
-def test_choices_are_the_samples_of_sample_py(client, gpt):
+def test_choices_equal_the_samples_of_sample_py(client, gpt):
     settings = {"seed": 5, "temperature": 0.9, "top_k": 7, "repetition_penalty": 1.2, "context_stride": 5}
     prompts, n = ["ab", "", "é日a"], 3
     config = GenerationConfig(**settings, max_new_tokens=50)
@@ -148,7 +148,7 @@ def test_choices_are_the_samples_of_sample_py(client, gpt):
     assert len({client.texts(prompt="a")[0] for _ in range(8)}) > 1  # without a seed
 
 
-def test_what_completions_say(client, gpt):
+def test_completion_metadata(client, gpt):
     response = client.complete(prompt="ab", model=ID, max_tokens=30, seed=1)
     answer = response.json()
     assert (answer["model"], answer["system_fingerprint"]) == (ID, FINGERPRINT)
@@ -158,7 +158,7 @@ def test_what_completions_say(client, gpt):
 
 
 def test_log_probabilities_are_the_models_own(client, gpt):
-    """Before the temperature and the filters. As lm-eval reads them, too."""
+    """Before temperature and filters; also in the form that lm-eval uses."""
     ids = gpt.encode_prompt("ab日é a").ids
     settings = {"max_tokens": 5, "temperature": 0.3, "top_k": 2, "seed": 3, "logit_bias": {str(EOT): -100, "1": 5}}
     (choice,) = client.complete(prompt=ids, echo=True, logprobs=3, **settings).json()["choices"]
@@ -170,18 +170,18 @@ def test_log_probabilities_are_the_models_own(client, gpt):
         expected = gpt.model.logits(torch.tensor([text_ids]))[0].log_softmax(dim=-1)[:, :size]
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     for position, token in enumerate(text_ids[1:]):
-        given, top = logprobs["token_logprobs"][position + 1], logprobs["top_logprobs"][position + 1]
-        assert given == pytest.approx(expected[position, token].item(), abs=1e-4)
-        assert top[gpt.tokenizer.decode([token])] == given and 3 <= len(top) <= 4
+        logprob, top = logprobs["token_logprobs"][position + 1], logprobs["top_logprobs"][position + 1]
+        assert logprob == pytest.approx(expected[position, token].item(), abs=1e-4)
+        assert top[gpt.tokenizer.decode([token])] == logprob and 3 <= len(top) <= 4
         is_greedy = expected[position].argmax().item() == token
-        assert (given == max(top.values())) == is_greedy
+        assert (logprob == max(top.values())) == is_greedy
     (scored,) = client.complete(prompt=ids, echo=True, logprobs=0, max_tokens=0).json()["choices"]
     assert scored["text"] == "ab日é a" and scored["finish_reason"] == "length"
     assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(logprobs["token_logprobs"][1 : len(ids)], abs=1e-5)
     assert [*map(len, scored["logprobs"]["top_logprobs"][1:])] == [1] * 5
 
 
-def test_many_clients_at_once_get_what_they_would_get_alone(client, gpt, seed):
+def test_completions_do_not_depend_on_concurrent_requests(client, gpt, seed):
     rng = random.Random(seed)
 
     def ask(number: int) -> tuple[list[str], list[str]]:
@@ -225,12 +225,12 @@ def test_many_clients_at_once_get_what_they_would_get_alone(client, gpt, seed):
         ("POST", "/detokenize", '{"tokens": [99]}', 400, None),
     ],
 )
-def test_errors_have_openais_shape(client, method, path, body, status, code):
+def test_errors_have_openais_format(client, method, path, body, status, code):
     response = client.request(method, path, body)
     assert response.status == status and response.error()["code"] == code
 
 
-def test_allowed_pages_may_ask(gpt):
+def test_allowed_origins(gpt):
     origin = "https://allowed.example"
     with serving(gpt, key="secret", origins=frozenset({origin})) as client:
         asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,x-stainless"}
@@ -246,7 +246,7 @@ def test_allowed_pages_may_ask(gpt):
         assert client.request("GET", "/health", origin=f"{origin}.example.com").status == 403
 
 
-def test_a_key_is_needed_for_everything_but_health(gpt):
+def test_the_key_is_required_except_for_health(gpt):
     with serving(gpt, key="sécret") as client:
         right = "Bearer sécret".encode().decode("latin-1")
         paths = ["/v1/models", "/tokenizer_info", "/nothing", "/health/", "//health"]
@@ -261,7 +261,7 @@ def test_a_key_is_needed_for_everything_but_health(gpt):
         assert client.request("GET", "/v1/models", authorization=right.replace("Bearer", "bearer")).status == 200
 
 
-def test_too_many_requests_are_refused_for_now(gpt):
+def test_requests_beyond_the_queue_are_refused(gpt):
     with serving(gpt, rows=1, max_waiting=1) as client, ExitStack() as stack:
         stack.enter_context(client.connect(prompt="a", n=2, **FOREVER))
         wait_until(lambda: client.engine.active == 1)
@@ -273,7 +273,7 @@ def test_too_many_requests_are_refused_for_now(gpt):
             assert response.error()["type"] == "rate_limit_error"
 
 
-def test_an_answer_that_takes_too_long_ends_with_an_error(gpt):
+def test_a_timeout_ends_the_response_with_an_error(gpt):
     with serving(gpt, timeout=0.3) as client:
         response = client.complete(prompt="a", **FOREVER)
         assert response.status == 503 and response.headers["x-should-retry"] == "false"
@@ -284,7 +284,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(gpt):
         assert client.texts(prompt="a", max_tokens=1)
 
 
-def test_a_model_that_computes_nan_is_an_error_of_the_server():
+def test_nan_is_a_server_error():
     gpt = language_model(ByteTokenizer())
     gpt.model.transformer.ln_f.weight.data[:] = torch.nan
     with serving(LanguageModel(gpt.model, gpt.tokenizer, "cpu")) as client:
@@ -299,7 +299,7 @@ def test_a_model_that_computes_nan_is_an_error_of_the_server():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_client_that_disconnects_frees_its_rows(client, monkeypatch, stream, resets, terminal):
+def test_a_disconnect_frees_the_rows(client, monkeypatch, stream, resets, terminal):
     submitted: list[Completion] = []
     submit = client.engine.submit
     monkeypatch.setattr(client.engine, "submit", lambda each: (submitted.extend(each), submit(each)))
@@ -317,7 +317,7 @@ def test_a_client_that_disconnects_frees_its_rows(client, monkeypatch, stream, r
     assert client.texts(prompt="a", max_tokens=1) and terminal.readouterr().err == ""
 
 
-def test_a_client_that_disconnects_while_it_waits_is_forgotten(gpt):
+def test_a_disconnect_while_waiting_frees_the_queue(gpt):
     with serving(gpt, rows=1) as client, client.connect(prompt="a", **FOREVER):
         wait_until(lambda: client.engine.active == 1)
         for stream in (False, True):
@@ -326,7 +326,7 @@ def test_a_client_that_disconnects_while_it_waits_is_forgotten(gpt):
         wait_until(lambda: client.engine.waiting == 0)
 
 
-def test_the_server_stops_while_requests_are_open(gpt):
+def test_the_server_stops_during_requests(gpt):
     with ExitStack() as connections, serving(gpt) as client:
         for stream in (False, True):
             connections.enter_context(client.connect(prompt="a", stream=stream, **FOREVER))
@@ -348,7 +348,7 @@ def test_health(client):
     assert client.request("GET", "/health").json() == {"status": "ok", "rows": 32, "active": 0, "waiting": 0}
 
 
-def test_the_tokenizer_as_lm_eval_uses_it(client, gpt):
+def test_tokenizer_routes_of_lm_eval(client, gpt):
     info = client.request("GET", "/tokenizer_info").json()
     assert info["eos_token"] == info["bos_token"] == "<|endoftext|>"
 
@@ -356,11 +356,11 @@ def test_the_tokenizer_as_lm_eval_uses_it(client, gpt):
         return client.request("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
 
     assert encode(info["eos_token"]) == [gpt.tokenizer.eot] and encode("") == []
-    text = "é日<|endoftext|>abc\n" * 3000  # is encoded in a thread
+    text = "é日<|endoftext|>abc\n" * 3000  # long enough to be encoded in a thread
     assert client.request("POST", "/detokenize", {"tokens": encode(text)}).json() == {"prompt": text}
 
 
-def test_chat_with_a_model_that_was_trained_for_it():
+def test_chat_completions():
     gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
     with serving(gpt, chat=ChatTemplate("chat", has_eot=True)) as client:
         settings = {"seed": 2, "top_k": 5, "temperature": 0.9}
@@ -378,7 +378,7 @@ def test_chat_with_a_model_that_was_trained_for_it():
         assert client.request("GET", "/tokenizer_info").json()["chat_template"] == CHAT_TEMPLATES["chat"]
 
 
-# --- anything ---------------------------------------------------------------------------------------------------------
+# --- fuzzing ----------------------------------------------------------------------------------------------------------
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([2**64, "\ud800"]),
@@ -387,7 +387,7 @@ ANYTHING = st.recursive(
 )
 TEXT = st.text("ab é日", max_size=8)
 IDS = st.lists(st.integers(0, 12), max_size=5)
-SENSIBLE = {
+VALID = {
     "prompt": TEXT | IDS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(IDS, min_size=1, max_size=3),
     "model": st.sampled_from([ID, None]),
     "max_tokens": st.integers(1, 12),
@@ -412,16 +412,16 @@ SENSIBLE = {
 
 
 def bodies() -> st.SearchStrategy[dict]:
-    """Requests with sensible values, of which up to two are replaced by anything."""
+    """Valid requests in which up to two fields are replaced by arbitrary values."""
     odd = ANYTHING | st.sampled_from(["", -1, 3, 99, [[]], [""]])
     return st.builds(
-        lambda sensible, odd: sensible | odd,
-        st.fixed_dictionaries({}, optional=SENSIBLE),
-        st.dictionaries(st.sampled_from([*SENSIBLE, "suffix", "best_of"]), odd, max_size=2),
+        lambda valid, odd: valid | odd,
+        st.fixed_dictionaries({}, optional=VALID),
+        st.dictionaries(st.sampled_from([*VALID, "suffix", "best_of"]), odd, max_size=2),
     )
 
 
-def test_any_body_is_answered_or_refused(client, seed):
+def test_arbitrary_fields_do_not_cause_server_errors(client, seed):
     statuses = []
 
     @hypothesis.seed(seed)
@@ -444,7 +444,7 @@ def test_any_body_is_answered_or_refused(client, seed):
 
 @st.composite
 def damaged_bodies(draw: st.DrawFn) -> bytes:
-    """Bytes that are rarely JSON: random ones, too many brackets, or a request that was cut, changed, or encoded."""
+    """Mostly invalid JSON: random bytes, deep nesting, or a truncated, modified, or re-encoded request."""
     text = json.dumps(draw(bodies()), ensure_ascii=False)
     body = text.encode("utf-8", "surrogatepass")
     at = draw(st.integers(0, len(body)))
@@ -455,7 +455,7 @@ def damaged_bodies(draw: st.DrawFn) -> bytes:
     return draw(st.one_of(*others, st.sampled_from([nested, body[:at], changed])))
 
 
-def test_any_bytes_are_answered_or_refused(client, seed):
+def test_arbitrary_bodies_do_not_cause_server_errors(client, seed):
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=100, deadline=None, database=None)
     @hypothesis.given(st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), damaged_bodies())
@@ -467,7 +467,7 @@ def test_any_bytes_are_answered_or_refused(client, seed):
     wait_until(lambda: client.engine.active == 0)
 
 
-def test_any_path_is_answered_or_refused(client, seed):
+def test_arbitrary_paths_do_not_cause_server_errors(client, seed):
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=200, deadline=None, database=None)
     @hypothesis.given(

@@ -1,4 +1,4 @@
-"""The programs that people use with OpenAI's completions protocol, against a running server."""
+"""Clients of OpenAI's completions protocol against a running server."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ import pytest
 from folio.decoding.language_model import LanguageModel
 from folio.evaluation.benchmarks import MultipleChoice, hellaswag, score_endings
 from folio.evaluation.text_loss import token_losses
-from folio.web.api import Served, make_app
+from folio.web.api import ServedModel, make_app
 from folio.web.engine import Engine
-from folio.web.server import listen, make_server, names_of
+from folio.web.server import host_headers, listen, make_server
 from tests.support.decoding import random_model
 from tests.support.servers import running
 from tests.support.tiny_tokenizers import trained
@@ -29,25 +29,25 @@ AS_THE_API = {"temperature": 1.0, "top_k": None}  # OpenAI's defaults instead of
 
 
 class Api(NamedTuple):
-    """A server."""
+    """Address, model name, and key of a server."""
 
     base_url: str  # such as http://127.0.0.1:8080/v1
-    model: str  # as the server names it
+    model: str
     key: str
 
 
 @pytest.fixture(scope="module")
 def gpt() -> LanguageModel:
-    """A model with a trained BPE. Many of its tokens are parts of characters, and its vocabulary is padded."""
+    """A model with a trained BPE: many tokens are parts of characters, and the vocabulary is padded."""
     return LanguageModel(random_model(SEED, block_size=64, vocab_size=272), trained(), "cpu", "float32")
 
 
 @pytest.fixture(scope="module")
 def api(gpt: LanguageModel) -> Iterator[Api]:
-    """A server that wants a key."""
+    """Run a server with a key."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    app = make_app(Served(Engine(gpt), "the-run", "fp_0"), names_of(["127.0.0.1"], port), key=KEY)
+    app = make_app(ServedModel(Engine(gpt), "the-run", "fp_0"), host_headers(["127.0.0.1"], port), key=KEY)
     with running(make_server(app), listener):
         yield Api(f"http://127.0.0.1:{port}/v1", "the-run", KEY)
 
@@ -89,7 +89,7 @@ def test_openai_completes_and_streams(client, api, gpt):
     assert choice.text == PROMPT + expected[0] and len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
 
 
-def test_openai_raises_the_errors_of_its_protocol(client, api):
+def test_openai_raises_its_errors(client, api):
     import openai
 
     request = dict(model=api.model, prompt=PROMPT)
@@ -138,7 +138,7 @@ def test_langchain_invokes_streams_and_batches(api, gpt):
 def test_llm_prompts_and_streams(api, gpt, tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     entry = dict(model_id="folio", model_name=api.model, api_base=api.base_url, completion=True, api_key_name="folio")
-    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([entry]), encoding="utf-8")  # YAML, too
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([entry]), encoding="utf-8")  # JSON is valid YAML
     import llm
 
     model = llm.get_model("folio")
@@ -163,7 +163,7 @@ QUESTIONS = [
 
 
 def write_task(folder: Path, name: str, documents: list[dict], **fields: Any) -> None:
-    """A task of lm-eval over a local file."""
+    """Write a task of lm-eval over a local file."""
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
     task = {
@@ -174,12 +174,12 @@ def write_task(folder: Path, name: str, documents: list[dict], **fields: Any) ->
         "metadata": {"version": 1.0},
         **fields,
     }
-    (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")  # YAML, too
+    (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is valid YAML
 
 
 @pytest.fixture(scope="module")
 def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of three tasks: choices by likelihood, texts by likelihood, and generated texts."""
+    """Write three tasks: multiple choice, rolling log-likelihood, and generation."""
     folder = tmp_path_factory.mktemp("tasks")
     choices = [
         {"context": context, "endings": [ending[1:] for ending in endings], "correct": correct}
@@ -220,7 +220,7 @@ def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("tokenized, batch_size, concurrent", [(True, 2, 1), (False, 1, 4)])
 def test_lm_eval_agrees_with_our_evaluation(api, gpt, lm_eval_tasks, monkeypatch, tokenized, batch_size, concurrent):
-    """Requests of ids or of text, several prompts per request or several requests at a time."""
+    """With token ids or text, several prompts per request or several concurrent requests."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

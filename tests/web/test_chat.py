@@ -35,7 +35,7 @@ CHARACTERS = "".join(sorted({*json.dumps([CHATS, PAIRS]), *"\nUser:Assistant:Sys
 
 
 def prepare(folder: Path, name: str, lines: list, tokenizer: str = "byte") -> Dataset:
-    """Prepare lines as the data set `name` in a folder."""
+    """Prepare lines as a data set."""
     write_pairs(folder / f"{name}.jsonl", lines)
     cfg = PairsConfig(inputs=(str(folder / f"{name}.jsonl"),), tokenizer=tokenizer, data_dir=str(folder))
     pairs.main(cfg)
@@ -44,7 +44,7 @@ def prepare(folder: Path, name: str, lines: list, tokenizer: str = "byte") -> Da
 
 @pytest.fixture
 def train_on(tiny, tmp_path):
-    """A function that trains a tiny model on data sets and returns what its checkpoint is loaded as."""
+    """Return a function that trains a tiny model on data sets and loads its checkpoint."""
 
     def run(dataset: str, name: str = "out", **settings):
         out_dir = str(tmp_path / name)
@@ -58,7 +58,7 @@ def train_on(tiny, tmp_path):
 # --- from JSON lines to a template ------------------------------------------------------------------------------------
 
 
-def test_a_model_of_chats_reads_the_prompts_that_it_was_trained_on(train_on, tmp_path):
+def test_chat_prompts_equal_the_training_prompts(train_on, tmp_path):
     dataset = prepare(tmp_path, "chats", CHATS)
     template = chat_template(train_on("chats"))
     assert template == ChatTemplate("chat", has_eot=True)
@@ -70,7 +70,7 @@ def test_a_model_of_chats_reads_the_prompts_that_it_was_trained_on(train_on, tmp
     assert template.answer_prefix == " " and template.stop == ("\nUser:",)
 
 
-def test_a_prompt_has_the_tokens_of_training(tmp_path):
+def test_prompts_have_the_same_tokens_as_in_training(tmp_path):
     """The blank line before "Assistant:" was one token in training, and two in the same text as a prompt."""
     tokenizer = BPETokenizer.train(["Who?\n\n"] * 9 + ["Assistant: You. And"] * 9, 300)
     assert len(tokenizer.encode("\n\n")) == 1 and len(tokenizer.encode("\n\nA")) == 3
@@ -83,22 +83,22 @@ def test_a_prompt_has_the_tokens_of_training(tmp_path):
         assert any(ids[n : n + len(expected)] == expected for n in range(len(ids)))
 
 
-def test_a_model_of_pairs_reads_one_prompt_as_it_is(train_on, tmp_path):
+def test_pairs_take_one_unchanged_prompt(train_on, tmp_path):
     prepare(tmp_path, "sums", PAIRS)
     template = chat_template(train_on("sums"))
     assert template == ChatTemplate("pairs", has_eot=True) and template.stop == () and template.answer_prefix == ""
     assert template.prompt([{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
-    with pytest.raises(UserError, match="messages has 2 messages, and this model was trained on single prompts"):
+    with pytest.raises(UserError, match=r"messages has 2 .*single prompts.*send only the last"):
         template.prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
-    with pytest.raises(UserError, match=r'messages\[0\].role: .* it must be "user"'):
+    with pytest.raises(UserError, match=r'messages\[0\].role must be "user"'):
         template.prompt([{"role": "system", "content": "Add."}])
 
 
-def test_files_with_a_chat_are_chats(tmp_path):
+def test_a_file_with_chats_and_pairs_has_the_chat_format(tmp_path):
     assert prepare(tmp_path, "both", [*PAIRS, *CHATS]).prompt_format == "chat"
 
 
-def test_summaries_are_pairs_and_their_documents_are_text(tmp_path):
+def test_summaries_are_pairs_and_documents_are_text(tmp_path):
     lines = [{"document": f"Document {k}. It is long.", "summary": f"Document {k}."} for k in range(40)]
     write_pairs(tmp_path / "texts.jsonl", lines)
     cfg = summaries.SummariesConfig(inputs=(str(tmp_path / "texts.jsonl"),), data_dir=str(tmp_path), tokenizer="byte")
@@ -110,7 +110,7 @@ def test_summaries_are_pairs_and_their_documents_are_text(tmp_path):
 # --- other data sets and checkpoints ----------------------------------------------------------------------------------
 
 
-def test_in_a_mixture_with_text_prompts_remain_prompts(train_on, data_dir, tmp_path):
+def test_the_format_of_a_mixture(train_on, data_dir, tmp_path):
     for name in ("chats", "sums"):
         prepare(tmp_path, name, CHATS if name == "chats" else PAIRS)
     text = open_dataset(data_dir / "verse")
@@ -122,14 +122,14 @@ def test_in_a_mixture_with_text_prompts_remain_prompts(train_on, data_dir, tmp_p
     assert chat_template(train_on("chats:0.3,sums:0.7")).prompt_format == "chat"
 
 
-def test_the_last_training_counts_and_resuming_keeps_it(train_on, tmp_path, data_dir):
+def test_the_latest_training_determines_the_format(train_on, tmp_path, data_dir):
     write_json(tmp_path / "tokenizer.json", CharTokenizer(CHARACTERS).to_json())
     prepare(tmp_path, "chats", CHATS, str(tmp_path / "tokenizer.json"))
     text = [{"prompt": "", "completion": json.dumps(chat)} for chat in CHATS]
     prepare(tmp_path, "text", text, str(tmp_path / "tokenizer.json"))
     meta = read_json(tmp_path / "text" / "meta.json")
     assert meta.pop("prompt_format") == "pairs"
-    write_json(tmp_path / "text" / "meta.json", meta)  # as older versions wrote it
+    write_json(tmp_path / "text" / "meta.json", meta)  # as in older versions
     assert open_dataset(tmp_path / "text").prompt_format is None
     template = chat_template(train_on("chats"))
     assert template == ChatTemplate("chat", has_eot=True)
@@ -138,7 +138,7 @@ def test_the_last_training_counts_and_resuming_keeps_it(train_on, tmp_path, data
     assert chat_template(train_on("chats", "back", init_from=str(tmp_path / "fine"))) == template
 
 
-def test_a_model_of_older_data_may_have_no_end_of_text_token(tmp_path):
+def test_older_data_may_have_no_end_of_text_token(tmp_path):
     model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
     gpt = LanguageModel(model, CharTokenizer(CHARACTERS))
     gpt.prompt_format = "chat"
@@ -148,17 +148,17 @@ def test_a_model_of_older_data_may_have_no_end_of_text_token(tmp_path):
 
 
 @pytest.mark.parametrize("dataset", [{}, {"prompt_format": "a format of the future"}, {"prompt_format": ["chat"]}, 5])
-def test_a_checkpoint_that_does_not_name_a_known_format_continues_text(dataset, tmp_path):
+def test_unknown_formats_in_a_checkpoint_are_ignored(dataset, tmp_path):
     assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"dataset": dataset}).prompt_format is None
 
 
-def test_models_of_older_checkpoints_and_of_other_programs_continue_text(tmp_path):
+def test_checkpoints_without_a_format_have_no_template(tmp_path):
     model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
     assert load(str(tmp_path)).prompt_format is None and chat_template(LanguageModel(model, ByteTokenizer())) is None
     assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"model": {}}).prompt_format is None
 
 
-def test_a_data_set_with_an_unknown_format_is_refused(tmp_path):
+def test_unknown_formats_in_a_data_set_are_refused(tmp_path):
     meta = tmp_path / "sums" / "meta.json"
     prepare(tmp_path, "sums", PAIRS)
     for value in ("other", ["chat"], 5):
@@ -172,7 +172,7 @@ def test_a_data_set_with_an_unknown_format_is_refused(tmp_path):
 
 @pytest.mark.needs("gguf", "transformers")
 @pytest.mark.parametrize("prompt_format, count", [("chat", 2), ("chat", 4), ("pairs", 1)])
-def test_exports_have_the_template_for_other_programs(prompt_format, count, tmp_path):
+def test_exports_contain_the_chat_template(prompt_format, count, tmp_path):
     from gguf import GGUFReader
     from transformers import AutoTokenizer
 
@@ -197,7 +197,7 @@ def test_exports_have_the_template_for_other_programs(prompt_format, count, tmp_
 HELLO = {"role": "user", "content": "Hello"}
 
 
-def test_parts_become_lines_and_a_developer_is_the_system():
+def test_content_parts_and_the_developer_role():
     template = ChatTemplate("chat", has_eot=True)
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
     expected = "System: Be kind.\n\nUser: Hello\nthere\n\nAssistant:"
@@ -210,21 +210,17 @@ def test_parts_become_lines_and_a_developer_is_the_system():
 @pytest.mark.parametrize(
     "messages, error",
     [
-        ([], "messages must be a list of at least one"),
-        ("Hello", "messages must be a list of at least one"),
+        ([], "messages must be a list"),
         (["Hello"], r"messages\[0\] must be"),
         ([HELLO, {"content": "x"}], r"messages\[1\].role must be one of system, developer, user, assistant"),
-        ([HELLO, {"role": "tool", "content": "x"}], r"messages\[1\].role must be one of"),
         ([{"role": ["user"], "content": "x"}], r"messages\[0\].role must be one of"),
-        ([{"role": "user"}], r"messages\[0\].content must be text"),
-        ([{"role": "assistant", "content": None}], r"messages\[0\].content must be text"),
-        ([{"role": "user", "content": ["x"]}], r"messages\[0\].content: this model reads only parts"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"\.content: this model reads only parts"),
-        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"\.content: this model reads only parts"),
+        ([{"role": "assistant", "content": None}], r"messages\[0\].content must be a string"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\].content may only contain parts"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"\.content may only contain parts"),
         ([{"role": "user", "content": "<|endoftext|>"}], r"messages\[0\].content must not contain <\|endoftext\|>"),
     ],
 )
 @pytest.mark.parametrize("prompt_format", ["chat", "pairs"])
-def test_what_the_format_cannot_express_is_an_error(messages, error, prompt_format):
+def test_invalid_messages_are_refused(messages, error, prompt_format):
     with pytest.raises(UserError, match=error):
         ChatTemplate(prompt_format, has_eot=True).prompt(messages)

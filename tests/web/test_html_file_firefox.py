@@ -16,7 +16,7 @@ DRAWN = "new Promise(resolve => {const timer = setInterval(() => %s && resolve(c
 
 @pytest.mark.browser
 @pytest.mark.skipif(FIREFOX is None, reason="Firefox is not installed")
-def test_a_file_generates_what_the_command_line_does(tmp_path):
+def test_a_file_generates_the_samples_of_the_python_api(tmp_path):
     tokenizer = CharTokenizer.of(TEXT + "\n")
     model = save_random_run(
         tmp_path / "run", tokenizer, SEED, block_size=48, n_layer=2, n_head=2, n_embd=32, position="rotary"

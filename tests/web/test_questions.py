@@ -35,7 +35,7 @@ def model(kind, seed) -> GPT:
 
 @pytest.fixture
 def provider(kind, model, seed, tmp_path) -> TraceProvider:
-    """A run with checkpoints of steps 100 and 200, which is opened, and snapshots of 0 and 10."""
+    """A run with checkpoints of steps 100 and 200 (opened), and snapshots of steps 0 and 10."""
     others = {step: build_model(kind, seed + step) for step in (100, 0, 10)}
     snapshots = {step: others[step] for step in (0, 10)}
     run = save_run(tmp_path / "run", {100: others[100], 200: model}, TOKENIZERS[kind], snapshots)
@@ -44,7 +44,7 @@ def provider(kind, model, seed, tmp_path) -> TraceProvider:
 
 @pytest.fixture(scope="module")
 def char_provider(tmp_path_factory) -> TraceProvider:
-    """For tests that do not look at numbers."""
+    """A provider for tests that do not check numbers."""
     run = save_run(tmp_path_factory.mktemp("run"), {200: build_model("char", 1)}, TOKENIZERS["char"], {})
     return TraceProvider([ViewedModel(run, "best", CPU)], TEXT)
 
@@ -54,7 +54,7 @@ IDS = [5, 7, 5, 1, 12, 7, 5, 0, 20, 3]
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_can_be_read_back(seed):
+def test_answers_survive_serialization(seed):
     torch.manual_seed(seed)
     tensors = {
         "bytes": torch.arange(7, dtype=torch.uint8),
@@ -68,11 +68,11 @@ def test_an_answer_can_be_read_back(seed):
         "last": torch.tensor([9], dtype=torch.uint8),
     }
     for name in ("", "é", "日本", "🎉"):  # headers of several lengths
-        facts, read_back = read(Answer({"text": name + STRANGE, "list": [1, None]}, tensors).to_bytes())
+        facts, parsed = read(Answer({"text": name + STRANGE, "list": [1, None]}, tensors).to_bytes())
         assert facts == {"text": name + STRANGE, "list": [1, None]}
-        assert list(read_back) == list(tensors)
+        assert list(parsed) == list(tensors)
         for key, tensor in tensors.items():
-            assert_same(read_back[key], tensor.double())
+            assert_same(parsed[key], tensor.double())
     assert read(Answer({}).to_bytes()) == ({}, {})
     facts, _ = read(Answer({"a": [math.nan, (1.5, -math.inf)], "b": {"c": 2}}).to_bytes())
     assert facts == {"a": [None, [1.5, None]], "b": {"c": 2}}
@@ -82,11 +82,11 @@ def test_an_answer_can_be_read_back(seed):
 
 
 def test_every_kind_of_question_has_an_answer(provider):
-    for name in provider.questions.keys() - {"notes"}:  # which models of text do not have
+    for name in provider.questions.keys() - {"notes"}:  # only for models of music
         provider.answer({"kind": name, "ids": IDS, "name": "transformer.wte.weight", "text": TEXT}).to_bytes()
 
 
-def test_a_model_is_described(provider, model, kind):
+def test_description_of_a_model(provider, model, kind):
     facts, _ = ask(provider, "models")
     (described,) = facts["models"]
     assert facts["text"] == TEXT and described["config"]["n_embd"] == 32 and described["tokenizer"]
@@ -109,14 +109,14 @@ def test_a_model_is_described(provider, model, kind):
                 assert piece == f"\\x{content.hex()}" and facts["bytes"][str(token)] == content.hex(" ")
 
 
-def test_all_tokens_that_either_model_predicts_have_a_text(tmp_path):
-    """The second of two models may have more padding."""
+def test_padding_of_the_second_model_has_pieces(tmp_path):
+    """The second of two models may have more padding than the first."""
     runs = [save_run(tmp_path / kind, {1: build_model(kind, 1)}, TOKENIZERS["char"], {}) for kind in ("char", "rotary")]
     facts, _ = ask(TraceProvider([ViewedModel(run, "last", CPU) for run in runs], ""), "models")
     assert len(facts["pieces"]) == SHAPES["rotary"]["vocab_size"] and facts["pieces"][-1] == ""
 
 
-def test_a_text_becomes_tokens(provider, model, kind):
+def test_tokens_of_a_text(provider, model, kind):
     tokenizer = TOKENIZERS[kind]
     for text in (TEXT, STRANGE, TEXT * 3):
         facts, _ = ask(provider, "tokens", text=text)
@@ -128,7 +128,7 @@ def test_a_text_becomes_tokens(provider, model, kind):
     assert facts["tokens"] >= 5 and facts["unknown"] == (1 if kind == "char" else 0)
 
 
-def test_an_overview_is_that_of_numpy(provider, model):
+def test_overview_equals_numpy(provider, model):
     run = NumpyGPT(model).run(IDS)
     facts, tensors = ask(provider, "overview", ids=IDS)
     assert facts["mean_loss"] == pytest.approx(run.losses.mean(), rel=1e-5)
@@ -141,8 +141,7 @@ def test_an_overview_is_that_of_numpy(provider, model):
     assert np.abs(tensors["thumbnails"] / 255 - np.sqrt(weights)).max() <= 0.5 / 255 + 1e-5
 
 
-def test_a_thumbnail_keeps_a_thin_diagonal(provider, model):
-    """Each of its cells is the largest weight there."""
+def test_thumbnails_are_max_pooled(provider, model):
     ids = torch.randint(20, (40,)).tolist()
     thumbnails = ask(provider, "overview", ids=ids)[1]["thumbnails"]
     run = NumpyGPT(model).run(ids)
@@ -155,10 +154,10 @@ def test_a_thumbnail_keeps_a_thin_diagonal(provider, model):
             assert np.abs(thumbnails[:, :, i, j] / 255 - np.sqrt(block)).max() <= 0.5 / 255 + 1e-5
 
 
-def test_a_head_and_its_switches_are_those_of_numpy(provider, model):
+def test_heads_with_switches_equal_numpy(provider, model):
     switches = dict(mask="off", scale=False, heads_off=((0, 0),), mlps_off=(0,))
-    asked = {**switches, "heads_off": "0.0", "mlps_off": "0"}
-    for numpy, options in ((NumpyGPT(model), {}), (NumpyGPT(model, **switches), asked)):
+    fields = {**switches, "heads_off": "0.0", "mlps_off": "0"}
+    for numpy, options in ((NumpyGPT(model), {}), (NumpyGPT(model, **switches), fields)):
         layer = numpy.run(IDS).layer(1)
         _, tensors = ask(provider, "head", ids=IDS, layer=1, head=1, **options)
         assert ("bias" in tensors) == (layer.bias is not None)
@@ -166,7 +165,7 @@ def test_a_head_and_its_switches_are_those_of_numpy(provider, model):
             assert_same(tensor, getattr(layer, name)[1])
 
 
-def test_what_an_answer_looks_at_in_its_source_is_that_of_numpy(provider, model):
+def test_alignment_equals_numpy(provider, model):
     run, (L, H) = NumpyGPT(model).run(IDS), (model.config.n_layer, model.config.n_head)
     facts, tensors = ask(provider, "alignment", ids=IDS, layer=1, head=1, token=6, source=4)
     assert_same(tensors["weights"], run.layer(1).weights[1, 6:, :4])
@@ -176,7 +175,7 @@ def test_what_an_answer_looks_at_in_its_source_is_that_of_numpy(provider, model)
     assert_same([row[2] for row in facts["heads"]], coverage.mean(-1)[order])
 
 
-def test_a_layer_is_that_of_numpy(provider, model):
+def test_layers_equal_numpy(provider, model):
     run = NumpyGPT(model).run(IDS)
     layer, token = run.layer(1), 4
     facts, tensors = ask(provider, "layer", ids=IDS, layer=1, token=token)
@@ -186,28 +185,28 @@ def test_a_layer_is_that_of_numpy(provider, model):
         assert_same(tensors[name], getattr(layer, name)[:, token])
     for index, name in enumerate(("before", "between", "after")):
         assert_same(tensors[name], run.stream[2 + index, token])
-    written = layer.hidden[token] * run.gpt.parameters["h.1.mlp.c_proj.weight"]  # (C, 4C)
-    norms = np.linalg.norm(written, axis=0)
+    by_neuron = layer.hidden[token] * run.gpt.parameters["h.1.mlp.c_proj.weight"]  # (C, 4C)
+    norms = np.linalg.norm(by_neuron, axis=0)
     strongest = [neuron["index"] for neuron in facts["neurons"]]
     assert strongest == np.argsort(-norms)[: len(strongest)].tolist()
     final, gains = run.stream[-1, token], run.gpt.parameters["ln_f.weight"]
     assert len(facts["heads"]) == model.config.n_head
 
-    def assert_pushed(pushes: dict[str, list], added: np.ndarray) -> None:
-        """They are the largest and the smallest changes of a logit."""
+    def assert_effects(effects: dict[str, list], added: np.ndarray) -> None:
+        """Check the largest and smallest logit effects of a vector."""
         normed = (added - added.mean()) / np.sqrt(final.var() + 1e-5) * gains
         effect = run.gpt.parameters["wte.weight"] @ normed
         order = np.argsort(effect)
-        assert [token for token, _ in pushes["up"]] == order[::-1][:5].tolist()
-        assert [token for token, _ in pushes["down"]] == order[:5].tolist()
-        for token, value in pushes["up"] + pushes["down"]:
+        assert [token for token, _ in effects["up"]] == order[::-1][:5].tolist()
+        assert [token for token, _ in effects["down"]] == order[:5].tolist()
+        for token, value in effects["up"] + effects["down"]:
             assert value == pytest.approx(effect[token], rel=1e-4, abs=1e-4)
 
-    assert_pushed(facts["heads"][0], layer.head_outputs[0, token])
-    assert_pushed(facts["neurons"][2], written[:, strongest[2]])
+    assert_effects(facts["heads"][0], layer.head_outputs[0, token])
+    assert_effects(facts["neurons"][2], by_neuron[:, strongest[2]])
 
 
-def test_a_token_and_its_logits_are_those_of_numpy(provider, model):
+def test_token_states_and_logits_equal_numpy(provider, model):
     run, token = NumpyGPT(model).run(IDS), 6
     _, tensors = ask(provider, "token", ids=IDS, token=token)
     assert_same(tensors["states"], run.stream[:, token])
@@ -217,10 +216,10 @@ def test_a_token_and_its_logits_are_those_of_numpy(provider, model):
     assert_same(ask(provider, "logits", ids=IDS, token=token)[1]["logits"], run.logits[token])
 
 
-def test_a_parameter_is_averaged_and_counted(provider, model):
+def test_heat_map_and_statistics_of_a_parameter(provider, model):
     values = model.transformer.h[0].mlp.c_fc.weight.numpy()
     facts, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight")
-    assert_same(tensors["picture"], values)  # 128 x 32, which is small enough
+    assert_same(tensors["picture"], values)  # (128, 32): not downsampled
     assert facts["mean"] == pytest.approx(values.mean(), abs=1e-6)
     assert facts["deviation"] == pytest.approx(values.std(), rel=1e-5)
     assert sum(facts["counts"]) == values.size and len(facts["edges"]) == len(facts["counts"]) + 1
@@ -228,7 +227,7 @@ def test_a_parameter_is_averaged_and_counted(provider, model):
     assert_same(tensors["row"], values[7])
 
 
-def test_a_large_parameter_is_averaged_over_blocks(seed, tmp_path):
+def test_large_parameters_are_average_pooled(seed, tmp_path):
     model = GPT(GPTConfig(block_size=8, vocab_size=512, n_layer=1, n_head=1, n_embd=16), seed)
     run = save_run(tmp_path, {1: model}, TOKENIZERS["char"], {})
     _, tensors = ask(TraceProvider([ViewedModel(run, "last", CPU)], ""), "parameter", name="transformer.wte.weight")
@@ -249,7 +248,7 @@ def test_neighbors_and_the_map_of_the_vocabulary(provider, model, kind):
     assert_same(tensors["share"], (singular**2 / (singular**2).sum())[:2], 1e-4)
 
 
-def test_positions_are_those_of_numpy(provider, model, kind):
+def test_positions_equal_numpy(provider, model, kind):
     facts, tensors = ask(provider, "positions")
     assert facts["method"] == model.config.position
     numpy = NumpyGPT(model)
@@ -273,8 +272,8 @@ def test_prefix_scores_are_measured_on_random_tokens(tmp_path):
     assert prefix[1, 1] >= 0.99 and np.delete(prefix, 4).max() <= 0.05
 
 
-def test_a_context_of_one_token_is_enough(seed, tmp_path):
-    """Its probe of repeated tokens was empty, which failed."""
+def test_a_context_of_one_token(seed, tmp_path):
+    """Failed, because the probe of repeated tokens was empty."""
     model = GPT(GPTConfig(block_size=1, vocab_size=9, n_layer=1, n_head=1, n_embd=4), seed)
     provider = TraceProvider([ViewedModel(save_run(tmp_path, {1: model}, TOKENIZERS["char"], {}), "last", CPU)], "")
     facts, tensors = ask(provider, "overview", ids=[3])
@@ -282,19 +281,19 @@ def test_a_context_of_one_token_is_enough(seed, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["char"])
-def test_values_that_hardly_differ_are_counted(provider, model):
-    """Of the gains after a first step, which are close to 1, there was no histogram: its bins were equal in float32."""
-    gains = provider.models[0].opened.transformer.ln_f.weight
+def test_histogram_of_nearly_equal_values(provider, model):
+    """The histogram failed for gains close to 1 after the first step: its bin edges were equal in float32."""
+    gains = provider.models[0].model.transformer.ln_f.weight
     gains.copy_(1 + torch.arange(len(gains)) % 2 * torch.finfo().eps)
     facts, _ = ask(provider, "parameter", name="transformer.ln_f.weight")
     assert facts["counts"] == [16] + 62 * [0] + [16]
 
 
 @pytest.mark.parametrize("kind", ["char"])
-def test_weights_that_are_not_numbers_are_shown(provider, model):
-    """The mean loss of NaN is not JSON, and a histogram of NaN failed."""
+def test_nan_weights_can_be_shown(provider, model):
+    """A mean loss of NaN is not valid JSON, and a histogram of NaN failed."""
     viewed = provider.models[0]
-    viewed.opened.transformer.h[0].mlp.c_fc.weight[3, 4] = math.nan
+    viewed.model.transformer.h[0].mlp.c_fc.weight[3, 4] = math.nan
     facts, tensors = ask(provider, "overview", ids=IDS)
     assert facts["mean_loss"] is None and np.isnan(tensors["loss"]).all()
     facts, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight")
@@ -306,7 +305,7 @@ def test_weights_that_are_not_numbers_are_shown(provider, model):
 
 
 @pytest.mark.parametrize("kind", ["char"])
-def test_a_text_is_traced_once(provider, monkeypatch):
+def test_traces_are_cached(provider, monkeypatch):
     traced = []
 
     class CountedTrace(questions.ViewedTrace):
@@ -317,33 +316,33 @@ def test_a_text_is_traced_once(provider, monkeypatch):
     monkeypatch.setattr(questions, "ViewedTrace", CountedTrace)
     for kind in ("overview", "head", "layer", "token", "logits"):
         ask(provider, kind, ids=IDS, heads_off="1.1,0.0")
-        ask(provider, kind, ids=IDS, heads_off="0.0,1.1,0.0", step=200)  # which is the one that was opened
-    assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 1  # the other one is the probe
+        ask(provider, kind, ids=IDS, heads_off="0.0,1.1,0.0", step=200)  # the opened one
+    assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 1  # the other trace is the probe
     ask(provider, "head", ids=IDS)
     ask(provider, "head", ids=IDS, step=10)
     assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 3
 
 
 @pytest.mark.parametrize("kind", ["char"])
-def test_no_answer_is_about_a_checkpoint_that_was_replaced(provider, seed):
-    """A run that was started again had the traces, scores, maps and samples of the one before."""
-    asked = [(kind, {"ids": IDS}) for kind in ("overview", "logits")] + [("vocabulary", {})]
+def test_caches_notice_replaced_checkpoints(provider, seed):
+    """A restarted run showed the traces, scores, maps and samples of the previous one."""
+    questions = [(kind, {"ids": IDS}) for kind in ("overview", "logits")] + [("vocabulary", {})]
 
-    def everything() -> list:
-        tensors = [ask(provider, kind, step=10, **options)[1] for kind, options in asked]
+    def ask_all() -> list:
+        tensors = [ask(provider, kind, step=10, **options)[1] for kind, options in questions]
         samples = generate(provider, ids=IDS, step=10, max_new_tokens=9, temperature=0)
         return [tensors[0]["loss"], tensors[0]["score_prefix"], tensors[1]["logits"], tensors[2]["map"], samples]
 
-    before = everything()
+    before = ask_all()
     viewed = provider.models[0]
     save_run(viewed.run, {}, viewed.tokenizer, {10: build_model("char", seed + 1)})
-    os.utime(viewed.checkpoints()[10], (1, 1))  # another time, however coarse the clock is
-    for old, new in zip(before, everything(), strict=True):
+    os.utime(viewed.checkpoints()[10], (1, 1))  # a different time even with a coarse clock
+    for old, new in zip(before, ask_all(), strict=True):
         assert not np.array_equal(old, new)
 
 
 def test_traces_are_in_full_precision(char_provider):
-    """A sampler on a GPU lets matrix products of float32 be less precise, for the whole process."""
+    """A sampler on a GPU lowers the precision of float32 matrix products for the whole process."""
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
@@ -354,16 +353,16 @@ def test_traces_are_in_full_precision(char_provider):
 
 
 @pytest.mark.parametrize("kind", ["rotary"])
-def test_many_threads_may_ask(provider, model):
+def test_concurrent_questions(provider, model):
     texts = [[n, *IDS] for n in range(6)]
     expected = {text[0]: NumpyGPT(model).run(text).losses for text in texts}
     answers: dict[int, list] = {text[0]: [] for text in texts}
 
-    def ask_often(text: list[int]) -> None:
+    def ask_three_times(text: list[int]) -> None:
         for _ in range(3):
             answers[text[0]].append(ask(provider, "overview", ids=text)[1]["loss"])
 
-    threads = [threading.Thread(target=ask_often, args=(text,)) for text in texts]
+    threads = [threading.Thread(target=ask_three_times, args=(text,)) for text in texts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -377,8 +376,8 @@ def test_many_threads_may_ask(provider, model):
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked, message", MISTAKES)
-def test_a_mistake_is_one_line(char_provider, asked, message):
+@pytest.mark.parametrize("body, message", MISTAKES)
+def test_errors_have_one_line(char_provider, body, message):
     with pytest.raises(UserError) as raised:
-        char_provider.answer(asked)
+        char_provider.answer(body)
     assert message in str(raised.value) and "\n" not in str(raised.value)

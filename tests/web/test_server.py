@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from folio import UserError
 from folio.web import server
-from folio.web.server import RequestError, json_response, listen, make_app, make_server, names_of, read_json
+from folio.web.server import RequestError, host_headers, json_response, listen, make_app, make_server, read_json
 from tests.support.servers import running
 from tests.support.waiting import wait_until
 
@@ -39,12 +39,12 @@ async def fail(request: Request) -> Response:
 
 @contextmanager
 def serving(stall_seconds: float = 60, **limits) -> Iterator[int]:
-    """A server that repeats what it gets, in a thread; its port."""
+    """Run an echo server in a thread. Yields its port."""
     listener = listen("127.0.0.1", 0, stall_seconds)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)  # so that it notices when a client does not read
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)  # small, to detect a client that does not read
     port = listener.getsockname()[1]
     routes = [Route("/echo", echo, methods=["POST"]), Route("/fail/{how}", fail)]
-    app = make_app(routes, error_content, names_of(["127.0.0.1"], port), frozenset({ALLOWED}))
+    app = make_app(routes, error_content, host_headers(["127.0.0.1"], port), frozenset({ALLOWED}))
     with running(make_server(app, **limits), listener):
         yield port
 
@@ -56,7 +56,7 @@ def port() -> Iterator[int]:
 
 
 def request(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, dict]:
-    """The status and the JSON of the answer."""
+    """Return the status and the JSON of the response."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request(method, path, body, {"content-type": "application/json", **headers})
         with connection.getresponse() as response:
@@ -71,15 +71,15 @@ def head(port: int, length: int = 2) -> bytes:
     return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
-def test_the_body_must_be_json_of_a_bounded_size(port):
+def test_the_body_must_be_json_of_limited_size(port):
     assert request(port, "POST", "/echo", '{"a": [1]}') == (200, {"a": [1]})
     nested = '{"a":' * 50_000 + "1" + "}" * 50_000
     for body in ("", "{", "NaN", '{"a": -Infinity}', "[" * 100_000, nested, b"\xff", b'{"a": "\xff"}'):
-        assert request(port, "POST", "/echo", body) == (400, {"problem": [400, "the body is not JSON"]})
-    largest = json.dumps("x" * (server.LARGEST_BODY - 2))
+        assert request(port, "POST", "/echo", body) == (400, {"problem": [400, "the body is not valid JSON"]})
+    largest = json.dumps("x" * (server.MAX_BODY_BYTES - 2))
     assert request(port, "POST", "/echo", largest)[0] == 200
     assert request(port, "POST", "/echo", largest + " ")[0] == 413
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # a body without an end
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # endless body
         connection.sendall(head(port).replace(b"Content-Length: 2", b"Transfer-Encoding: chunked"))
         assert is_closed(connection, b"10000\r\n" + b"x" * 2**16 + b"\r\n")
 
@@ -95,14 +95,14 @@ def test_the_body_must_be_json_of_a_bounded_size(port):
         ("POST", "/echo/", 404),
     ],
 )
-def test_every_error_has_the_shape_of_the_server(port, method, path, status):
+def test_all_errors_have_the_same_format(port, method, path, status):
     answered, content = request(port, method, path)
     assert answered == status == content["problem"][0] and content["problem"][1]
-    known = {404: "there is no such path; there are /echo, /fail", 405: "the method must be POST"}
-    assert content["problem"][1] == known.get(status, content["problem"][1])
+    remedies = {404: "/echo, /fail", 405: "must be POST"}
+    assert remedies.get(status, "") in content["problem"][1]
 
 
-def test_pages_of_other_sites_are_refused_unless_they_are_allowed(port):
+def test_pages_of_other_sites_are_refused_unless_allowed(port):
     own = f"http://127.0.0.1:{port}"
     for origin in (own, ALLOWED):
         assert request(port, "POST", "/echo", "1", origin=origin) == (200, 1)
@@ -118,21 +118,21 @@ def test_pages_of_other_sites_are_refused_unless_they_are_allowed(port):
     assert request(port, "POST", "/echo", "1", **{"content-type": "Application/JSON; charset=utf-8"})[0] == 200
 
 
-@pytest.mark.parametrize("doubled", ["Host: example.com", "Origin: null", None])
-def test_a_header_that_is_doubled_or_missing(port, doubled):
+@pytest.mark.parametrize("duplicate", ["Host: example.com", "Origin: null", None])
+def test_duplicate_and_missing_headers(port, duplicate):
     lines = head(port).decode().splitlines()
-    if doubled == "Origin: null":
+    if duplicate == "Origin: null":
         lines.insert(1, f"Origin: http://127.0.0.1:{port}")
-    if doubled:
-        lines.insert(2, doubled)
+    if duplicate:
+        lines.insert(2, duplicate)
     else:
-        lines = [lines[0].replace("1.1", "1.0"), *lines[2:]]  # HTTP/1.0 does without Host
+        lines = [lines[0].replace("1.1", "1.0"), *lines[2:]]  # HTTP/1.0 does not require Host
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n12")
         assert connection.recv(4096).split()[1] in (b"400", b"403")
 
 
-def test_what_is_not_http_is_refused(port):
+def test_invalid_http_is_refused(port):
     for data in (b"\x16\x03\x01\x02\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"GET /\r\n\r\n", b"x" * (2**16 + 1)):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(data)
@@ -140,7 +140,7 @@ def test_what_is_not_http_is_refused(port):
 
 
 def is_closed(connection: socket.socket, drip: bytes) -> bool:
-    """Whether the server closes the connection, to which a byte is sent from time to time."""
+    """Whether the server closes the connection while `drip` is sent repeatedly."""
     connection.settimeout(0.01)
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -155,16 +155,22 @@ def is_closed(connection: socket.socket, drip: bytes) -> bool:
     return False
 
 
-def test_a_request_that_arrives_slowly_ends_its_connection():
+def test_a_slow_request_is_disconnected():
     with serving(request_seconds=0.2) as port:
-        whole, slow = head(port) + b"12", head(port, 10**6)
-        for part, drip in ((b"", b""), (b"POST /echo HT", b"T"), (slow, b"1"), (whole + slow, b"1"), (whole, b"T")):
+        full, slow = head(port) + b"12", head(port, 10**6)
+        for part, drip in (
+            (b"", b""),
+            (b"POST /echo HT", b"T"),
+            (slow, b"1"),
+            (full + slow, b"1"),
+            (full, b"T"),
+        ):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(part)
                 assert is_closed(connection, drip), (part, drip)
 
 
-def test_each_request_of_a_connection_has_the_time_for_itself():
+def test_the_timeout_applies_to_each_request_of_a_connection():
     with serving(request_seconds=0.2) as port, closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         for _ in range(4):
             time.sleep(0.1)
@@ -172,7 +178,7 @@ def test_each_request_of_a_connection_has_the_time_for_itself():
             assert connection.getresponse().read() == b"1"
 
 
-def test_an_answer_may_take_longer_than_the_request(monkeypatch):
+def test_the_timeout_does_not_limit_the_response(monkeypatch):
     async def slow(request: Request) -> Response:
         await asyncio.sleep(0.5)
         return json_response(await read_json(request))
@@ -182,7 +188,7 @@ def test_an_answer_may_take_longer_than_the_request(monkeypatch):
         assert request(port, "POST", "/echo", "1") == (200, 1)
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux watches what clients read")
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs Linux")
 def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
     ended = threading.Event()
 
@@ -203,7 +209,7 @@ def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
 
 
 def connect_slowly(port: int) -> socket.socket:
-    """A connection with a small buffer, on which a request was sent."""
+    """Return a connection with a small receive buffer, on which a request was sent."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
     connection.settimeout(60)
@@ -213,7 +219,7 @@ def connect_slowly(port: int) -> socket.socket:
 
 
 def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
-    """A large answer was cut when the time of a client that does not read had passed."""
+    """A large response was cut off after stall_seconds."""
     size = 2**22
 
     async def answer(request: Request) -> Response:
@@ -229,9 +235,8 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
         assert received >= size
 
 
-def test_connections_are_limited(monkeypatch):
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-    with serving() as port:
+def test_connections_are_limited():
+    with serving(max_connections=3) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
         assert status_of(port) == 503
         for connection in idle:
@@ -245,13 +250,13 @@ def status_of(port: int) -> int:
         return connection.getresponse().status
 
 
-def test_the_names_of_a_server():
-    assert names_of(["LOCALHOST", "::1"], 8000) == {"localhost:8000", "[::1]:8000"}
-    assert names_of(["example.org"], 80) == {"example.org:80", "example.org"}
+def test_host_headers():
+    assert host_headers(["LOCALHOST", "::1"], 8000) == {"localhost:8000", "[::1]:8000"}
+    assert host_headers(["example.org"], 80) == {"example.org:80", "example.org"}
 
 
-def test_a_server_leaves_the_handlers_of_logs_open():
-    """uvicorn's configuration closed them, and with absl's handler the standard error that it wrote to."""
+def test_a_server_does_not_close_logging_handlers():
+    """uvicorn's logging configuration closed them, and absl's handler then closed stderr."""
     handler, closed = logging.Handler(), []
     handler.close = lambda: closed.append(True)
     with serving():

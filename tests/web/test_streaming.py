@@ -28,42 +28,42 @@ def new_reader(stop: str | None = None, **fields: Any) -> CompletionReader:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_reads_each_token_once_and_then_the_end():
+def test_each_token_is_read_once_and_then_the_end():
     reader = new_reader(stop="cx")
     completion = reader.completion
-    assert not reader.has_news
+    assert not reader.has_update
     completion.tokens += [1, 2]
     assert reader.is_urgent  # the first token
     assert [*reader.read()] == [NewToken(1, "b"), NewToken(2, "")]
-    assert not reader.has_news
+    assert not reader.has_update
     completion.tokens.append(2)
-    assert reader.has_news and not reader.is_urgent
+    assert reader.has_update and not reader.is_urgent
     assert [*reader.read()] == [NewToken(2, "c")]
     completion.finish_reason = "length"
-    assert reader.is_urgent and [*reader.read()] == [NewToken(None, "c")]  # what was held back
-    assert reader.finish_reason == "length" and not reader.stopped and not reader.has_news
+    assert reader.is_urgent and [*reader.read()] == [NewToken(None, "c")]  # text held back for the stop string
+    assert reader.finish_reason == "length" and not reader.stopped and not reader.has_update
 
 
-def test_tokens_that_arrive_while_others_are_read_are_news():
+def test_tokens_that_arrive_during_a_read_are_read_next():
     reader = new_reader()
     reader.completion.tokens.append(0)
     tokens = reader.read()
     assert next(tokens).text == "a"
     reader.completion.tokens.append(1)
     reader.completion.finish_reason = "length"
-    assert [*tokens] == [] and not reader.has_ended and reader.has_news
+    assert [*tokens] == [] and not reader.has_ended and reader.has_update
     assert [token.text for token in reader.read()] == ["b", ""] and reader.finish_reason == "length"
 
 
-def test_a_stop_text_ends_before_the_tokens_do():
+def test_a_stop_string_ends_the_text_before_the_tokens_end():
     reader = new_reader(stop="bc")
     reader.completion.tokens += [0, 1, 2, 3]
     assert [token.text for token in reader.read()] == ["a", "", "", ""]
-    assert reader.stopped and reader.finish_reason == "stop" and reader.tokens == 3 and not reader.has_news
+    assert reader.stopped and reader.finish_reason == "stop" and reader.tokens == 3 and not reader.has_update
 
 
 @pytest.mark.parametrize("reason, status", [("error", 500), ("cancelled", 503)])
-def test_what_was_generated_before_an_error_is_read(reason, status):
+def test_tokens_before_an_error_are_read(reason, status):
     reader = new_reader()
     reader.completion.tokens += [0, 1]
     reader.completion.error, reader.completion.finish_reason = "the reason", reason
@@ -72,7 +72,7 @@ def test_what_was_generated_before_an_error_is_read(reason, status):
     assert reason == "cancelled" or str(reader.problem) == "the reason"
 
 
-def test_a_model_that_computes_nan_later_is_an_error():
+def test_nan_after_the_first_token_is_an_error():
     """Its log-probabilities were sent as NaN, which is not JSON."""
     reader = new_reader(logprobs=0)
     reader.completion.tokens += [0, 1]
@@ -85,15 +85,15 @@ def test_a_model_that_computes_nan_later_is_an_error():
 
 
 class Letters(ResponseFormat):
-    """The text alone."""
+    """A format that sends only the text."""
 
     media_type = "text/plain"
 
     def __init__(self, *readers: CompletionReader):
         self.readers = readers
 
-    def news(self) -> bytes:
-        return "".join(token.text for reader in self.readers if reader.has_news for token in reader.read()).encode()
+    def update(self) -> bytes:
+        return "".join(token.text for reader in self.readers if reader.has_update for token in reader.read()).encode()
 
     def end(self) -> bytes:
         return b"."
@@ -103,7 +103,7 @@ class Letters(ResponseFormat):
 
 
 class ScriptedEngine:
-    """An engine whose tokens are the test's."""
+    """An engine whose tokens are set by the test."""
 
     is_full = False
 
@@ -112,25 +112,25 @@ class ScriptedEngine:
 
     def submit(self, completions: Sequence[Completion]) -> None:
         if self.is_full:
-            raise QueueFull("others wait")
+            raise QueueFull("full")
 
     def cancel(self, completions: Sequence[Completion]) -> None:
         self.cancelled += completions
 
 
 class Exchange:
-    """A response that is sent to a client, and what the client got: the status, and the parts of the body."""
+    """A response being sent, and the status and parts of the body that the client has received."""
 
-    def __init__(self, reads: bool = True, **settings: Any):
-        """reads: whether the client does. settings: of GenerationResponse."""
+    def __init__(self, reads: bool = True, sending_interval: float = streaming.SENDING_INTERVAL, **settings: Any):
+        """reads: whether the client reads. settings: arguments of GenerationResponse."""
         self.reads, self.settings = reads, settings
-        self.engine, self.responses = ScriptedEngine(), Responses()
+        self.engine, self.responses = ScriptedEngine(), Responses(sending_interval)
         self.status: int | None = None
         self.parts: list[bytes] = []
-        self.has_left = False
+        self.has_disconnected = False
 
     async def receive(self) -> dict[str, str]:
-        while not self.has_left:
+        while not self.has_disconnected:
             await asyncio.sleep(0.001)
         return {"type": "http.disconnect"}
 
@@ -143,12 +143,12 @@ class Exchange:
             await asyncio.Event().wait()
 
     def run(self, format: ResponseFormat, script: Callable[[], Awaitable[None]], ends: bool = True) -> None:
-        """Send the response while the script runs. ends: whether it comes to its end."""
+        """Send the response while the script runs. ends: wait for the end of the response."""
 
         async def run_both() -> None:
             response = GenerationResponse(self.responses, self.engine, format, **self.settings)
             task = asyncio.create_task(response({}, self.receive, self.send))
-            await asyncio.sleep(0)  # it is submitted
+            await asyncio.sleep(0)  # until the completions are submitted
             await script()
             if ends:
                 await task
@@ -157,17 +157,16 @@ class Exchange:
         asyncio.run(asyncio.wait_for(run_both(), 60))
 
     async def generate(self, reader: CompletionReader, *tokens: int, finish_reason: str | None = None) -> None:
-        """Generate tokens of a completion, and wait until they are read."""
+        """Add tokens to a completion, and wait until they are read."""
         reader.completion.tokens += tokens
         reader.completion.finish_reason = finish_reason
         reader.completion.notify()
-        while reader.has_news and not self.engine.cancelled:
+        while reader.has_update and not self.engine.cancelled:
             await asyncio.sleep(0.001)
 
 
-def test_tokens_are_sent_as_they_are_generated(monkeypatch):
-    monkeypatch.setattr(streaming, "SENDING_INTERVAL", 0)
-    exchange, reader = Exchange(), new_reader()
+def test_tokens_are_sent_as_they_are_generated():
+    exchange, reader = Exchange(sending_interval=0), new_reader()
 
     async def script() -> None:
         await exchange.generate(reader, 0)
@@ -179,9 +178,8 @@ def test_tokens_are_sent_as_they_are_generated(monkeypatch):
     assert not exchange.engine.cancelled and not exchange.responses.open
 
 
-def test_only_first_tokens_and_ends_are_sent_at_once(monkeypatch):
-    monkeypatch.setattr(streaming, "SENDING_INTERVAL", 1000)
-    exchange, (first, second) = Exchange(), (new_reader(), new_reader())
+def test_only_first_tokens_and_ends_are_sent_immediately():
+    exchange, (first, second) = Exchange(sending_interval=1000), (new_reader(), new_reader())
 
     async def script() -> None:
         exchange.responses.last = asyncio.get_running_loop().time()
@@ -197,7 +195,7 @@ def test_only_first_tokens_and_ends_are_sent_at_once(monkeypatch):
     assert exchange.parts == [b"a", b"bc", b"."]
 
 
-def test_a_stop_text_frees_the_row_while_others_are_generated():
+def test_a_stop_string_frees_the_row_while_others_are_generated():
     exchange, first, second = Exchange(), new_reader(stop="b"), new_reader()
 
     async def script() -> None:
@@ -210,7 +208,7 @@ def test_a_stop_text_frees_the_row_while_others_are_generated():
     assert exchange.parts == [b"a", b"d", b"."]
 
 
-def test_an_error_before_the_first_token_has_a_status_and_a_later_one_is_the_last_part(capfd):
+def test_an_early_error_has_a_status_and_a_later_one_is_the_last_part(capfd):
     exchange, reader = Exchange(), new_reader()
     with pytest.raises(RequestError, match="stopping"):
         exchange.run(Letters(reader), lambda: exchange.generate(reader, finish_reason="cancelled"))
@@ -221,12 +219,12 @@ def test_an_error_before_the_first_token_has_a_status_and_a_later_one_is_the_las
     assert capfd.readouterr().err == ""
 
 
-def test_an_unexpected_error_ends_a_response_and_shows_its_traceback(capfd):
+def test_an_unexpected_error_ends_the_response_and_prints_its_traceback(capfd):
     class Broken(Letters):
         def begin(self) -> bytes:
             return b"?"
 
-        def news(self) -> bytes:
+        def update(self) -> bytes:
             raise RuntimeError("a secret")
 
     exchange, reader = Exchange(), new_reader()
@@ -234,28 +232,28 @@ def test_an_unexpected_error_ends_a_response_and_shows_its_traceback(capfd):
     assert exchange.parts == [b"?", f"!{FAILURE}".encode()] and "RuntimeError: a secret" in capfd.readouterr().err
 
 
-def test_a_full_queue_refuses_for_now():
+def test_a_full_queue_is_status_429():
     exchange = Exchange()
     exchange.engine.is_full = True
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError) as raised:
         exchange.run(Letters(new_reader()), lambda: asyncio.sleep(0))
-    assert (caught.value.status, caught.value.code) == (429, "queue_full") and caught.value.headers["retry-after"]
+    assert (raised.value.status, raised.value.code) == (429, "queue_full") and raised.value.headers["retry-after"]
     assert not exchange.responses.open
 
 
-def test_a_client_that_leaves_frees_its_rows():
+def test_a_disconnect_frees_the_rows():
     exchange, readers = Exchange(), [new_reader(), new_reader()]
 
     async def script() -> None:
         await exchange.generate(readers[0], 0, finish_reason="length")
-        exchange.has_left = True
+        exchange.has_disconnected = True
 
     exchange.run(Letters(*readers), script)
     assert {*exchange.engine.cancelled} == {readers[1].completion}
 
 
-def test_rows_of_a_client_that_does_not_read_are_free_after_the_time_out():
-    """The time-out was noticed only when the client read again."""
+def test_a_timeout_frees_the_rows_of_a_client_that_does_not_read():
+    """The timeout had no effect until the client read again."""
     exchange, reader = Exchange(reads=False, timeout=0.05), new_reader()
 
     async def script() -> None:
@@ -263,6 +261,6 @@ def test_rows_of_a_client_that_does_not_read_are_free_after_the_time_out():
         while not exchange.engine.cancelled:
             await asyncio.sleep(0.001)
         assert exchange.engine.cancelled == [reader.completion]
-        assert exchange.responses.open  # it waits for the client
+        assert exchange.responses.open  # still waits for the client
 
     exchange.run(Letters(reader), script, ends=False)

@@ -5,17 +5,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from folio.web.trace import Heads, Switches, Trace, captured, head_scores, repeated_random_ids
+from folio.web.trace import Heads, Switches, Trace, forward_hooks, head_scores, repeated_random_ids
 from model import ACTIVATIONS, GPT, POSITIONS
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
 from tests.support.viewed_models import N, planted_model
 
-T = 70  # more than the tokens whose logits are computed together
+T = 70  # more than CHUNK
 
 
 def traced(seed: int, switches: Switches | None = None, **settings) -> tuple[Trace, NumpyRun]:
-    """A trace of a random model over T random ids, and the same in NumPy."""
+    """Trace a random model over T random ids, and run the same in NumPy."""
     model = random_model(seed, **{"block_size": T, "n_layer": 3, "n_head": 3, "n_embd": 24, **settings})
     model.requires_grad_(False)
     ids = torch.randint(20, (T,))
@@ -24,7 +24,7 @@ def traced(seed: int, switches: Switches | None = None, **settings) -> tuple[Tra
 
 
 def assert_same_run(trace: Trace, run: NumpyRun) -> None:
-    """Everything that the trace holds is as in NumPy."""
+    """Compare all values of the trace with NumPy."""
     assert_same(trace.stream, run.stream)
     assert_same(trace.logits(trace.stream[-1]), run.logits)
     for index in range(trace.model.config.n_layer):
@@ -39,11 +39,11 @@ def assert_same_run(trace: Trace, run: NumpyRun) -> None:
         assert_same(trace.head_outputs(index, token=5), theirs.head_outputs[:, 5])
 
 
-# --- a trace is what the model computes -------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_trace_is_what_the_model_and_numpy_compute(position, seed):
+def test_a_trace_equals_the_model_and_numpy(position, seed):
     trace, run = traced(seed, position=position)
     assert_same_run(trace, run)
     assert_same(trace.logits(trace.stream[-1]), trace.model.logits(trace.ids[None])[0])
@@ -57,14 +57,14 @@ def test_biases_and_activations_are_traced(activation, bias, seed):
     assert_same_run(*traced(seed, activation=activation, bias=bias))
 
 
-def test_heads_are_given_once_for_each_layer_and_layers_are_computed_again(seed, monkeypatch):
-    given: list[tuple[int, Heads]] = []
+def test_on_heads_is_called_once_per_layer_and_layers_are_recomputed(seed):
+    calls: list[tuple[int, Heads]] = []
     model = random_model(seed, n_layer=4)
-    trace = Trace(model, torch.arange(8), on_heads=lambda layer, heads: given.append((layer, heads)))
-    assert [layer for layer, _ in given] == [0, 1, 2, 3]
-    for index, heads in given:
+    trace = Trace(model, torch.arange(8), on_heads=lambda layer, heads: calls.append((layer, heads)))
+    assert [layer for layer, _ in calls] == [0, 1, 2, 3]
+    for index, heads in calls:
         assert torch.equal(trace.layer(index).heads.weights, heads.weights)
-    assert len(given) == 4
+    assert len(calls) == 4
     newest = trace.layer(3)
     assert trace.layer(3) is newest
     trace.layer(0)
@@ -89,7 +89,7 @@ CHANGES = [
     + [(position, switches) for position in ("rotary", "relative", "alibi") for switches in (CHANGES[0], CHANGES[-1])],
     ids=str,
 )
-def test_switches_change_what_numpy_changes(position, switches, seed):
+def test_switches_equal_those_of_numpy(position, switches, seed):
     trace, run = traced(seed, switches, position=position)
     assert_same_run(trace, run)
     plain = Trace(trace.model, trace.ids)
@@ -103,7 +103,7 @@ def test_switches_change_what_numpy_changes(position, switches, seed):
 
 
 @pytest.mark.parametrize("length", [1, 2, 64, 65, T])
-def test_predictions_are_those_of_numpy(length, seed):
+def test_predictions_equal_numpy(length, seed):
     model = random_model(seed, block_size=T)
     ids = torch.randint(20, (length,))
     predictions, run = Trace(model, ids).predictions, NumpyGPT(model).run(ids.tolist())
@@ -114,7 +114,7 @@ def test_predictions_are_those_of_numpy(length, seed):
     assert_same(predictions.best_probability, run.probabilities.max(-1))
 
 
-def test_the_lens_reads_every_state(seed):
+def test_the_logit_lens_equals_numpy(seed):
     trace, run = traced(seed)
     lens = trace.lens(trace.stream[:, 7], k=4)
     logits = run.logits_of(run.stream[:, 7])
@@ -125,26 +125,26 @@ def test_the_lens_reads_every_state(seed):
     assert trace.lens(trace.stream[0, 0], k=100).ids.shape == (20,)  # the whole vocabulary
 
 
-def test_direct_effects_add_up_to_the_logits(seed):
-    """Embeddings, heads, biases, and MLPs together are the stream, and the last norm's bias is the rest."""
+def test_logit_effects_sum_to_the_logits(seed):
+    """Embeddings, heads, biases, and MLPs sum to the final state; the rest is the final norm's bias."""
     trace, _ = traced(seed)
     token, model = 9, trace.model
     parts = [trace.stream[0, token][None]]
     for index, block in enumerate(model.transformer.h):
         parts += [trace.head_outputs(index, token), block.attn.c_proj.bias[None], trace.layer(index).mlp[token][None]]
-    effects = trace.effect(torch.cat(parts), token)
+    effects = trace.logit_effect(torch.cat(parts), token)
     rest = model.lm_head(model.transformer.ln_f.bias)
     assert_same(effects.sum(0) + rest, trace.logits(trace.stream[-1, token]))
 
 
-# --- a trace changes nothing ------------------------------------------------------------------------------------------
+# --- side effects -----------------------------------------------------------------------------------------------------
 
 
 def hooks(model: GPT) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
-def test_a_trace_leaves_the_model_as_it_was(seed):
+def test_a_trace_does_not_change_the_model(seed):
     model = random_model(seed)
     before = {name: p.clone() for name, p in model.named_parameters()}
     attend, ids = model.kernel, torch.arange(8)
@@ -164,7 +164,7 @@ def test_no_hooks_remain_after_an_exception(seed):
     with pytest.raises(KeyboardInterrupt):
         Trace(model, torch.arange(8), Switches(mlps_off=(1,)), fail)
     assert not hooks(model)
-    with pytest.raises(ZeroDivisionError), captured({model.lm_head: lambda x, y: None}):
+    with pytest.raises(ZeroDivisionError), forward_hooks({model.lm_head: lambda x, y: None}):
         raise ZeroDivisionError
     assert not hooks(model)
 
@@ -173,7 +173,7 @@ def test_no_hooks_remain_after_an_exception(seed):
 
 
 def test_head_scores_are_means_over_queries(seed):
-    """Against loops over queries and keys."""
+    """Compare with loops over queries and keys."""
     generator = np.random.default_rng(seed)
     ids = generator.integers(6, size=30)
     weights = generator.random((2, 30, 30)) * np.tri(30)
@@ -194,7 +194,7 @@ def test_head_scores_are_means_over_queries(seed):
 
 
 @pytest.mark.parametrize("ids", [[3], [3, 4]])
-def test_head_scores_of_short_texts_are_numbers(ids):
+def test_head_scores_of_short_texts_are_finite(ids):
     weights = torch.ones(2, len(ids), len(ids)).tril()
     assert all(score.isfinite().all() for score in head_scores(weights, torch.tensor(ids)).values())
 
@@ -205,22 +205,22 @@ def test_repeated_random_ids_repeat():
     assert torch.equal(ids, repeated_random_ids(50, 64)) and not torch.equal(ids, repeated_random_ids(50, 64, seed=1))
 
 
-# A model of two layers whose weights are written by hand. It copies: after the second A of "A B ... A", it predicts B.
+# A two-layer model with hand-written weights that copies: after the second A of "A B ... A", it predicts B.
 #
-# The residual stream has three parts of N channels, which hold one-hot vectors: the token, its position, and (after the
-# first layer) the previous token. There are N tokens and N positions, and heads have N channels.
+# The residual stream has three parts of N channels with one-hot vectors: the token, its position, and (after the first
+# layer) the previous token. There are N tokens and N positions, and heads have N channels.
 #
-#   layer 0, head 0: a previous-token head. Its query is the position t, its key the position after the key's own; they
-#                    match for the key t - 1. It copies that token to the third part.
+#   layer 0, head 0: a previous-token head. Its query is the position t, its key is its own position plus 1; they match
+#                    for the key t - 1. It copies that token to the third part.
 #   layer 1, head 1: an induction head. Its query is the token, its key the token before the key; they match for keys
 #                    that follow an earlier occurrence of the token. It adds the token at the key to the first part, so
 #                    that the output matrix, which is the embedding table, predicts it.
 #
-# All other heads have the score 0 for every key, so that their weights are uniform, and they write nothing.
+# All other heads have score 0 for every key, so their weights are uniform, and their output is 0.
 
 
 def scores_by_head(model: GPT, ids: Tensor, name: str) -> dict[tuple[int, int], float]:
-    """A score of every head, by layer and head."""
+    """Return a score of every head, by (layer, head)."""
     by_head = {}
 
     def score(layer: int, heads: Heads) -> None:
@@ -231,7 +231,7 @@ def scores_by_head(model: GPT, ids: Tensor, name: str) -> dict[tuple[int, int], 
     return by_head
 
 
-def test_planted_heads_have_their_scores():
+def test_scores_identify_the_planted_heads():
     model, ids = planted_model(), repeated_random_ids(N, N)
     for name, planted in (("previous", (0, 0)), ("prefix", (1, 1))):
         scores = scores_by_head(model, ids, name)
@@ -240,7 +240,7 @@ def test_planted_heads_have_their_scores():
 
 
 def test_the_planted_induction_head_copies(seed):
-    """A random permutation that is repeated is predicted from its second token of the repetition on."""
+    """A repeated random permutation is predicted from the second token of the repetition on."""
     torch.manual_seed(seed)
     ids = torch.randperm(N)[: N // 2].repeat(2)
     loss = Trace(planted_model(), ids).predictions.loss  # of the tokens 1 to N - 1

@@ -99,12 +99,12 @@ def client(provider: TraceProvider) -> Iterator[Client]:
 
 
 def texts_of(events: list[dict]) -> list[str]:
-    """The text of each sample, as the page shows it."""
+    """Return the text of each sample."""
     steps = [event["samples"] for event in events[1:]]
     return ["".join(entry[1] for entry in entries if entry) for entries in zip(*steps, strict=True)]
 
 
-def test_two_streams_and_questions_at_once(client, run):
+def test_concurrent_streams_and_questions(client, run):
     gpt = LanguageModel.load(run)
     expected = [gpt.generate("abc", num_samples=n, max_new_tokens=300, seed=n) for n in (1, 3)]
     _, tokens = client.ask(kind="tokens", text="abc")
@@ -127,7 +127,7 @@ def test_two_streams_and_questions_at_once(client, run):
     assert [texts_of(stream) for stream in events] == expected
 
 
-def test_stopping_the_server_ends_streams_and_requests_that_are_not_complete(run):
+def test_stopping_the_server_ends_streams_and_unfinished_requests(run):
     provider = TraceProvider([ViewedModel(str(run), "best", torch.device("cpu"))], "")
     question = b'{"ids": [1], "max_new_tokens": 4096, "num_samples": 16}'
     with socket.socket() as stream, socket.socket() as unfinished:
@@ -140,10 +140,10 @@ def test_stopping_the_server_ends_streams_and_requests_that_are_not_complete(run
         assert engine.closed and engine.active == 0
 
 
-# --- who may ask, and what --------------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------------------
 
 
-def test_only_its_own_page_may_ask(client):
+def test_requests_of_other_sites_are_refused(client):
     for headers in ({"Origin": "http://example.com"}, {"Host": f"example.com:{client.port}"}):  # DNS rebinding
         for method, path in (("POST", "/ask"), ("POST", "/generate"), ("GET", "/")):
             response = client.request(method, path, '{"kind": "positions"}', **headers)
@@ -157,22 +157,22 @@ def test_only_the_page_can_be_fetched(client):
 
 
 class BrokenProvider:
-    def answer(self, asked: Any) -> Answer:
+    def answer(self, body: Any) -> Answer:
         raise RuntimeError("a secret")
 
     def close(self) -> None:
         pass
 
 
-def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(terminal):
+def test_tracebacks_appear_only_in_the_terminal(terminal):
     with serving(BrokenProvider()) as client:
         assert client.ask(kind="models") == (500, {"error": FAILURE})
     printed = terminal.readouterr().err
     assert "RuntimeError: a secret" in printed and "Traceback" in printed
 
 
-def test_the_policy_allows_what_the_page_contains(client):
-    """Each script and style by its hash; nothing inline in attributes, nothing from elsewhere."""
+def test_content_security_policy(client):
+    """Each script and style is allowed by its hash; there are no inline handlers and no external resources."""
     response = client.request("GET", "/")
     page, policy = response.body.decode(), response.headers["content-security-policy"]
     blocks: dict[str, list[str]] = {"script": [], "style": []}
@@ -206,14 +206,14 @@ def test_the_policy_allows_what_the_page_contains(client):
     assert "\r" not in page
 
 
-def test_the_page_needs_nothing_else():
+def test_the_page_has_no_external_resources():
     assert not re.search(r"<link|<script [^>]*src|@import|//[a-z]+\.(com|org|net)(?!/(2000|1999))", read_page())
 
 
 def test_the_page_contains_its_scripts_without_comments():
-    """Dropping comments changes nothing as long as no text in a script has several lines, or a comment's beginning."""
-    lines, of_file = read_page().splitlines(), {*viewer.PAGE.glob("file*.js")}
-    for file in {*viewer.PAGE.glob("*.js"), viewer.PAGE.parent / "browser" / "sampling.js"} - of_file:
+    """Removing comments is safe if no string in a script spans lines or contains the beginning of a comment."""
+    lines, file_scripts = read_page().splitlines(), {*viewer.PAGE.glob("file*.js")}
+    for file in {*viewer.PAGE.glob("*.js"), viewer.PAGE.parent / "browser" / "sampling.js"} - file_scripts:
         script = file.read_text(encoding="utf-8").splitlines()
         assert all(line.count("`") % 2 == 0 and "/*" not in line for line in script), file.name
         program = [line.split(" // ")[0].strip() for line in script if not re.match(r"\s*(//|$)", line)]
@@ -221,14 +221,14 @@ def test_the_page_contains_its_scripts_without_comments():
         assert all(line.split(" // ")[0].count('"') % 2 == 0 for line in comments), file.name
         assert any(lines[i : i + len(program)] == program for i in range(len(lines))), file.name
     assert lines.count("<script>") == lines.count("</script>") == 1
-    assert lines[lines.index("<script>") + 1] == '"use strict";'  # of all of them
+    assert lines[lines.index("<script>") + 1] == '"use strict";'  # for all scripts
 
 
 def test_the_page_is_small():
     assert len(read_page().encode()) <= 150_000
 
 
-# --- any question -----------------------------------------------------------------------------------------------------
+# --- fuzzing ----------------------------------------------------------------------------------------------------------
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(2**64) | st.just("\ud800"),
@@ -236,7 +236,7 @@ ANYTHING = st.recursive(
     max_leaves=4,
 )
 SMALL = st.integers(0, 1)
-SENSIBLE = {  # of most of them, a question is answered
+VALID = {  # most combinations are valid questions
     "ids": st.lists(st.integers(0, 24), min_size=2, max_size=16),
     "text": st.text(max_size=10),
     "name": st.sampled_from(["transformer.wte.weight", "transformer.ln_f.weight"]),
@@ -262,16 +262,15 @@ SENSIBLE = {  # of most of them, a question is answered
 
 
 def fields_of(question: type, kinds: st.SearchStrategy) -> st.SearchStrategy[dict]:
-    """A question with sensible values, of which up to two are replaced by anything."""
+    """Questions in which up to two fields are replaced by arbitrary values."""
     names = list(question.__dataclass_fields__)
-    values = {name: SENSIBLE.get(name, SMALL) for name in names}
+    values = {name: VALID.get(name, SMALL) for name in names}
     odd = st.dictionaries(st.sampled_from(names), ANYTHING | st.sampled_from(["", "..", "0.", -1, 3, 99]), max_size=2)
     return st.builds(lambda *parts: parts[0] | parts[1], st.fixed_dictionaries({**values, "kind": kinds}), odd)
 
 
 @pytest.mark.parametrize("path, question", [("/ask", Question), ("/generate", GenerationQuestion)])
-def test_any_question_is_answered_or_refused(client, path, question, seed):
-    """Never an error of the server."""
+def test_arbitrary_questions_do_not_cause_server_errors(client, path, question, seed):
     answered = []
 
     @hypothesis.seed(seed)
@@ -295,14 +294,14 @@ def test_any_question_is_answered_or_refused(client, path, question, seed):
 # --- slow and broken connections --------------------------------------------------------------------------------------
 
 
-def test_connections_that_break_leave_nothing_in_the_terminal(client, terminal):
-    """A page that is closed while it sends or receives is not an error, nor are requests of other programs.
+def test_broken_connections_print_nothing(client, terminal):
+    """Closing a page during a transfer is not an error, nor are requests of other programs.
 
-    A page of another server that was on this port may ask for a WebSocket every second.
+    For example, a page of an earlier server on this port may request a WebSocket every second.
     """
     question = b'{"ids": [1], "max_new_tokens": 4096}'
-    whole = client.post_head("/generate", f"Content-Length: {len(question)}") + question
-    for beginning in (client.post_head("/ask", "Content-Length: 100") + b'{"kind": ', whole, whole[:-1]):
+    request = client.post_head("/generate", f"Content-Length: {len(question)}") + question
+    for beginning in (client.post_head("/ask", "Content-Length: 100") + b'{"kind": ', request, request[:-1]):
         for resets in (False, True):
             with client.connect() as connection:
                 connection.sendall(beginning)

@@ -142,10 +142,10 @@ def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurem
     if is_large:
         rows.append(Measurement(f"trace of {context:,} tokens", trace(full), 4.0))
     open_page(page, f"{url}#view=looking-back&ids={','.join(map(str, full))}")
-    heads = range(1, min(MAX_CHANGES, page.evaluate("described.models[0].config.n_head")))
+    heads = range(1, min(MAX_CHANGES, page.evaluate("info.models[0].config.n_head")))
     changes = [page.evaluate(CHANGE, {"head": head}) / 1000 for head in heads]
     rows.append(Measurement(f"another head at T = {context:,}", changes, 0.2 if is_large else None))
-    layers = range(1, min(MAX_CHANGES, page.evaluate("described.models[0].config.n_layer")))
+    layers = range(1, min(MAX_CHANGES, page.evaluate("info.models[0].config.n_layer")))
     changes = [page.evaluate(CHANGE, {"layer": layer}) / 1000 for layer in layers]
     rows.append(Measurement(f"another layer at T = {context:,}", changes, None))
     tokens = range(0, context, max(1, context // HOVERS))

@@ -1,9 +1,9 @@
 "use strict";
-// The forward pass of a GPT in plain JavaScript, as in model.py: a few tokens at a time, with a key-value cache.
+// The forward pass of model.py in plain JavaScript: a few tokens at a time, with a KV cache.
 //
-// Dimensions: n tokens that are computed together, T time, S keys, C channels, H heads, D head size (C / H),
-// V vocabulary, L layers. All numbers are float32 in one memory, `kernels.floats`; variables such as `x` or `weight`
-// are indices of their first elements there, and matrices are stored row after row.
+// Dimensions: n tokens computed at once, T time, S keys, C channels, H heads, D head size (C / H),
+// V vocabulary, L layers. All numbers are float32 in one memory, `kernels.floats`. Variables such as `x` or `weight`
+// are indices of their first elements there, and matrices are row-major.
 
 // --- kernels ---------------------------------------------------------------------------------------------------------
 //
@@ -12,32 +12,32 @@
 //   matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride)   y[i, r] = bias[r] + sum over c of x[i, c] w[r, c]
 //
 // for i < n, r < rows, c < cols. A stride is the distance between two rows of a matrix; bias 0 means none. The kernel
-// is matmul.wasm (written in matmul.wat), or the same in JavaScript where there is no WebAssembly with SIMD.
+// is matmul.wasm (source: matmul.wat), or the same in JavaScript if WebAssembly with SIMD is not available.
 
-const PAGE = 65536; // bytes of a page of WebAssembly's memory
+const PAGE_BYTES = 65536; // of WebAssembly memory
 const ALIGNMENT = 16; // floats; a cache line
 
 class PlainKernels {
   simd = false;
   slice = 4e6; // multiplications in about 5 ms
-  used = ALIGNMENT; // floats of the memory; index 0 stands for nothing
+  used = ALIGNMENT; // allocated floats; index 0 means "none"
   floats = new Float32Array(this.used);
 
-  // The index of `size` floats that are 0. The memory may move: views of it are valid until the next call.
+  // Allocate `size` zeros and return their index. The memory may move: views of it are valid until the next call.
   allocate(size) {
-    const at = this.used, end = at + Math.ceil(size / ALIGNMENT) * ALIGNMENT;
+    const index = this.used, end = index + Math.ceil(size / ALIGNMENT) * ALIGNMENT;
     try {
       if (end > this.floats.length) this.grow(end);
     } catch {
-      throw new Error("the model needs more memory than the browser gives it");
+      throw new Error("the model needs more memory than the browser allows");
     }
     this.used = end;
-    return at;
+    return index;
   }
 
   grow(size) {
     const before = this.floats;
-    this.floats = new Float32Array(Math.ceil(1.25 * size)); // not for each allocation, because everything is copied
+    this.floats = new Float32Array(Math.ceil(1.25 * size)); // with a reserve, because growing copies everything
     this.floats.set(before);
   }
 
@@ -45,7 +45,7 @@ class PlainKernels {
     const m = this.floats, unrolled = cols - cols % 4;
     for (let r = 0; r < rows; r++) {
       const begin = w + r * wStride, start = bias ? m[bias + r] : 0;
-      for (let i = 0; i < n; i++) { // the row of weights stays in the cache of the processor
+      for (let i = 0; i < n; i++) { // the row of weights stays in the CPU cache
         let a = x + i * xStride, b = begin, sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
         for (const end = b + unrolled; b < end; a += 4, b += 4) {
           sum0 += m[a] * m[b];
@@ -72,7 +72,7 @@ class WasmKernels extends PlainKernels {
   }
 
   grow(size) {
-    this.memory.grow(Math.ceil((4 * size - this.memory.buffer.byteLength) / PAGE));
+    this.memory.grow(Math.ceil((4 * size - this.memory.buffer.byteLength) / PAGE_BYTES));
     this.floats = new Float32Array(this.memory.buffer);
   }
 
@@ -87,24 +87,24 @@ async function makeKernels(wasm) {
     const memory = new WebAssembly.Memory({initial: 1});
     const {instance} = await WebAssembly.instantiate(wasm, {memory: {memory}});
     return new WasmKernels(memory, instance);
-  } catch { // there is no WebAssembly, it has no SIMD, or the browser does not allow it
+  } catch { // no WebAssembly, no SIMD, or forbidden by the browser
     return new PlainKernels();
   }
 }
 
 const sizeOf = shape => shape.reduce((product, size) => product * size, 1);
 
-// --- functions of a number -------------------------------------------------------------------------------------------
+// --- activations and float16 -----------------------------------------------------------------------------------------
 
-// Coefficients of t, t^2, ... for t = 1 / (1 + 0.3 |x|), fitted to exp(x^2 / 2) times the probability that a standard
-// normal variable exceeds |x|; the relative error is below 5e-9.
+// Coefficients of t, t^2, ... with t = 1 / (1 + 0.3 |x|), fitted to exp(x^2 / 2) (1 - Phi(|x|)), where Phi is the
+// standard normal CDF. The relative error is below 5e-9.
 const NORMAL_TAIL = [
   0.1196874067, 0.1195572413, 0.1103611909, 0.07778385839, 0.09795569746,
   -0.08284755081, 0.1959741857, -0.2314002865, 0.1138065163, -0.02087826143,
 ];
 
 const ACTIVATIONS = {
-  gelu(x) { // x times the probability that a standard normal variable is below x
+  gelu(x) { // x Phi(x)
     const t = 1 / (1 + 0.3 * Math.abs(x));
     let tail = 0;
     for (let i = NORMAL_TAIL.length - 1; i >= 0; i--) tail = (tail + NORMAL_TAIL[i]) * t;
@@ -116,30 +116,30 @@ const ACTIVATIONS = {
   },
 };
 
-// The number of an IEEE half float, given by its 16 bits.
+// Decode the 16 bits of an IEEE half-precision float.
 function halfToFloat(bits) {
   const sign = bits & 0x8000 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
   return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -24 * fraction;
 }
 
-let halfFloats = null; // all 65,536 of them, by their bits
+let halfFloats = null; // all 65,536 values, by their bits
 
-// --- positions: as in model.py, in float32 ---------------------------------------------------------------------------
+// --- positions: see model.py; in float32 -----------------------------------------------------------------------------
 
 // 10000^(2i / size) for i = 0 ... size / 2 - 1: at position p, the angles are p divided by these.
 function wavelengths(size) {
   return Float32Array.from({length: Math.ceil(size / 2)}, (_, i) => 10000 ** Math.fround(2 * i / size));
 }
 
-// What position p adds to the embeddings (C,): PE(p) / sqrt(C), of Vaswani et al. 2017.
+// The position embedding (C,) of Vaswani et al. 2017, divided by sqrt(C).
 function sinusoids(position, C) {
   const angles = wavelengths(C).map(wavelength => position / wavelength);
   const waves = Float32Array.from({length: C}, (_, c) => c % 2 ? Math.cos(angles[c >> 1]) : Math.sin(angles[c >> 1]));
   return waves.map(wave => wave / Math.fround(Math.sqrt(C)));
 }
 
-// The rotation of queries and keys at a position: the cosines and sines of its angles, (D / 2,) each.
+// Rotary embedding: the rotation of queries and keys at a position. angles, cosines and sines are (D / 2,).
 class Rotation {
   constructor(D) {
     this.wavelengths = wavelengths(D);
@@ -155,24 +155,24 @@ class Rotation {
   }
 
   // Rotate a query or key (D,) in place: channels i and i + D / 2 are a plane (Su et al. 2021).
-  rotate(array, at) {
+  rotate(array, start) {
     const half = this.angles.length;
-    for (let i = at; i < at + half; i++) {
-      const cos = this.cosines[i - at], sin = this.sines[i - at], a = array[i], b = array[i + half];
+    for (let i = start; i < start + half; i++) {
+      const cos = this.cosines[i - start], sin = this.sines[i - start], a = array[i], b = array[i + half];
       array[i] = a * cos - b * sin;
       array[i + half] = b * cos + a * sin;
     }
   }
 }
 
-// T5's bucket of a distance in tokens: 16 of one distance each, and 16 that get exponentially wider.
+// T5's bucket of a distance in tokens: 16 buckets for one distance each, and 16 of exponentially growing width.
 function relativeBucket(distance) {
   if (distance < 16) return distance;
   const logDistance = Math.fround(Math.fround(Math.log(distance / 16)) / Math.log(8));
   return Math.min(16 + Math.floor(Math.fround(logDistance * 16)), 31);
 }
 
-// The penalty per token of distance of a head (Press et al. 2022).
+// The slope of a head: penalty per token of distance (Press et al. 2022).
 function alibiSlope(head, H) {
   const power = 2 ** Math.floor(Math.log2(H));
   const h = head < power ? head + 1 : head - power + 0.5;
@@ -181,28 +181,28 @@ function alibiSlope(head, H) {
 
 // --- the model -------------------------------------------------------------------------------------------------------
 
-const TOGETHER = 16; // tokens that are computed together, at most
-const EPSILON = 1e-5; // of the norms
+const CHUNK_TOKENS = 16; // maximum number of tokens computed at once
+const EPSILON = 1e-5; // of LayerNorm
 
-// Keys and values of the newest S tokens of a row: the token at position p is in slot p % S.
+// KV cache of the newest S tokens of a row: the token at position p is in slot p % S.
 class Cache {
   length = 0; // tokens so far
 
-  constructor(at) {
-    this.at = at; // the index of its keys (L, H, S, D), and of its values after them (L, H, D, S)
+  constructor(index) {
+    this.index = index; // of the keys (L, H, S, D), which are followed by the values (L, H, D, S)
   }
 }
 
 class GPT {
   // header: {config, parameters: [{name, shape, dtype, offset, scales}]}; see setWeights.
   constructor(header, kernels) {
-    const {n_embd: C, n_head: H, n_layer: L, block_size: S, vocab_size: V, position} = header.config, n = TOGETHER;
+    const {n_embd: C, n_head: H, n_layer: L, block_size: S, vocab_size: V, position} = header.config, n = CHUNK_TOKENS;
     this.header = header;
     this.config = header.config;
     this.kernels = kernels;
-    this.parameters = new Map(); // by name: {shape, at}
+    this.parameters = new Map(); // {shape, index} by name
     for (const {name, shape} of header.parameters) {
-      this.parameters.set(name, {shape, at: kernels.allocate(sizeOf(shape))});
+      this.parameters.set(name, {shape, index: kernels.allocate(sizeOf(shape))});
     }
     this.parameters.set("lm_head.weight", this.parameters.get("transformer.wte.weight")); // tied
     this.blocks = Array.from({length: L}, (_, layer) => `transformer.h.${layer}`).map(block => ({
@@ -214,61 +214,61 @@ class GPT {
     this.ln_f = this.module("transformer.ln_f");
     this.lm_head = this.module("lm_head");
 
-    // What a forward pass computes, in the order in which it is computed.
+    // Buffers of a forward pass, in the order of computation.
     this.x = kernels.allocate(n * C); // the residual stream
     this.normed = kernels.allocate(n * C);
     this.qkv = kernels.allocate(n * 3 * C);
-    this.scores = kernels.allocate(S); // of one query; then its weights
+    this.scores = kernels.allocate(S); // of one query; becomes its weights
     this.z = kernels.allocate(n * C); // the heads' outputs
-    this.added = kernels.allocate(n * C); // to the residual stream
-    this.hidden = kernels.allocate(n * 4 * C); // the neurons of the MLP
+    this.added = kernels.allocate(n * C); // output of attention or the MLP
+    this.hidden = kernels.allocate(n * 4 * C); // neurons of the MLP
     this.logits = kernels.allocate(n * V);
 
-    this.input = kernels.allocate(n * 4 * C); // of inMemory, which may be called while a forward pass pauses
+    this.input = kernels.allocate(n * 4 * C); // buffers of inChunks, which may run while a forward pass pauses
     this.output = kernels.allocate(n * Math.max(V, 4 * C));
 
-    this.valueStride = Math.ceil(S / 4) * 4; // between two channels of the cached values
+    this.valueStride = Math.ceil(S / 4) * 4; // stride between channels of the cached values
     this.cacheSize = L * C * (S + this.valueStride);
     this.freeCaches = [];
     this.rotation = position === "rotary" ? new Rotation(C / H) : null;
-    this.canSlide = ["rotary", "relative", "alibi"].includes(position); // a full context, over the cached keys
-    this.biases = null; // of distanceBiases
+    this.canSlide = ["rotary", "relative", "alibi"].includes(position); // a full context can slide over cached keys
+    this.biases = null; // see distanceBiases
     this.work = 0; // multiplications since the last pause
   }
 
-  // The weight of a linear layer or norm, (rows, cols) or (cols,), and its bias, 0 if it has none.
+  // The weight of a linear layer or norm, (rows, cols) or (cols,), and its bias, or 0.
   module(name) {
-    const {shape, at} = this.parameters.get(`${name}.weight`);
-    return {weight: at, bias: this.parameters.get(`${name}.bias`)?.at ?? 0, rows: shape[0], cols: shape.at(-1)};
+    const {shape, index} = this.parameters.get(`${name}.weight`);
+    return {weight: index, bias: this.parameters.get(`${name}.bias`)?.index ?? 0, rows: shape[0], cols: shape.at(-1)};
   }
 
-  // bytes: all parameters as a file stores them, little-endian, each from its offset on. float16 is IEEE's. int8 has a
-  // float32 scale for each row, from the offset `scales` on: a weight is its integer times the scale of its row.
+  // bytes: all parameters in the format of a file, little-endian. int8 has a float32 scale per row, at the offset
+  // `scales`: a weight is its integer times the scale.
   *setWeights(bytes) {
-    const at = bytes.byteOffset;
+    const base = bytes.byteOffset;
     for (const {name, shape, dtype, offset, scales} of this.header.parameters) {
-      const m = this.kernels.floats, begin = this.parameters.get(name).at, size = sizeOf(shape);
+      const m = this.kernels.floats, begin = this.parameters.get(name).index, size = sizeOf(shape);
       if (dtype === "float32") {
-        m.set(new Float32Array(bytes.buffer, at + offset, size), begin);
+        m.set(new Float32Array(bytes.buffer, base + offset, size), begin);
       } else if (dtype === "float16") {
         halfFloats ??= Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits));
-        const halves = new Uint16Array(bytes.buffer, at + offset, size);
+        const halves = new Uint16Array(bytes.buffer, base + offset, size);
         for (let i = 0; i < size; i++) m[begin + i] = halfFloats[halves[i]];
       } else if (dtype === "int8") {
-        const integers = new Int8Array(bytes.buffer, at + offset, size), cols = shape.at(-1);
-        const scaleOf = new Float32Array(bytes.buffer, at + scales, size / cols);
-        for (let row = 0, i = 0; row < scaleOf.length; row++) {
-          for (const end = i + cols; i < end; i++) m[begin + i] = integers[i] * scaleOf[row];
+        const integers = new Int8Array(bytes.buffer, base + offset, size), cols = shape.at(-1);
+        const rowScales = new Float32Array(bytes.buffer, base + scales, size / cols);
+        for (let row = 0, i = 0; row < rowScales.length; row++) {
+          for (const end = i + cols; i < end; i++) m[begin + i] = integers[i] * rowScales[row];
         }
       } else {
-        throw new Error(`${name} is stored as ${dtype}, which is unknown`);
+        throw new Error(`${name} has the unknown dtype ${dtype}`);
       }
       if (this.needsPause(size)) yield;
     }
     this.biases = this.distanceBiases();
   }
 
-  // What the position method adds to the score of a key, by head and distance: (H, S), or null for nothing.
+  // The position bias of a score, by head and distance: (H, S), or null.
   distanceBiases() {
     const {position, n_head: H, block_size: S} = this.config;
     if (position === "alibi") {
@@ -279,19 +279,18 @@ class GPT {
     return Float32Array.from({length: H * S}, (_, i) => data[relativeBucket(i % S) * H + Math.floor(i / S)]);
   }
 
-  // A parameter as {data, shape}. The data is valid until memory is allocated, as by newCache.
+  // A parameter as {data, shape}. The data is valid until memory is allocated, for example by newCache.
   param(name) {
-    const {shape, at} = this.parameters.get(name);
-    return {data: this.kernels.floats.subarray(at, at + sizeOf(shape)), shape};
+    const {shape, index} = this.parameters.get(name);
+    return {data: this.kernels.floats.subarray(index, index + sizeOf(shape)), shape};
   }
 
   // --- the forward pass ----------------------------------------------------------------------------------------------
 
-  // Compute n tokens: the token ids[i] belongs to caches[i] and comes after the tokens in there. Several may belong to
-  // the same cache, in their order. The last `wanted` of them get logits, if any: an array (wanted, V), which is valid
-  // until the next call, or until memory is allocated. Where it pauses, anything but another forward pass may be
-  // computed.
-  *forward(caches, ids, wanted) {
+  // Compute n tokens: ids[i] is appended to caches[i]. Several tokens may belong to the same cache, in order. Returns
+  // the logits (logitCount, V) of the last `logitCount` tokens, or null; they are valid until the next call or
+  // allocation. During pauses, anything but another forward pass may be computed.
+  *forward(caches, ids, logitCount) {
     const {n_embd: C, vocab_size: V} = this.config, n = ids.length;
     const positions = caches.map(cache => cache.length++);
     for (let i = 0; i < n; i++) this.embedToken(this.x + i * C, ids[i], positions[i]);
@@ -311,26 +310,26 @@ class GPT {
       yield* this.linearInSlices(this.added, this.hidden, block.mlp.c_proj, n);
       this.add(this.x, this.added, n * C);
     }
-    if (wanted === 0) return null;
-    this.norm(this.normed, this.x + (n - wanted) * C, this.ln_f, wanted);
-    yield* this.linearInSlices(this.logits, this.normed, this.lm_head, wanted);
-    return this.kernels.floats.subarray(this.logits, this.logits + wanted * V);
+    if (logitCount === 0) return null;
+    this.norm(this.normed, this.x + (n - logitCount) * C, this.ln_f, logitCount);
+    yield* this.linearInSlices(this.logits, this.normed, this.lm_head, logitCount);
+    return this.kernels.floats.subarray(this.logits, this.logits + logitCount * V);
   }
 
-  // x (C,) = the embedding of a token, plus that of its position if the method adds any.
+  // x (C,) = the token embedding, plus the position embedding if there is one.
   embedToken(x, id, position) {
     const m = this.kernels.floats, C = this.config.n_embd;
-    const wte = this.parameters.get("transformer.wte.weight").at + id * C;
+    const wte = this.parameters.get("transformer.wte.weight").index + id * C;
     m.copyWithin(x, wte, wte + C);
     if (this.config.position === "learned") {
-      this.add(x, this.parameters.get("transformer.wpe.weight").at + position * C, C);
+      this.add(x, this.parameters.get("transformer.wpe.weight").index + position * C, C);
     } else if (this.config.position === "sinusoidal") {
       const added = sinusoids(position, C);
       for (let c = 0; c < C; c++) m[x + c] += added[c];
     }
   }
 
-  // y (n, C) = the rows of x (n, C), each with mean 0 and variance 1, times the weight, plus the bias.
+  // LayerNorm: y (n, C) = normalized rows of x (n, C), times the weight, plus the bias.
   norm(y, x, {weight, bias, cols: C}, n) {
     const m = this.kernels.floats;
     for (let i = 0; i < n; i++, x += C, y += C) {
@@ -342,7 +341,7 @@ class GPT {
     }
   }
 
-  // y (n, rows) = x (n, cols) times the weight, transposed, plus the bias.
+  // y (n, rows) = x (n, cols) weight^T + bias.
   *linearInSlices(y, x, {weight, bias, rows, cols}, n) {
     const slice = Math.ceil(this.kernels.slice / (n * cols)); // rows of the weight
     for (let row = 0; row < rows; row += slice) {
@@ -352,7 +351,7 @@ class GPT {
     }
   }
 
-  // Whether enough has been computed since the last pause. work: multiplications.
+  // Whether to pause after `work` further multiplications.
   needsPause(work) {
     this.work += work;
     if (this.work < this.kernels.slice) return false;
@@ -360,12 +359,12 @@ class GPT {
     return true;
   }
 
-  // z (C,) = attention of the token whose query, key and value are qkv (3C,). The key and the value join the cache.
+  // z (C,) = attention of a token with query, key and value qkv (3C,). Appends the key and value to the cache.
   attend(z, qkv, layer, cache, position) {
     const {n_embd: C, n_head: H, block_size: S} = this.config, D = C / H, m = this.kernels.floats;
     const slot = position % S, keyCount = Math.min(position + 1, S), stride = this.valueStride;
     const scale = 1 / Math.sqrt(D), scores = this.scores;
-    const keys = cache.at + layer * C * (S + stride), values = keys + C * S; // (H, S, D) and (H, D, S)
+    const keys = cache.index + layer * C * (S + stride), values = keys + C * S; // (H, S, D) and (H, D, S)
     this.rotation?.moveTo(position);
     for (let h = 0; h < H; h++) {
       const q = qkv + h * D, k = q + C, v = k + C, headKeys = keys + h * S * D, headValues = values + h * D * stride;
@@ -390,7 +389,7 @@ class GPT {
     for (let i = 0; i < count; i++) m[x + i] += m[added + i];
   }
 
-  // In place: the activation of `count` numbers.
+  // Apply the activation function to `count` numbers in place.
   activate(x, count) {
     const m = this.kernels.floats, activation = ACTIVATIONS[this.config.activation];
     for (let i = x; i < x + count; i++) m[i] = activation(m[i]);
@@ -398,7 +397,7 @@ class GPT {
 
   // --- decoding ------------------------------------------------------------------------------------------------------
 
-  // An empty cache for one row. Give it back with freeCache.
+  // Return an empty cache for one row. Release it with freeCache.
   newCache() {
     const cache = this.freeCaches.pop() ?? new Cache(this.kernels.allocate(this.cacheSize));
     cache.length = 0;
@@ -411,47 +410,47 @@ class GPT {
 
   copyCache(to, from) {
     to.length = from.length;
-    this.kernels.floats.copyWithin(to.at, from.at, from.at + this.cacheSize);
+    this.kernels.floats.copyWithin(to.index, from.index, from.index + this.cacheSize);
   }
 
-  // Empty the cache and fill it with a context of at most S tokens. Returns the logits (V,) after the last one, if any.
+  // Replace the contents of the cache by at most S tokens. Returns the logits (V,) after the last one, or null.
   *prefill(cache, ids) {
     let logits = null;
     cache.length = 0;
-    for (let t = 0; t < ids.length; t += TOGETHER) {
-      const chunk = ids.slice(t, t + TOGETHER), isLast = t + TOGETHER >= ids.length;
+    for (let t = 0; t < ids.length; t += CHUNK_TOKENS) {
+      const chunk = ids.slice(t, t + CHUNK_TOKENS), isLast = t + CHUNK_TOKENS >= ids.length;
       logits = yield* this.forward(chunk.map(() => cache), chunk, isLast ? 1 : 0);
     }
     return logits;
   }
 
-  // One token of each row: the logits (n, V) after the token ids[i] of caches[i]. At most TOGETHER rows.
+  // Append one token per row and return the logits (n, V). At most CHUNK_TOKENS rows.
   step(caches, ids) {
     return this.forward(caches, ids, ids.length);
   }
 
-  // --- its parts, for all tokens of a text ---------------------------------------------------------------------------
+  // --- single modules, for trace.js ----------------------------------------------------------------------------------
   //
-  // What is computed from arrays outside the memory, such as x (T, C), for trace.js.
+  // Inputs and outputs are arrays outside the memory, such as x (T, C).
 
-  // The output (T, rows) of the linear layer `name`: x (T, cols) times its weight, transposed, plus its bias.
+  // The output (T, rows) of the linear layer `name` for x (T, cols).
   linear(x, name, T) {
     const {weight, bias, rows, cols} = this.module(name);
-    return this.inMemory(x, T, cols, rows, (y, input, n) =>
+    return this.inChunks(x, T, cols, rows, (y, input, n) =>
       this.kernels.matmul(y, input, weight, bias, n, rows, cols, cols, cols, rows));
   }
 
   // The output (T, C) of the norm `name` for x (T, C).
   layerNorm(x, name, T) {
     const norm = this.module(name);
-    return this.inMemory(x, T, norm.cols, norm.cols, (y, input, n) => this.norm(y, input, norm, n));
+    return this.inChunks(x, T, norm.cols, norm.cols, (y, input, n) => this.norm(y, input, norm, n));
   }
 
   activation(x) {
     return x.map(ACTIVATIONS[this.config.activation]);
   }
 
-  // The embeddings (T, C) of tokens at these positions: the first state of the residual stream.
+  // The embeddings (T, C) of tokens at these positions.
   embed(ids, positions) {
     const C = this.config.n_embd, x = new Float32Array(ids.length * C);
     ids.forEach((id, t) => {
@@ -461,11 +460,11 @@ class GPT {
     return x;
   }
 
-  // compute(y, x, n) for a few rows of x at a time, copied into the memory: (T, cols) to (T, rows).
-  inMemory(x, T, cols, rows, compute) {
+  // Call compute(y, x, n) for chunks of n rows, copied into the memory: (T, cols) to (T, rows).
+  inChunks(x, T, cols, rows, compute) {
     const {input, output} = this, m = this.kernels.floats, result = new Float32Array(T * rows);
-    for (let t = 0; t < T; t += TOGETHER) {
-      const n = Math.min(TOGETHER, T - t);
+    for (let t = 0; t < T; t += CHUNK_TOKENS) {
+      const n = Math.min(CHUNK_TOKENS, T - t);
       m.set(x.subarray(t * cols, (t + n) * cols), input);
       compute(output, input, n);
       result.set(m.subarray(output, output + n * rows), t * rows);

@@ -1,21 +1,21 @@
-// Loads a model from the blocks of its file, and answers the messages of the page: in a worker, or in the page itself.
+// Loads a model from the blocks of its file and answers messages of the page. Runs in a worker, or in the page itself.
 
-const SLICE = 12; // milliseconds of work before messages are read, and before the page is drawn
-const TOLERANCE = 1e-4; // largest difference of the logits from those of model.py, relative to the largest logit
+const SLICE = 12; // milliseconds of work between pauses, in which messages are received and the page is drawn
+const TOLERANCE = 1e-4; // largest difference from the logits of model.py, relative to the largest logit
 
-const {port1: pauses, port2: ends} = new MessageChannel(), paused = []; // who waits for the end of a pause
-let worked = performance.now(); // since when, without a pause
+const {port1: receiver, port2: sender} = new MessageChannel(), resolvers = []; // of pending pauses
+let resumedAt = performance.now(); // end of the last pause
 
-pauses.onmessage = () => {
-  worked = performance.now();
-  paused.shift()();
+receiver.onmessage = () => {
+  resumedAt = performance.now();
+  resolvers.shift()();
 };
 
-// Wait until other tasks have run. setTimeout would wait for 4 ms.
+// Let other tasks run. setTimeout would wait for 4 ms.
 function pause() {
   return new Promise(resolve => {
-    paused.push(resolve);
-    ends.postMessage(null);
+    resolvers.push(resolve);
+    sender.postMessage(null);
   });
 }
 
@@ -35,13 +35,13 @@ async function unzip(base64) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// Messages to it are {kind, ...}: first "header" {text, kernel} and "weights" {text} for each block, then "load",
-// "ask" {question}, "generate" {question}, and "stop". Those with an id are answered by send({id, ...}): with the
-// answer, some events, done, or an error.
+// Receives messages {kind, ...}: first "header" {text, kernel} and one "weights" {text} per block, then "load", "ask"
+// {question}, "generate" {question}, and "stop". Messages with an id are answered by send({id, ...}) with an answer,
+// events, done, or an error.
 class Host {
   blocks = []; // of weights
-  generating = new Set(); // ids of what was not stopped
-  turns = {ask: Promise.resolve(), generate: Promise.resolve()}; // each ends when nothing of its kind computes
+  generating = new Set(); // ids of running "generate" messages
+  queues = {ask: Promise.resolve(), generate: Promise.resolve()}; // the last computation of each kind
 
   constructor(send) {
     this.send = send;
@@ -63,21 +63,21 @@ class Host {
     }
   }
 
-  // Run a generator to the next value that it yields, or to its end, with pauses. pausing() is called before each. After
-  // it, a generator that is no longer wanted ends. One of a kind runs at a time. Those of two kinds take turns in their
-  // pauses, so that a text is generated while a long question is answered.
-  async next(kind, generator, pausing = () => {}, isWanted = () => true) {
-    const before = this.turns[kind];
+  // Advance a generator to its next value or its end, with pauses. onPause() is called before each pause. After it, the
+  // generator is closed unless isActive(). Generators of the same kind run one at a time; the two kinds take turns, so
+  // that text is generated while a long question is answered.
+  async next(kind, generator, onPause = () => {}, isActive = () => true) {
+    const previous = this.queues[kind];
     let end;
-    this.turns[kind] = new Promise(resolve => end = resolve);
-    await before;
+    this.queues[kind] = new Promise(resolve => end = resolve);
+    await previous;
     try {
       for (;;) {
         const result = generator.next();
-        if (performance.now() - worked > SLICE) {
-          pausing();
+        if (performance.now() - resumedAt > SLICE) {
+          onPause();
           await pause();
-          if (!isWanted()) return generator.return();
+          if (!isActive()) return generator.return();
         }
         if (result.done || result.value !== undefined) return result;
       }
@@ -91,19 +91,19 @@ class Host {
     if (!header) throw new Error("The file is incomplete: it ends before the weights.");
     const {index} = header, size = index?.end ?? header.storage.bytes;
     const bytes = new Uint8Array(size);
-    let at = 0;
+    let offset = 0;
     for (const decoded of this.blocks.splice(0)) {
       const {value: block} = await decoded;
-      if (at + block.length <= size) bytes.set(block, at);
-      at += block.length;
+      if (offset + block.length <= size) bytes.set(block, offset);
+      offset += block.length;
     }
-    if (at !== size) throw new Error(`The file is incomplete: it has ${at} of ${size} bytes of weights.`);
+    if (offset !== size) throw new Error(`The file is incomplete: it has ${offset} of ${size} bytes of weights.`);
     this.tokenizer = makeTokenizer(header.tokenizer);
     this.gpt = new GPT(header, await makeKernels(this.kernel));
     await this.next("ask", this.gpt.setWeights(bytes));
     const difference = (await this.next("ask", this.difference(header.check))).value;
     if (!(difference <= TOLERANCE)) { // also if it is NaN
-      throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);
+      throw new Error(`The logits differ from those of model.py by ${difference.toExponential(1)} of the largest.`);
     }
     const search = index && TrainingSearch.read(index, bytes, this.tokenizer);
     this.answers = new Answers(this.gpt, this.tokenizer, header, search);
@@ -111,23 +111,23 @@ class Host {
     return {name, languages, losses, storage, traced, indexed: Boolean(index), difference, simd: this.gpt.kernels.simd};
   }
 
-  // The largest difference of the logits from those of model.py that the header has, relative to the largest of them.
+  // The largest difference from model.py's logits in the header, relative to the largest of them.
   *difference({ids, logits: expected}) {
     const cache = this.gpt.newCache(), logits = yield* this.gpt.prefill(cache, ids);
     this.gpt.freeCache(cache);
-    const most = Math.max(...expected.map(([, logit]) => Math.abs(logit)));
-    return Math.max(...expected.map(([token, logit]) => Math.abs(logits[token] - logit))) / most;
+    const largest = Math.max(...expected.map(([, logit]) => Math.abs(logit)));
+    return Math.max(...expected.map(([token, logit]) => Math.abs(logits[token] - logit))) / largest;
   }
 
   async ask(id, question) {
     await this.loaded;
-    const turn = question.kind === "tokens" ? "generate" : "ask"; // sampling waits for tokens, but not for traces
-    const {facts, tensors} = (await this.next(turn, this.answers.answer(question))).value;
+    const queue = question.kind === "tokens" ? "generate" : "ask"; // sampling must not wait for traces
+    const {facts, tensors} = (await this.next(queue, this.answers.answer(question))).value;
     const buffers = Object.values(tensors).map(({data}) => data.buffer);
     this.send({id, answer: {facts, tensors}}, buffers);
   }
 
-  // Send the events of sampling, those of a slice together.
+  // Send the events of samples, together for each slice.
   async generate(id, question) {
     this.generating.add(id);
     await this.loaded;

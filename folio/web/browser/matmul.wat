@@ -1,8 +1,8 @@
-;; The kernel of gpt.js: y[i, r] = bias[r] + sum over c of x[i, c] w[r, c], for i < n, r < rows, c < cols.
+;; Matrix multiplication for gpt.js: y[i, r] = bias[r] + sum over c of x[i, c] w[r, c], for i < n, r < rows, c < cols.
 ;;
-;; Addresses and strides (from a row to the next one) are in bytes; n and rows are at least 1; bias 0 means none. A row
-;; of w is used for all rows of x while it is in the processor's cache. matmul.wasm is this file in binary form, as
-;; wasmtime.wat2wasm of the package wasmtime writes it.
+;; Addresses and strides (between rows) are in bytes; n and rows are at least 1; bias 0 means none. Each row of w is used
+;; for all rows of x while it is in the CPU cache. matmul.wasm is this file compiled with wasmtime.wat2wasm of the
+;; package wasmtime.
 (module
   (import "memory" "memory" (memory 1))
   (func (export "matmul")
@@ -10,11 +10,11 @@
     (param $n i32) (param $rows i32) (param $cols i32)
     (param $x_stride i32) (param $w_stride i32) (param $y_stride i32)
     (local $w_end i32)    ;; after the last row of w
-    (local $end16 i32)    ;; in the row of w: the end of its groups of 16 numbers,
-    (local $end4 i32)     ;; of its groups of 4,
-    (local $end i32)      ;; and of the row
+    (local $end16 i32)    ;; within the row of w: end of the groups of 16 numbers,
+    (local $end4 i32)     ;; end of the groups of 4,
+    (local $end i32)      ;; end of the row
     (local $i i32) (local $xi i32) (local $yi i32)
-    (local $a i32) (local $b i32)  ;; places in the rows of x and w
+    (local $a i32) (local $b i32)  ;; addresses in the rows of x and w
     (local $s0 v128) (local $s1 v128) (local $s2 v128) (local $s3 v128)
     (local $start f32) (local $sum f32)
 
@@ -43,7 +43,7 @@
           (local.set $s3 (local.get $s0))
           (if (i32.ne (local.get $b) (local.get $end16))
             (then
-              (loop $by16  ;; four sums, because an addition takes longer than it takes to begin the next one
+              (loop $by16  ;; four independent sums hide the latency of additions
                 (local.set $s0 (f32x4.add (local.get $s0)
                   (f32x4.mul (v128.load (local.get $a)) (v128.load (local.get $b)))))
                 (local.set $s1 (f32x4.add (local.get $s1)

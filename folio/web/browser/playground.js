@@ -1,23 +1,23 @@
-// Samples of the playground, token by token: the questions and the events of folio/web/playground.py.
+// Samples of the playground, token by token: the same questions and events as in folio/web/playground.py.
 
-// --- what is asked ---------------------------------------------------------------------------------------------------
+// --- settings --------------------------------------------------------------------------------------------------------
 
-const SETTINGS = { // as GenerationQuestion in folio/web/playground.py
-  num_samples: {takes: "an integer", value: 1, least: 1, most: MOST_SAMPLES},
-  max_new_tokens: {takes: "an integer", value: 200, least: 1, most: MOST_NEW_TOKENS},
-  stop: {takes: "text", orNone: true, value: null},
-  context_stride: {takes: "an integer", orNone: true, value: null, least: 1},
-  temperature: {takes: "a number", value: 0.8, least: 0},
-  top_k: {takes: "an integer", orNone: true, value: 200, least: 1},
-  top_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
-  min_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
-  repetition_penalty: {takes: "a number", value: 1, least: 1e-6, most: 1e6},
-  seed: {takes: "an integer", value: 1337, least: 0},
-  model: {takes: "an integer", value: 0, least: 0},
-  begun: {takes: "an integer", value: 0, least: 0}, // how many of the ids, the last ones, begin the samples
+const SETTINGS = { // see GenerationQuestion in folio/web/playground.py
+  num_samples: {type: "an integer", default: 1, min: 1, max: MAX_SAMPLES},
+  max_new_tokens: {type: "an integer", default: 200, min: 1, max: MAX_NEW_TOKENS},
+  stop: {type: "text", optional: true, default: null},
+  context_stride: {type: "an integer", optional: true, default: null, min: 1},
+  temperature: {type: "a number", default: 0.8, min: 0},
+  top_k: {type: "an integer", optional: true, default: 200, min: 1},
+  top_p: {type: "a number", optional: true, default: null, above: 0, max: 1},
+  min_p: {type: "a number", optional: true, default: null, above: 0, max: 1},
+  repetition_penalty: {type: "a number", default: 1, min: 1e-6, max: 1e6},
+  seed: {type: "an integer", default: 1337, min: 0},
+  model: {type: "an integer", default: 0, min: 0},
+  begun: {type: "an integer", default: 0, min: 0}, // number of ids, from the end, that already belong to the samples
 };
 
-// The settings of a question, with defaults. Throws an Error for a mistake.
+// Parse the settings of a question. Throws an Error if they are invalid.
 function readSettings(question, vocabSize) {
   const settings = readQuestion(SETTINGS, question, vocabSize, function* ({temperature, stop, seed}) {
     if (seed > Number.MAX_SAFE_INTEGER) yield ["seed", "a browser rounds whole numbers above 2**53 - 1"];
@@ -30,7 +30,7 @@ function readSettings(question, vocabSize) {
   return settings;
 }
 
-// Divide the logits of tokens that occurred by the penalty; negative ones are multiplied by it (Keskar et al. 2019).
+// Divide positive logits of tokens that occurred by the penalty, and multiply negative ones (Keskar et al. 2019).
 function penalize(logits, occurred, penalty) {
   const divisor = roundedAs(logits, penalty);
   for (let id = 0; id < logits.length; id++) {
@@ -38,8 +38,7 @@ function penalize(logits, occurred, penalty) {
   }
 }
 
-// Logits (V,) become the distribution that the next token is sampled from. occurred: 1 for each token of the text so
-// far.
+// Convert logits (V,) in place to the probabilities for sampling. occurred: 1 for each token of the text so far.
 function toProbabilities(logits, occurred, settings) {
   if (settings.repetition_penalty !== 1) penalize(logits, occurred, settings.repetition_penalty);
   for (const [name, filter] of Object.entries(FILTERS)) if (settings[name] !== null) filter(logits, settings[name]);
@@ -48,37 +47,37 @@ function toProbabilities(logits, occurred, settings) {
 
 // --- samples ---------------------------------------------------------------------------------------------------------
 
-// A sample while it is generated.
+// A sample in progress.
 class Sample {
   count = 0; // tokens so far
   ended = false;
-  reported = false; // whether its end has been
+  reported = false; // whether its end was sent
 
   constructor(gpt, tokenizer, settings, index) {
     this.settings = settings;
-    this.index = index; // of the sample, for its random numbers
+    this.index = index; // number of the sample, for its random numbers
     this.cache = gpt.newCache();
-    this.context = settings.ids.slice(-gpt.config.block_size); // tokens that it may depend on
+    this.context = settings.ids.slice(-gpt.config.block_size); // tokens in the context
     this.text = new TextStream(tokenizer, settings.stop);
     this.occurred = new Uint8Array(tokenizer.vocabSize); // 1 for each token of the text so far
     for (const id of settings.ids) this.occurred[id] = 1;
   }
 
-  // Sample a token from logits, which become something else, and keep what its event says: the probabilities of the
-  // token and of the most likely others are the model's own, before temperature and filters. As in the loss, the
-  // padding has a share.
+  // Sample a token from logits, which are overwritten. Probabilities of the token and its alternatives are the model's
+  // own, before temperature and filters, and include the padding, as in the loss.
   sample(allLogits) {
-    const V = this.occurred.length, logits = allLogits.subarray(0, V), own = allLogits.slice();
-    softmax(own);
-    const top = topIndices(own.subarray(0, V), Math.min(RUNNERS_UP + 1, V));
-    if (!Number.isFinite(own[top[0]])) throw new Error("the model computes NaN or infinity: use another checkpoint");
+    const V = this.occurred.length, logits = allLogits.subarray(0, V), probabilities = softmax(allLogits.slice());
+    const top = topIndices(probabilities.subarray(0, V), Math.min(RUNNERS_UP + 1, V));
+    if (!Number.isFinite(probabilities[top[0]])) {
+      throw new Error("the model computes NaN or infinity: use another checkpoint");
+    }
     toProbabilities(logits, this.occurred, this.settings);
     const id = this.token = sampleToken(logits, uniform(this.settings.seed, this.index, this.count));
-    this.runnersUp = top.filter(other => other !== id).slice(0, RUNNERS_UP).map(other => [other, own[other]]);
-    this.probability = own[id];
+    this.runnersUp = top.filter(other => other !== id).slice(0, RUNNERS_UP).map(other => [other, probabilities[other]]);
+    this.probability = probabilities[id];
   }
 
-  // The event of the token that was sampled.
+  // The event of the sampled token.
   push() {
     this.count++;
     this.context.push(this.token);
@@ -86,52 +85,52 @@ class Sample {
     return [this.token, this.text.push(this.token), this.probability, this.runnersUp];
   }
 
-  // The event of its end, which there is only once.
+  // The event of the end, only once.
   end() {
     if (this.reported) return null;
     this.reported = true;
-    const length = this.count === this.settings.max_new_tokens ? "max_new_tokens" : "end of text";
-    const why = this.text.ended ? "stop" : length;
-    return [null, this.text.push(null), why];
+    const limit = this.count === this.settings.max_new_tokens ? "max_new_tokens" : "end of text";
+    const reason = this.text.ended ? "stop" : limit;
+    return [null, this.text.push(null), reason];
   }
 }
 
-// The events of samples that continue the ids of a question, as TraceProvider.sampler describes them; and nothing
-// (undefined) where the caller may pause.
+// Yield the events of samples that continue the ids of a question (see TraceProvider.sampler), and undefined where the
+// caller may pause.
 function* generate(gpt, tokenizer, question) {
   const settings = readSettings(question, tokenizer.vocabSize), {ids, begun, context_stride: stride} = settings;
   const {block_size: S, vocab_size} = gpt.config;
-  // When a context is full, its newest tokens are computed again at positions 0, 1, ..., so many of them. A model
-  // that knows only distances needs no such thing: a new token takes the place of the oldest one in the cache.
+  // When the context is full, its newest `window` tokens are recomputed at positions 0, 1, ... Models with relative
+  // positions do not need this: a new token replaces the oldest one in the cache.
   const slides = stride === null && gpt.canSlide;
   const window = S - Math.min(stride ?? Math.max(1, Math.floor(S / 2)), S);
   const samples = [];
   try {
     while (samples.length < settings.num_samples) samples.push(new Sample(gpt, tokenizer, settings, samples.length));
-    const beginning = ids.slice(Math.max(0, ids.length - begun));
-    const texts = samples.map(sample => beginning.map(id => sample.text.push(id)));
+    const firstIds = ids.slice(Math.max(0, ids.length - begun));
+    const texts = samples.map(sample => firstIds.map(id => sample.text.push(id)));
     for (const sample of samples) sample.ended = sample.text.ended;
     yield {begun: texts[0]};
 
-    const first = yield* gpt.prefill(samples[0].cache, samples[0].context);
+    const promptLogits = yield* gpt.prefill(samples[0].cache, samples[0].context);
     for (const sample of samples) {
       if (sample !== samples[0]) gpt.copyCache(sample.cache, samples[0].cache);
-      sample.sample(first.slice());
+      sample.sample(promptLogits.slice());
     }
     for (let count = 1; ; count++) {
       for (const sample of samples) sample.ended ||= sample.token === tokenizer.eot;
       if (samples.every(sample => sample.ended)) break;
       yield {samples: samples.map(sample => sample.ended ? sample.end() : sample.push())};
       for (const sample of samples) sample.ended ||= sample.text.ended || count === settings.max_new_tokens;
-      const going = samples.filter(sample => !sample.ended);
-      if (!going.length) break;
-      for (const {cache, context} of going) {
+      const active = samples.filter(sample => !sample.ended);
+      if (!active.length) break;
+      for (const {cache, context} of active) {
         if (slides || cache.length < S) continue;
         context.splice(0, context.length - 1 - window);
         yield* gpt.prefill(cache, context.slice(0, -1)); // without the newest token, which follows
       }
-      const logits = yield* gpt.step(going.map(({cache}) => cache), going.map(({token}) => token));
-      going.forEach((sample, i) => sample.sample(logits.slice(i * vocab_size, (i + 1) * vocab_size)));
+      const logits = yield* gpt.step(active.map(({cache}) => cache), active.map(({token}) => token));
+      active.forEach((sample, i) => sample.sample(logits.slice(i * vocab_size, (i + 1) * vocab_size)));
     }
     yield {samples: samples.map(sample => sample.end())};
   } finally {

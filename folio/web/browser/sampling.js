@@ -1,18 +1,18 @@
-// How a token is sampled from logits, as in folio/decoding/sampling.py: the filters, the random numbers, and the draw.
-// The engine samples with it, and the page's pictures of sampling are computed by it.
+// Sampling of a token from logits, as in folio/decoding/sampling.py: filters, random numbers, and the draw. Used by the
+// engine, and by the page for its charts of sampling.
 //
-// Dimensions: V vocabulary of the tokenizer; a model's logits may have more, its padding, which is never sampled.
+// Dimensions: V vocabulary of the tokenizer; a model's logits may have padding, which is never sampled.
 
-// In place: the numbers of an array become their softmax. Returns the array.
+// Compute the softmax of an array in place. Returns the array.
 function softmax(array) {
-  let largest = -Infinity, sum = 0;
-  for (let i = 0; i < array.length; i++) if (array[i] > largest) largest = array[i];
-  for (let i = 0; i < array.length; i++) sum += array[i] = Math.exp(array[i] - largest);
+  let max = -Infinity, sum = 0;
+  for (let i = 0; i < array.length; i++) if (array[i] > max) max = array[i];
+  for (let i = 0; i < array.length; i++) sum += array[i] = Math.exp(array[i] - max);
   for (let i = 0; i < array.length; i++) array[i] /= sum;
   return array;
 }
 
-// The indices of the k largest values, the largest first; of equal ones the first.
+// The indices of the k largest values, in descending order. Ties are broken by the lowest index.
 function topIndices(values, k) {
   const indices = [];
   for (let i = 0; i < values.length; i++) {
@@ -27,9 +27,9 @@ function topIndices(values, k) {
 
 // --- filters ---------------------------------------------------------------------------------------------------------
 //
-// Each changes logits (V,) in place, in the precision of their array, as torch does.
+// Each filter changes logits (V,) in place, in the precision of their array, as torch does.
 
-// A number in the precision of an array.
+// Round a number to the precision of an array.
 const roundedAs = (array, x) => array.constructor.of(x)[0];
 
 // Temperature 0 keeps only the most likely token.
@@ -39,50 +39,50 @@ function divideByTemperature(logits, temperature) {
   for (let id = 0; id < logits.length; id++) logits[id] /= divisor;
 }
 
-// Set all but the k largest logits to -Infinity. Ties with the k-th largest are kept.
+// Set all but the k largest logits to -Infinity. Ties with the k-th largest remain.
 function keepTopK(logits, k) {
   if (k < logits.length) keepAtLeast(logits, logits[topIndices(logits, k)[k - 1]]);
 }
 
-// Keep the smallest set of most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020). The most
-// likely token is always kept; of equally likely ones, those with the lowest ids are.
+// Keep the smallest set of most likely tokens whose probabilities sum to at least p, and at least one token (Holtzman
+// et al. 2020). Ties are broken by the lowest id.
 function keepTopP(logits, p) {
   const ordered = logits.filter(x => x > -Infinity).sort().reverse(), before = softmax(ordered.slice());
-  const most = roundedAs(logits, p);
-  let kept = 0;
-  for (let sum = 0; kept < before.length; kept++) {
-    const x = before[kept];
-    before[kept] = sum += x; // rounded as an element of the array, as in torch
-    before[kept] -= x;
-    if (kept && before[kept] >= most) break;
+  const limit = roundedAs(logits, p);
+  let count = 0; // tokens to keep
+  for (let sum = 0; count < before.length; count++) {
+    const x = before[count];
+    before[count] = sum += x; // rounded to the precision of the array, as in torch
+    before[count] -= x;
+    if (count && before[count] >= limit) break;
   }
-  const least = ordered[kept - 1];
-  keepAtLeast(logits, least, kept - ordered.indexOf(least));
+  const threshold = ordered[count - 1];
+  keepAtLeast(logits, threshold, count - ordered.indexOf(threshold));
 }
 
 // Keep the tokens whose probability is at least p times the largest (Nguyen et al. 2024).
 function keepMinP(logits, p) {
-  const probabilities = softmax(logits.slice()), most = probabilities[topIndices(probabilities, 1)[0]];
-  const least = roundedAs(logits, roundedAs(logits, p) * most);
-  for (let id = 0; id < logits.length; id++) if (probabilities[id] < least) logits[id] = -Infinity;
+  const probabilities = softmax(logits.slice()), max = probabilities[topIndices(probabilities, 1)[0]];
+  const threshold = roundedAs(logits, roundedAs(logits, p) * max);
+  for (let id = 0; id < logits.length; id++) if (probabilities[id] < threshold) logits[id] = -Infinity;
 }
 
-// Keep the logits that are larger than `least`, and so many that are equal to it, the first ones.
-function keepAtLeast(logits, least, ties = Infinity) {
+// Keep the logits above a threshold and the first `ties` logits equal to it.
+function keepAtLeast(logits, threshold, ties = Infinity) {
   for (let id = 0; id < logits.length; id++) {
-    if (logits[id] < least || logits[id] === least && ties-- <= 0) logits[id] = -Infinity;
+    if (logits[id] < threshold || logits[id] === threshold && ties-- <= 0) logits[id] = -Infinity;
   }
 }
 
-// By the settings that turn them on (null: off), in the order in which they apply. The repetition penalty, which the
-// page does not show, comes before them (playground.js).
+// Filters by their settings (null: off), in order of application. The repetition penalty is applied before them
+// (playground.js); the page's charts do not show it.
 const FILTERS = {temperature: divideByTemperature, top_k: keepTopK, top_p: keepTopP, min_p: keepMinP};
 
 // --- the draw --------------------------------------------------------------------------------------------------------
 
 const UINT64 = number => BigInt.asUintN(64, number);
 
-// hash64 of folio/base/randomness.py, of one more number after those with the hash h: splitmix64's finalizer.
+// Extend the hash h by one more number, as hash64 in folio/base/randomness.py: splitmix64's finalizer.
 function hashNext(h, number) {
   h = UINT64((h ^ UINT64(BigInt(number))) + 0x9E3779B97F4A7C15n);
   h = UINT64((h ^ h >> 30n) * 0xBF58476D1CE4E5B9n);
@@ -90,19 +90,19 @@ function hashNext(h, number) {
   return h ^ h >> 31n;
 }
 
-// A uniform number in [0, 1), a function of (seed, sample, position): sample k is the same however many there are.
+// A uniform number in [0, 1), as a function of (seed, sample, position), independent of the number of samples.
 function uniform(seed, sample, position) {
   return Number([seed, sample, position].reduce(hashNext, 0n) >> 11n) * 2 ** -53;
 }
 
-// The line that a uniform number falls on: where the part of each token ends, in float64 (V,).
+// The cumulative sums of probabilities in float64 (V,).
 function cumulativeSums(probabilities) {
   const sums = new Float64Array(probabilities);
   for (let id = 1; id < sums.length; id++) sums[id] += sums[id - 1];
   return sums;
 }
 
-// The first token at which the cumulative probability exceeds `uniform` times the sum of all.
+// The first token whose cumulative probability exceeds `uniform` times the total.
 function sampleToken(probabilities, uniform) {
   const sums = cumulativeSums(probabilities), target = uniform * sums.at(-1);
   return sums.findIndex(sum => sum > target);

@@ -1,17 +1,17 @@
-// The tokenizers of folio/data/tokenizer.py: characters, bytes, byte-level BPEs, and events of music; prompts; and the text
-// of tokens as they arrive.
+// The tokenizers of folio/data/tokenizer.py: characters, bytes, byte-level BPE, and events of music. Also prompts and
+// streamed text.
 
-const EOT_TEXT = "<|endoftext|>"; // GPT-2's name for its end-of-text token; encode never turns text into this token
-const LONE_SURROGATE = /\p{Cs}/gu; // half of a UTF-16 pair, which JSON can contain
+const EOT_TEXT = "<|endoftext|>"; // GPT-2's end-of-text token; encode never produces it
+const LONE_SURROGATE = /\p{Cs}/gu; // half of a UTF-16 pair; can occur in JSON
 const toUTF8 = new TextEncoder();
 
-// The tokenizer that Tokenizer.to_json described. eot is null if it has no end-of-text token.
+// Build a tokenizer from the JSON of Tokenizer.to_json. eot is null if there is no end-of-text token.
 function makeTokenizer(json) {
   if (json.kind === "char") return new CharTokenizer(json.characters, json.eot);
   if (json.kind === "byte") return new ByteTokenizer();
   if (json.kind === "gpt2") return new BytePairTokenizer("gpt2", json.ranks.map(atob));
   if (json.kind === "midi") return new MidiTokenizer(json.events);
-  const alphabet = byteAlphabet(), {vocab} = json.model; // a tokenizer.json of the tokenizers library
+  const alphabet = byteAlphabet(), {vocab} = json.model; // tokenizer.json of the tokenizers library
   const tokens = Object.keys(vocab).sort((a, b) => vocab[a] - vocab[b]);
   return new BytePairTokenizer("bpe", tokens.map(token => Array.from(token, c => alphabet.get(c)).join("")));
 }
@@ -21,29 +21,27 @@ class Tokenizer {
     Object.assign(this, {kind, vocabSize, eot});
   }
 
-  // How many characters of a text are not in the vocabulary. encode leaves them out.
+  // The number of characters that are not in the vocabulary. encode skips them.
   countUnknown(text) {
     return 0;
   }
 
-  // A token as text. Bytes that are only a part of a character look like \xe2. An id that the tokenizer does not have,
-  // as of a vocabulary that is padded, has no text.
+  // A token as text. Bytes of incomplete characters are written as \xe2. Padding ids have no text.
   piece(id) {
     if (id === this.eot) return EOT_TEXT;
     return id < this.vocabSize ? textWithBackslashes(this.tokenBytes(id)) : "";
   }
 
-  // The text of ids. Bytes that are not UTF-8 become U+FFFD.
+  // The text of ids. Invalid UTF-8 becomes U+FFFD.
   decode(ids) {
     return textOfBytes(Uint8Array.from(ids.flatMap(id => Array.from(this.tokenBytes(id)))));
   }
 }
 
-// One id per character, which is a code point: its place in `characters`. The end-of-text id, if there is one, is the
-// last.
+// One id per character (code point): its index in `characters`. The end-of-text id, if any, is the last.
 class CharTokenizer extends Tokenizer {
   constructor(characters, hasEot) {
-    const list = Array.from(characters); // of code points
+    const list = Array.from(characters); // code points
     super("char", list.length + (hasEot ? 1 : 0), hasEot ? list.length : null);
     this.characters = list;
     this.ids = new Map(list.map((c, id) => [c, id]));
@@ -77,16 +75,16 @@ class ByteTokenizer extends Tokenizer {
   }
 }
 
-// WORDS of folio/data/tokenizer.py: how GPT-2 splits text before it merges bytes. White space is Unicode's, as in tiktoken;
-// and at the end of a text, \s+(?!\S) matches what \s++$ matches. What is a letter depends on the browser's version of
-// Unicode: the 4,657 letters and digits that Unicode 17 added were not yet any in tiktoken 0.14.
+// GPT-2's split of text before merges: see WORDS in folio/data/tokenizer.py. White space is Unicode's, as in tiktoken;
+// at the end of a text, \s+(?!\S) matches the same as \s++$. Letters depend on the browser's version of Unicode:
+// tiktoken 0.14 does not know the 4,657 letters and digits added in Unicode 17.
 const WORDS = new RegExp(String.raw`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^S\p{L}\p{N}]+|[S]+(?![^S])|[S]`
   .replaceAll("S", String.raw`\p{White_Space}`), "gu");
 
-// A byte-level BPE that merges as tiktoken does: of the pairs of neighbors, the one whose result has the lowest rank,
-// and of equal ones the first. Here, a byte is a character of code 0 to 255, so that strings of them can be keys.
+// A byte-level BPE. Like tiktoken, it merges the neighboring pair with the lowest rank first, and the leftmost of equal
+// pairs. A byte is represented by a character with code 0 to 255, so that strings can be keys.
 class BytePairTokenizer extends Tokenizer {
-  // tokens: the bytes of each token by its id, which is also its rank.
+  // tokens: bytes of each token, by id. Ids are ranks.
   constructor(kind, tokens) {
     super(kind, tokens.length + 1, tokens.length);
     this.tokens = tokens;
@@ -103,11 +101,11 @@ class BytePairTokenizer extends Tokenizer {
   }
 
   encodeWord(word) {
-    const whole = this.ranks.get(word);
-    if (whole !== undefined) return [whole];
-    const n = word.length, rankAt = new Int32Array(n); // of the pair of the part that begins there and the next; or -1
+    const id = this.ranks.get(word);
+    if (id !== undefined) return [id];
+    const n = word.length, rankAt = new Int32Array(n); // rank of the part that begins here merged with the next, or -1
     const endAt = Int32Array.from(rankAt, (_, i) => i + 1), partBefore = Int32Array.from(rankAt, (_, i) => i - 1);
-    const pairs = []; // a heap of rank * 2 ** 32 + place, with pairs that are no longer there
+    const pairs = []; // heap of rank * 2 ** 32 + position; includes obsolete pairs
     const rankPair = at => {
       const next = endAt[at], end = next < n ? endAt[next] : Infinity;
       rankAt[at] = end - at <= this.longest ? this.ranks.get(word.slice(at, end)) ?? -1 : -1;
@@ -133,10 +131,10 @@ class BytePairTokenizer extends Tokenizer {
   }
 }
 
-// What Python's split() finds: JavaScript's \s is another set.
+// The words found by Python's split(), whose white space differs from JavaScript's \s.
 const EVENTS = /[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/g;
 
-// One id per event of a piece of music. A text is the names of its events, separated by white space.
+// One id per event of music. A text consists of event names separated by white space.
 class MidiTokenizer extends Tokenizer {
   constructor(events) {
     super("midi", events.length + 1, events.length);
@@ -167,12 +165,12 @@ function bytesOf(text) {
   return toUTF8.encode(text.replace(LONE_SURROGATE, "?"));
 }
 
-// The text of UTF-8 bytes. What is not UTF-8 becomes U+FFFD, as in Python.
+// The text of UTF-8 bytes. Invalid UTF-8 becomes U+FFFD, as in Python.
 function textOfBytes(bytes) {
   return new TextDecoder("utf-8", {ignoreBOM: true}).decode(bytes);
 }
 
-// The same, but a byte that is not UTF-8 becomes \xe2.
+// The text of UTF-8 bytes. Invalid bytes are written as \xe2.
 function textWithBackslashes(bytes) {
   const text = textOfBytes(bytes);
   if (!text.includes("\ufffd")) return text;
@@ -194,14 +192,14 @@ function isUTF8(bytes) {
   }
 }
 
-// A string with a character of code 0 to 255 for each byte.
+// A string with one character of code 0 to 255 per byte.
 function asCharacters(bytes) {
   let characters = "";
   for (const byte of bytes) characters += String.fromCharCode(byte);
   return characters;
 }
 
-// The visible character that represents each byte in the files of the tokenizers library, and the byte as a character.
+// Map the visible characters that represent bytes in files of the tokenizers library to the bytes, as characters.
 function byteAlphabet() {
   const bytes = Array.from({length: 256}, (_, byte) => byte);
   const isVisible = byte => byte >= 0x21 && byte < 0x7f || byte >= 0xa1 && byte !== 0xad;
@@ -210,7 +208,7 @@ function byteAlphabet() {
     [String.fromCharCode(isVisible(byte) ? byte : 256 + hidden.indexOf(byte)), String.fromCharCode(byte)]));
 }
 
-// A binary heap of numbers, the smallest first.
+// A binary min-heap of numbers.
 function pushOnHeap(heap, number) {
   let at = heap.push(number) - 1;
   for (let parent; at > 0 && heap[parent = at - 1 >> 1] > number; at = parent) heap[at] = heap[parent];
@@ -231,8 +229,8 @@ function popFromHeap(heap) {
 
 // --- prompts and generated text --------------------------------------------------------------------------------------
 
-// The ids of a prompt, with <|endoftext|> as its special id, and how many of its characters are unknown, and left out.
-// As encode_prompt in folio/decoding/prompts.py.
+// Encode a prompt, in which <|endoftext|> is the special token. unknown: number of skipped characters. See
+// encode_prompt in folio/decoding/prompts.py.
 function encodePrompt(tokenizer, text) {
   const {eot} = tokenizer, parts = eot === null ? [text] : text.split(EOT_TEXT);
   const encoded = parts.map(part => tokenizer.encode(part));
@@ -241,13 +239,13 @@ function encodePrompt(tokenizer, text) {
   return {ids: ids.length ? ids : [defaultPrompt(tokenizer)], unknown};
 }
 
-// The id of the prompt if none is given: the end-of-text token, else a line break, else the first token.
+// The prompt for an empty text: the end-of-text token, otherwise a line break, otherwise the first token.
 function defaultPrompt({eot, characters}) {
-  return eot ?? Math.max(0, characters.indexOf("\n")); // only a vocabulary of characters has no end-of-text token
+  return eot ?? Math.max(0, characters.indexOf("\n")); // only character vocabularies can lack an end-of-text token
 }
 
-// The text of tokens as they arrive: complete characters, up to the first `stop` string. Text that may turn out to be
-// the beginning of `stop` is held back until it is clear that it is not. As TextStream in folio/decoding/text_stream.py.
+// Text of streamed tokens: complete characters, up to the first `stop` string. Text that may be the beginning of `stop`
+// is held back. See TextStream in folio/decoding/text_stream.py.
 class TextStream {
   constructor(tokenizer, stop = null) {
     this.tokenizer = tokenizer;
@@ -257,7 +255,7 @@ class TextStream {
     this.ended = false;
   }
 
-  // The text that can be shown after this token; null marks the end of the text.
+  // Return the text that can be shown after this token. null is the end of the text.
   push(id) {
     if (this.ended) return "";
     this.ended = id === null;
@@ -267,20 +265,21 @@ class TextStream {
       this.ended = true;
       return heldBack.slice(0, heldBack.indexOf(stop));
     }
-    let keep = this.ended ? 0 : Math.min(lone < 0 ? Math.max(stop.length - 1, 0) : lone, heldBack.length);
-    while (!heldBack.endsWith(stop.slice(0, keep))) keep--;
-    this.heldBack = heldBack.slice(heldBack.length - keep);
-    return heldBack.slice(0, heldBack.length - keep);
+    let heldCount = this.ended ? 0 : Math.min(lone < 0 ? Math.max(stop.length - 1, 0) : lone, heldBack.length);
+    while (!heldBack.endsWith(stop.slice(0, heldCount))) heldCount--;
+    this.heldBack = heldBack.slice(heldBack.length - heldCount);
+    return heldBack.slice(0, heldBack.length - heldCount);
   }
 
-  // The text of bytes, without a part of a character at their end, which waits for the rest.
+  // Decode bytes. An incomplete character at the end waits for the rest.
   decode(bytes) {
-    const all = [...this.undecoded, ...bytes], part = asCharacters(all.slice(-3)).match(PART)?.[0];
+    const all = [...this.undecoded, ...bytes], part = asCharacters(all.slice(-3)).match(INCOMPLETE)?.[0];
     this.undecoded = part && !this.ended ? all.splice(-part.length) : [];
     return textOfBytes(Uint8Array.from(all));
   }
 }
 
-// The beginning of a character at the end of UTF-8 bytes. Python also waits for the end of a surrogate (\xed\xa0).
-const PART = new RegExp(String.raw`([\xc2-\xdf]|\xe0[\xa0-\xbf]?|[\xe1-\xef][\x80-\xbf]?|\xf0([\x90-\xbf][\x80-\xbf]?)?`
+// An incomplete character at the end of UTF-8 bytes. Like Python, it includes the beginning of a surrogate (\xed\xa0).
+const INCOMPLETE = new RegExp(
+  String.raw`([\xc2-\xdf]|\xe0[\xa0-\xbf]?|[\xe1-\xef][\x80-\xbf]?|\xf0([\x90-\xbf][\x80-\xbf]?)?`
   + String.raw`|[\xf1-\xf3][\x80-\xbf]{0,2}|\xf4([\x80-\x8f][\x80-\xbf]?)?)$`);

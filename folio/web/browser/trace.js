@@ -1,18 +1,18 @@
-// What a forward pass computed, and numbers about its attention heads, as in folio/web/trace.py.
+// Traces of a forward pass and statistics of attention heads, as in folio/web/trace.py.
 //
-// Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers. Arrays are float32, row after row.
+// Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers. Arrays are float32 and row-major.
 
-// Products of matrices that are not parameters of the model.
+// Products of matrices that are not parameters.
 class Products {
-  // size: the most numbers in a matrix w. width: the most in a row of any matrix.
+  // size: maximum size of a matrix w. width: maximum row length of any matrix.
   constructor(kernels, size, width) {
     this.kernels = kernels;
-    [this.w, this.x, this.y] = [size, TOGETHER * width, TOGETHER * width].map(count => kernels.allocate(count));
+    [this.w, this.x, this.y] = [size, CHUNK_TOKENS * width, CHUNK_TOKENS * width].map(count => kernels.allocate(count));
   }
 
-  // x (T, cols) times w (rows, cols), transposed: (T, rows).
+  // x (T, cols) w^T (cols, rows): (T, rows).
   *multiply(x, w, T, rows, cols) {
-    return yield* inSlices(x, T, cols, TOGETHER, (part, n) => {
+    return yield* inSlices(x, T, cols, CHUNK_TOKENS, (part, n) => {
       const m = this.kernels.floats;
       m.set(w, this.w);
       m.set(part, this.x);
@@ -22,7 +22,7 @@ class Products {
   }
 }
 
-// compute(rows, n) for n rows of x (T, cols) at a time, in one array. The page may do something else after each.
+// Concatenate compute(rows, n) over slices of n rows of x (T, cols). Pauses after each slice.
 function* inSlices(x, T, cols, slice, compute) {
   let result;
   for (let t = 0; t < T; t += slice) {
@@ -34,20 +34,20 @@ function* inSlices(x, T, cols, slice, compute) {
   return result;
 }
 
-// A forward pass over token ids. switches: {mask, scale, headsOff, mlpsOff}, as Switches in folio/web/trace.py. The
-// residual stream is kept; what a layer computed is computed again when it is asked for.
+// A forward pass over token ids. switches: {mask, scale, headsOff, mlpsOff}, see Switches in folio/web/trace.py. Only
+// the residual stream is stored; `layer` recomputes the values of a layer.
 class Trace {
   constructor(gpt, products, ids, switches) {
     Object.assign(this, {gpt, products, ids, switches, T: ids.length, C: gpt.config.n_embd});
-    this.newest = null; // [index, layer] of the layer that was asked for last
+    this.lastLayer = null; // [index, layer], cache of `layer`
   }
 
-  // Compute the stream (2L + 1, T, C): before attention and before the MLP of each layer, and the last state.
-  // onHeads(layer), a generator, runs for each layer, while nothing else of the layer is kept.
+  // Compute the stream (2L + 1, T, C): the input of each attention and MLP, and the final state. Runs the generator
+  // onHeads(layer) for each layer.
   *compute(onHeads) {
     const {T, C} = this, {n_layer: L} = this.gpt.config;
     this.stream = new Float32Array((2 * L + 1) * T * C);
-    this.stream.set(this.gpt.embed(this.ids, upTo(this.T)));
+    this.stream.set(this.gpt.embed(this.ids, range(this.T)));
     for (let index = 0; index < L; index++) {
       const layer = yield* this.computeLayer(index);
       this.stream.set(layer.between, (2 * index + 1) * T * C);
@@ -56,7 +56,7 @@ class Trace {
     }
   }
 
-  // A state of the stream, of n tokens: (n, C).
+  // A state of the stream for n tokens: (n, C).
   state(index, token = 0, n = this.T) {
     const begin = (index * this.T + token) * this.C;
     return this.stream.subarray(begin, begin + n * this.C);
@@ -64,10 +64,10 @@ class Trace {
 
   // --- one layer -----------------------------------------------------------------------------------------------------
 
-  // What a block computed. Only the newest one is kept, because its weights are (H, T, T).
+  // The values of a layer. Caches only the last one, because weights are (H, T, T).
   *layer(index) {
-    if (this.newest?.[0] !== index) this.newest = [index, yield* this.computeLayer(index)];
-    return this.newest[1];
+    if (this.lastLayer?.[0] !== index) this.lastLayer = [index, yield* this.computeLayer(index)];
+    return this.lastLayer[1];
   }
 
   // q, k, v and z are (H, T, D), weights (H, T, T), qkv (T, 3C), preactivation and hidden (T, 4C), all others (T, C).
@@ -78,7 +78,7 @@ class Trace {
     const attention = yield* this.linear(this.merge(heads.z), `${name}.attn.c_proj`);
     const between = before.map((x, i) => x + attention[i]), ln_2 = gpt.layerNorm(between, `${name}.ln_2`, T);
     const preactivation = yield* this.linear(ln_2, `${name}.mlp.c_fc`);
-    const hidden = yield* inSlices(preactivation, T, 4 * C, TOGETHER, part => gpt.activation(part));
+    const hidden = yield* inSlices(preactivation, T, 4 * C, CHUNK_TOKENS, part => gpt.activation(part));
     const isOff = this.switches.mlpsOff.includes(index);
     const mlp = isOff ? new Float32Array(T * C) : yield* this.linear(hidden, `${name}.mlp.c_proj`);
     const after = between.map((x, i) => x + mlp[i]);
@@ -87,8 +87,8 @@ class Trace {
 
   // The output (T, rows) of the linear layer `name` for x (T, cols).
   *linear(x, name, T = this.T) {
-    const {rows, cols} = this.gpt.module(name), most = Math.floor(this.gpt.kernels.slice / (rows * cols));
-    const slice = Math.max(1, Math.min(most, TOGETHER));
+    const {rows, cols} = this.gpt.module(name), limit = Math.floor(this.gpt.kernels.slice / (rows * cols));
+    const slice = Math.max(1, Math.min(limit, CHUNK_TOKENS));
     return yield* inSlices(x, T, cols, slice, (part, n) => this.gpt.linear(part, name, n));
   }
 
@@ -101,18 +101,18 @@ class Trace {
     }
     const heads = {q, k, v, z, weights: new Float32Array(H * T * T)};
     for (let h = 0; h < H; h++) {
-      const weights = yield* this.scores(heads, h); // soon
+      const weights = yield* this.scores(heads, h); // after the softmax
       for (let t = 0; t < T; t++) {
         const row = t * T, keys = switches.mask === "before" ? t + 1 : T;
         for (let key = 0; biases && key < keys; key++) weights[row + key] += this.biasAt(h, t, key);
         softmax(weights.subarray(row, row + keys));
         if (switches.mask !== "off") weights.fill(0 * weights[row], row + t + 1, row + T); // 0 or NaN
-        if (t % TOGETHER === 0) yield;
+        if (t % CHUNK_TOKENS === 0) yield;
       }
       heads.weights.set(weights, h * T * T);
       if (switches.headsOff.some(([layer, head]) => layer === index && head === h)) continue;
       const values = v.subarray(h * T * D, (h + 1) * T * D);
-      z.set(yield* this.products.multiply(weights, transposed(values, T, D), T, D, T), h * T * D);
+      z.set(yield* this.products.multiply(weights, transpose(values, T, D), T, D, T), h * T * D);
     }
     return heads;
   }
@@ -124,8 +124,7 @@ class Trace {
     return this.switches.scale ? scores.map(score => score / Math.sqrt(D)) : scores;
   }
 
-  // What the position method adds to the score of a query and a key. The future has the bias of the same distance into
-  // the past.
+  // The position bias of a score. Future keys get the bias of the same distance.
   biasAt(head, query, key) {
     return this.gpt.biases[head * this.gpt.config.block_size + Math.abs(query - key)];
   }
@@ -148,7 +147,7 @@ class Trace {
     return result;
   }
 
-  // What each head of a layer adds to the residual stream of a token, (H, C), without c_proj's bias.
+  // What each head adds to the residual stream of a token, (H, C), without c_proj's bias.
   headOutputs(index, {z}, token) {
     const {T, C} = this, H = this.gpt.config.n_head, D = C / H, result = new Float32Array(H * C);
     const {data: weight} = this.gpt.param(`transformer.h.${index}.attn.c_proj.weight`); // (C, C)
@@ -162,8 +161,8 @@ class Trace {
     return result;
   }
 
-  // The queries, keys and values of a token by a matrix for each head, (3, H, D), before positions rotate them: the
-  // same as `qkv`, which one matrix for all heads computes.
+  // A token's queries, keys and values, (3, H, D), computed with one matrix per head; before the rotation. Equal to
+  // `qkv`, which is computed with one matrix for all heads.
   separateHeads(index, {ln_1}, token) {
     const {C} = this, D = C / this.gpt.config.n_head, x = ln_1.subarray(token * C, (token + 1) * C);
     const {weight, bias} = this.gpt.module(`transformer.h.${index}.attn.c_attn`), m = this.gpt.kernels.floats;
@@ -186,21 +185,21 @@ class Trace {
     return yield* this.linear(this.gpt.layerNorm(states, "transformer.ln_f", n), "lm_head", n);
   }
 
-  // Calls use(log probabilities of the next token (V,), i) for each of n states.
-  *predictEach(states, n, use) {
+  // Call callback(log-probabilities of the next token (V,), i) for each of n states.
+  *predictEach(states, n, callback) {
     const {C} = this, {vocab_size: V} = this.gpt.config;
-    for (let i = 0; i < n; i += TOGETHER) {
-      const count = Math.min(TOGETHER, n - i);
+    for (let i = 0; i < n; i += CHUNK_TOKENS) {
+      const count = Math.min(CHUNK_TOKENS, n - i);
       const logits = yield* this.logits(states.subarray(i * C, (i + count) * C), count);
       for (let row = 0; row < count; row++) {
-        use(logSoftmax(logits.subarray(row * V, (row + 1) * V)), i + row);
+        callback(logSoftmax(logits.subarray(row * V, (row + 1) * V)), i + row);
         yield;
       }
     }
   }
 
-  // The k most likely next tokens of n states, {ids, probabilities}: (n, k); and the probability and the rank, (n,), of
-  // the token `target` (or null): how many tokens were more likely. The logit lens (nostalgebraist 2020).
+  // Logit lens (nostalgebraist 2020): the k most likely next tokens of n states, {ids, probabilities}: (n, k); and the
+  // probability and rank, (n,), of the token `target` (or null).
   *lens(states, n, k, target = null) {
     const lens = {ids: [], probabilities: [], targetProbability: [], targetRank: []};
     yield* this.predictEach(states, n, logs => {
@@ -214,9 +213,9 @@ class Trace {
     return lens;
   }
 
-  // What n vectors added to the residual stream of a token change in its logits, (n, V). Direct effect: through the
-  // last norm, with the mean and the deviation that the token has there.
-  *effect(added, n, token) {
+  // Direct effect on a token's logits, (n, V), of n vectors added to its residual stream. The final norm uses the
+  // token's own mean and standard deviation.
+  *logitEffect(added, n, token) {
     const {C} = this, final = this.state(2 * this.gpt.config.n_layer, token, 1), center = meanOf(final);
     const {data: weight} = this.gpt.param("transformer.ln_f.weight");
     const deviation = Math.sqrt(meanOf(final.map(x => (x - center) ** 2)) + EPSILON), normed = new Float32Array(n * C);
@@ -227,8 +226,8 @@ class Trace {
     return yield* this.linear(normed, "lm_head", n);
   }
 
-  // How well each token was predicted: loss (T - 1,) of the next token, in nats; rank (T - 1,): how many tokens were
-  // more likely; entropy (T,) of the distribution; best (T,): the most likely token; bestProbability (T,).
+  // Predictions of the next token: loss (T - 1,), in nats; rank (T - 1,): number of more likely tokens; entropy (T,);
+  // best (T,): most likely token; bestProbability (T,).
   *predict() {
     const {T, ids} = this, predictions = {loss: [], rank: [], entropy: [], best: [], bestProbability: []};
     yield* this.predictEach(this.state(2 * this.gpt.config.n_layer), T, (logs, t) => {
@@ -244,15 +243,14 @@ class Trace {
   }
 }
 
-// --- what a head does ------------------------------------------------------------------------------------------------
+// --- head scores -----------------------------------------------------------------------------------------------------
 
-// Numbers about attention weights (H, T, T) over token ids, by name, (H,) each: means over the queries from 1 on. See
-// head_scores in folio/web/trace.py.
+// Statistics of attention weights (H, T, T) over token ids, (H,) by name. See head_scores in folio/web/trace.py.
 function* headScores(weights, ids, H) {
   const T = ids.length, scores = Object.fromEntries(HEAD_SCORES.map(name => [name, new Array(H).fill(0)]));
-  const after = []; // by query: the keys that follow an earlier occurrence of its id
+  const after = []; // by query: keys after an earlier occurrence of its token
   for (const [t, id] of ids.entries()) {
-    after.push(upTo(t).filter(key => ids[key] === id).map(key => key + 1));
+    after.push(range(t).filter(key => ids[key] === id).map(key => key + 1));
     yield;
   }
   const matched = after.filter(keys => keys.length).length;
@@ -268,7 +266,7 @@ function* headScores(weights, ids, H) {
         scores.distance[h] += row[key] * (t - key) / (T - 1);
         if (row[key] !== 0) scores.entropy[h] -= row[key] * Math.log(row[key]) / (T - 1);
       }
-      if (t % TOGETHER === 0) yield;
+      if (t % CHUNK_TOKENS === 0) yield;
     }
   }
   return scores;
@@ -276,8 +274,8 @@ function* headScores(weights, ids, H) {
 
 // --- arrays ----------------------------------------------------------------------------------------------------------
 
-// An array (rows, cols) in (height, width) blocks of the same size, which may overlap: summarize(the numbers of each).
-function* pooled(array, rows, cols, height, width, summarize) {
+// Adaptive pooling, as in torch: summarize(numbers of each of (height, width) blocks) of an array (rows, cols).
+function* pool(array, rows, cols, height, width, summarize) {
   const result = new Float32Array(height * width), numbers = new Float32Array(array.length);
   const bounds = (i, count, size) => [Math.floor(i * size / count), Math.ceil((i + 1) * size / count)];
   for (let i = 0; i < result.length; i++) {
@@ -293,7 +291,7 @@ function* pooled(array, rows, cols, height, width, summarize) {
 }
 
 // (rows, cols) to (cols, rows)
-function transposed(array, rows, cols) {
+function transpose(array, rows, cols) {
   const result = new Float32Array(rows * cols);
   for (let row = 0; row < rows; row++) {
     for (let col = 0; col < cols; col++) result[col * rows + row] = array[row * cols + col];
@@ -302,22 +300,22 @@ function transposed(array, rows, cols) {
 }
 
 function logSoftmax(logits) {
-  const highest = largestOf(logits);
-  const logSum = Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0));
-  return logits.map(logit => logit - highest - logSum);
+  const max = maxOf(logits);
+  const logSum = Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - max), 0));
+  return logits.map(logit => logit - max - logSum);
 }
 
 // 0, 1, ..., n - 1
-function upTo(n) {
+function range(n) {
   return Array.from({length: n}, (_, i) => i);
 }
 
-// How many values are larger than the one at a place.
-function rankOf(values, place) {
-  return values.reduce((count, value) => count + (value > values[place] ? 1 : 0), 0);
+// The number of values larger than values[index].
+function rankOf(values, index) {
+  return values.reduce((count, value) => count + (value > values[index] ? 1 : 0), 0);
 }
 
-function largestOf(values) {
+function maxOf(values) {
   return values.reduce((a, b) => Math.max(a, b), -Infinity);
 }
 

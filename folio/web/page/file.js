@@ -1,12 +1,12 @@
-// A model's file: the provider is an engine in a worker or, where the browser allows none, in the page itself. The page
-// then differs from the viewer's, too.
+// Parts of the page for a model's HTML file: the provider is an engine in a worker or, if the browser allows none, in
+// the page itself. Also adapts the views and the header.
 
 // --- the engine ------------------------------------------------------------------------------------------------------
 
-const requests = new Map(); // the controllers of the streams of messages from the engine, by id
+const requests = new Map(); // controllers of the streams of messages from the engine, by id
 let lastId = 0;
 
-// A function that sends messages to the engine.
+// Resolves to a function that sends messages to the engine.
 const engine = new Promise((resolve, reject) => {
   const inPage = () => {
     runScript(modelFile.engine); // the shared script has run
@@ -30,13 +30,13 @@ const engine = new Promise((resolve, reject) => {
 
 function receive({id, answer, events = [], done, error}) {
   const controller = requests.get(id);
-  if (!controller) return; // it was stopped
+  if (!controller) return; // the request was stopped
   if (error !== undefined) return controller.error(new Error(error));
   for (const value of answer ? [answer] : events) controller.enqueue(value);
   if (answer || done) controller.close();
 }
 
-// What the engine sends for a message, until it is done or the caller stops.
+// Yield the replies of the engine to a message, until it is done or the caller stops.
 async function* exchange(message, signal) {
   const id = ++lastId, send = await engine;
   const reader = new ReadableStream({start: controller => void requests.set(id, controller)}).getReader();
@@ -70,41 +70,41 @@ provider = {
   },
 };
 
-const GENERATING = ["playground", "translate"]; // views
-const NOT_TRACED = { // an overview without the numbers that color the tokens
+const GENERATING_VIEWS = ["playground", "translate"];
+const NOT_TRACED = { // an overview without numbers, which leaves the tokens uncolored
   facts: {}, tensors: Object.fromEntries(
     ["loss", "rank", "entropy"].map(name => [name, {shape: [0], data: new Float32Array()}])),
 };
 
 let firstOverview; // {key, answer, isDone}
 
-// The views that only generate do not wait for the first overview, and are drawn again when it is there.
+// The first overview takes long: views that only generate do not wait for it, and are drawn again when it is complete.
 async function askOverview(question) {
-  await answerOf({kind: "ask", question: {...question, kind: "tokens"}}); // throws an Error if the ids make no sense
+  await answerOf({kind: "ask", question: {...question, kind: "tokens"}}); // throws an Error if the ids are invalid
   if (!(await fileFacts).traced) return NOT_TRACED;
   const key = JSON.stringify(question);
   if (!firstOverview) {
     const answer = answerOf({kind: "ask", question}), finish = () => {
       firstOverview.isDone = true;
-      if (GENERATING.includes(state.view)) draw(); // also an error
+      if (GENERATING_VIEWS.includes(state.view)) draw(); // also after an error
     };
     firstOverview = {key, answer, isDone: false};
     answer.then(finish, finish);
   }
   if (key !== firstOverview.key) return answerOf({kind: "ask", question});
-  if (!firstOverview.isDone) answers.delete(key); // the next view asks again, because it may get the other one
-  return firstOverview.isDone || !GENERATING.includes(state.view) ? firstOverview.answer : NOT_TRACED;
+  if (!firstOverview.isDone) answers.delete(key); // ask again in the next view, which may need the numbers
+  return firstOverview.isDone || !GENERATING_VIEWS.includes(state.view) ? firstOverview.answer : NOT_TRACED;
 }
 
 // --- loading ---------------------------------------------------------------------------------------------------------
 
-// What host.js says about the file, when all of it has been read.
+// Facts about the file from host.js, once all of it is loaded.
 const fileFacts = (async () => {
   const send = await engine, {waiting, kernel} = modelFile;
-  let read = 0;
+  let count = 0;
   modelFile.send = message => {
     send(message.kind === "header" ? {...message, kernel} : message);
-    if (message.kind === "weights") byId("view").textContent = `Loading the model: ${++read} of ${modelFile.blocks}`;
+    if (message.kind === "weights") byId("view").textContent = `Loading the model: ${++count} of ${modelFile.blocks}`;
   };
   waiting.splice(0).forEach(modelFile.send);
   if (document.readyState === "loading") {
@@ -117,15 +117,15 @@ const fileFacts = (async () => {
 
 // --- the page --------------------------------------------------------------------------------------------------------
 
-const SERVED = ["checkpoints", "compare", "run"]; // views that need the run's folder
+const SERVER_VIEWS = ["checkpoints", "compare", "run"]; // need the run's folder
 
 function arrange({losses, storage, traced, indexed, languages}) {
   const isShown = id => id === "translate" ? languages : id === "memorized" ? traced && indexed
-    : traced ? !SERVED.includes(id) : id === "playground";
+    : traced ? !SERVER_VIEWS.includes(id) : id === "playground";
   for (const id of Object.keys(views)) {
     if (!isShown(id)) delete views[id];
   }
-  const {Sampling, ...others} = MENU, groups = {Sampling: ["translate", ...Sampling], ...others}; // what opens is first
+  const {Sampling, ...others} = MENU, groups = {Sampling: ["translate", ...Sampling], ...others}; // default view first
   for (const [group, ids] of Object.entries(groups)) {
     delete MENU[group];
     if (ids.some(id => views[id])) MENU[group] = ids;
@@ -133,22 +133,22 @@ function arrange({losses, storage, traced, indexed, languages}) {
   DEFAULTS.view = languages ? "translate" : "playground";
   if (storage.dtype !== "float32") {
     views.playground.about = views.playground.about.replace(/sample\.py.*/,
-      "A file with float32 weights generates what sample.py does with the same settings; this one's are rounded.");
+      "Because the weights in this file are rounded, sample.py may generate different samples.");
   }
   const measured = losses.map(({of, tokens, before, after}) =>
-    ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token`
-    + (storage.dtype === "float32" ? "." : `; before rounding, it was ${before.toFixed(4)}.`));
-  const stored = `The weights are stored as ${storage.dtype} (${short(storage.bytes / 1e6)} MB).`;
+    ` Loss on ${short(tokens)} validation tokens of ${of}: ${after.toFixed(4)} nats per token`
+    + (storage.dtype === "float32" ? "." : `; before rounding: ${before.toFixed(4)}.`));
+  const stored = `Weights: ${storage.dtype}, ${short(storage.bytes / 1e6)} MB.`;
   byId("header").append(element("div", {class: "note", testid: "stored"}, stored, measured),
     element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
   if (!traced) {
     byId("strip-bar").style.display = document.querySelector("footer").style.display = "none";
     byId("header").append(element("div", {class: "note", testid: "too-large"},
-      "The model is too large to look inside it in a browser, so this page only generates. tools/view.py shows more."));
+      "The model is too large to trace in a browser, so this page only generates. Use tools/view.py to look inside."));
   }
 }
 
-// Copy the address of what is shown: the text and all settings.
+// Copy a link with the text and all settings.
 async function copyLink({target}) {
   const url = new URL(link({}), location.href).href;
   try {
@@ -156,6 +156,6 @@ async function copyLink({target}) {
     target.textContent = "Copied";
     setTimeout(() => target.textContent = "Copy link", 1500);
   } catch {
-    prompt("The link", url);
+    prompt("Link", url);
   }
 }

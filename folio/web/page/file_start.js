@@ -1,16 +1,16 @@
 "use strict";
-// The beginning of a model's file: takes the blocks of data that follow, while the browser reads them, and unpacks and
-// runs the scripts.
+// First script of a model's HTML file: reads the following blocks of data while the browser parses them, and unpacks
+// and runs the scripts.
 
-// shared, engine, kernel: of the block "code". isStarted: whether it was there. blocks: how many of weights there are.
-// waiting: messages for the engine that is not there yet. send: where messages go.
+// shared, engine, kernel: contents of the block "code". isStarted: whether it was read. blocks: number of weight
+// blocks. waiting: messages queued until the engine runs. send: sends or queues a message.
 const modelFile = {
   shared: "", engine: "", kernel: "", isStarted: false, blocks: 0, waiting: [],
   send: message => modelFile.waiting.push(message),
 };
 
-// Follows each block.
-function takeBlock() {
+// Called after each block.
+function readBlock() {
   const {currentScript} = document, block = currentScript.previousElementSibling;
   const {kind, blocks} = block.dataset, text = block.textContent;
   block.remove();
@@ -21,13 +21,13 @@ function takeBlock() {
   unpackCode(text).catch(showStartProblem);
 }
 
-// host.js notices if something after the code is missing.
+// host.js detects missing data after the code.
 document.addEventListener("DOMContentLoaded", () => {
   if (!modelFile.isStarted) showStartProblem(new Error("The file is incomplete."));
 });
 
 async function unpackCode(base64) {
-  if (!self.DecompressionStream) throw new Error("This file needs a browser of 2023 or later.");
+  if (!self.DecompressionStream) throw new Error("This file needs a browser from 2023 or later.");
   const text = atob(base64), bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -37,8 +37,8 @@ async function unpackCode(base64) {
   runScript(page);
 }
 
-// Run a script, which the content security policy must know. It goes into the head, because takeBlock expects each
-// block directly before its script, and the browser may still be reading the body.
+// Run a script whose hash is in the content security policy. It is added to the head: in the body, readBlock expects
+// each block directly before its script, and the browser may still be parsing.
 function runScript(text) {
   const script = document.createElement("script");
   script.textContent = text;

@@ -1,11 +1,11 @@
-// Translating, with a model that was trained on prompts of two languages: the page writes the prompt.
+// Translation with a model that was trained on translation prompts: the page writes the prompt.
 
-const translation = {controller: null, parts: null}; // of the one that runs; what stays when the view is drawn again
+const translation = {controller: null, parts: null}; // parts: elements that persist when the view is drawn again
 
 defineView({
   id: "translate", title: "Translate",
-  about: "The phrase becomes a prompt as in training, and the model continues it with the most likely token at each "
-    + "step until the text ends. The text above is then the prompt and the answer, so the other views show both.",
+  about: "The phrase is put into the prompt format of training, and the model continues it with the most likely "
+    + "token at each step. The text above becomes the prompt and the answer, so the other views show both.",
   async draw(box, {model}) {
     const {languages: {pairs, template, example}} = await fileFacts;
     const sources = [...new Set(pairs.map(([source]) => source))];
@@ -37,20 +37,20 @@ defineView({
         .catch(({message}) => problem.textContent = message);
     };
     const form = element("form", {submit},
-      controls(select("from", sources.map(named), source, source => choose({source}), {testid: "source"}),
-        select("to", targets.map(named), target, target => choose({target}), {testid: "target"})),
+      controls(select("from", sources.map(languageOption), source, source => choose({source}), {testid: "source"}),
+        select("to", targets.map(languageOption), target, target => choose({target}), {testid: "target"})),
       phrase,
       controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note));
     box.append(form, problem, answer);
   },
 }, {source: "", target: "", phrase: ""});
 
-// A language's code and its name, for a list.
-function named(code) {
+// A language code with its name, for a list.
+function languageOption(code) {
   try {
     return [code, new Intl.DisplayNames("en", {type: "language"}).of(code)];
   } catch {
-    return [code, code]; // it is no code
+    return [code, code]; // not a language code
   }
 }
 
@@ -68,20 +68,20 @@ async function translate(prompt, {limit}) {
   stop.disabled = false;
   try {
     const {facts: {ids, unknown}} = await ask({kind: "tokens", text: prompt, whole: true});
-    if (ids.length >= limit) throw new Error(`The prompt has ${short(ids.length)} tokens, and the context ${limit}.`);
+    if (ids.length >= limit) throw new Error(`The prompt has ${short(ids.length)} tokens; the limit is ${limit - 1}.`);
     const question = {ids, num_samples: 1, temperature: 0, max_new_tokens: limit - ids.length};
-    const began = performance.now();
+    const startTime = performance.now();
     for await (const {samples} of provider.generate(question, signal)) {
       if (state.view !== "translate" || signal.aborted) break;
-      const [id, piece, why] = samples?.[0] ?? [null, "", ending];
+      const [id, piece, reason] = samples?.[0] ?? [null, "", ending];
       text += piece;
-      if (id === null) ending = why;
+      if (id === null) ending = reason;
       else count++;
       answer.textContent = text.trim();
-      const seconds = (performance.now() - began) / 1000;
-      note.textContent = `${inTokens(count)}, ${short(Math.round(count / seconds))} tokens/s`;
+      const seconds = (performance.now() - startTime) / 1000;
+      note.textContent = `${countTokens(count)}, ${short(Math.round(count / seconds))} tokens/s`;
     }
-    if (unknown) note.textContent += `; ${unknown} characters are not in the vocabulary, and were left out`;
+    if (unknown) note.textContent += `; ${unknown} characters are not in the vocabulary and were skipped`;
   } catch (error) {
     if (!signal.aborted) throw error;
   } finally {

@@ -1,9 +1,8 @@
-// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a
-// drawing, which it exports as SVG or PNG.
+// Charts and heat maps. Every picture is a figure with a table, exported as CSV, and a drawing, exported as SVG or PNG.
 
 // --- colors ----------------------------------------------------------------------------------------------------------
 //
-// Both scales are monotone in luminance, so that they can be read without hues: `sequential` from light (0) to dark
+// Both scales are monotone in luminance, so that they can be read without color: `sequential` from light (0) to dark
 // (1), `signed` from dark (-1) through gray to light (1).
 
 const STOPS = {
@@ -14,21 +13,21 @@ const STOPS = {
 const MISSING = [225, 228, 233]; // the color of -∞ and NaN
 const BLUE = "#1f5fbf", ORANGE = "#c2410c", LIGHT = "#fdeee4", SOFT = "#5d6878", PALE = "#d9dee6"; // as in style.css
 
-// Where on a scale a number is, from 0 to 1.
-function placeOn(scale, x) {
+// The position of a number on a scale, from 0 to 1.
+function positionOnScale(scale, x) {
   return clamp(scale === "signed" ? (x + 1) / 2 : x, 0, 1);
 }
 
-function colorAt(scale, place) {
-  const stops = STOPS[scale], at = place * (stops.length - 1), i = Math.min(Math.floor(at), stops.length - 2);
-  return stops[i].map((c, channel) => Math.round(c + (at - i) * (stops[i + 1][channel] - c)));
+function colorAt(scale, position) {
+  const stops = STOPS[scale], x = position * (stops.length - 1), i = Math.min(Math.floor(x), stops.length - 2);
+  return stops[i].map((c, channel) => Math.round(c + (x - i) * (stops[i + 1][channel] - c)));
 }
 
 function colorOf(scale, x) {
-  return colorAt(scale, placeOn(scale, x));
+  return colorAt(scale, positionOnScale(scale, x));
 }
 
-const palettes = {}; // 1,024 colors of a scale, as pixels of an image
+const palettes = {}; // 1,024 colors per scale, as pixels of an image
 
 function paletteOf(scale) {
   return palettes[scale] ??= Uint32Array.from({length: 1024}, (_, i) => pixelOf(colorAt(scale, i / 1023)));
@@ -38,11 +37,11 @@ function pixelOf([r, g, b]) {
   return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
 }
 
-// Numbers as an image, one pixel for each.
+// Draw numbers as an image with one pixel per number.
 function imageOf(data, rows, columns, scale, value) {
   const canvas = element("canvas", {width: columns, height: rows}), context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-  const palette = paletteOf(scale), color = x => palette[Math.round(1023 * placeOn(scale, value(x)))];
+  const palette = paletteOf(scale), color = x => palette[Math.round(1023 * positionOnScale(scale, value(x)))];
   data.forEach((x, k) => pixels[k] = Number.isFinite(x) ? color(x) : pixelOf(MISSING));
   context.putImageData(image, 0, 0);
   return canvas;
@@ -52,7 +51,7 @@ function css(color) {
   return `rgb(${color.join(",")})`;
 }
 
-// Black or white, whichever has the larger contrast by WCAG 2, which is at least 4.5.
+// Black or white, whichever has more contrast by WCAG 2 (at least 4.5).
 function textColorOn(color) {
   const [r, g, b] = color.map(c => c <= 10 ? c / 3295 : ((c / 255 + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
@@ -60,10 +59,10 @@ function textColorOn(color) {
 
 // --- figures ---------------------------------------------------------------------------------------------------------
 
-// A picture with its caption and exports. id: for tests and file names. table: {columns, rows}. drawing: an element.
+// A figure with caption and exports. id: for tests and file names. table(): {columns, rows}. drawing: an element.
 function picture(id, title, table, drawing, note = "") {
   const exports = element("span", {class: "exports"},
-    element("button", {click: () => download(`${id}.csv`, csv(table()), "text/csv"), title: "the numbers"}, "CSV"));
+    element("button", {click: () => download(`${id}.csv`, csv(table()), "text/csv"), title: "save numbers"}, "CSV"));
   const figure = element("figure", {testid: id},
     element("figcaption", {}, element("h3", {}, title), exports),
     note && div("note", note), drawing);
@@ -78,7 +77,7 @@ function csv({columns, rows}) {
   return [columns, ...rows].map(row => Array.from(row, cell).join(",")).join("\n") + "\n";
 }
 
-// The table of a matrix {shape: [N, M], data}. rows, columns: [what they are called, their labels].
+// The table of a matrix {shape: [N, M], data}. Arguments for rows and columns: [name, labels].
 function matrixTable([row, rowLabels], [column, columnLabels], matrix) {
   return {
     columns: [`${row} \\ ${column}`, ...columnLabels],
@@ -100,7 +99,7 @@ function savePicture(id, figure, kind) {
   download(`${id}.svg`, new XMLSerializer().serializeToString(copy), "image/svg+xml");
 }
 
-// The current view as one HTML file that needs nothing else.
+// Save the current view as one self-contained HTML file.
 function saveView() {
   const original = byId("view"), copy = original.cloneNode(true);
   const canvases = original.querySelectorAll("canvas");
@@ -118,23 +117,22 @@ function saveView() {
 
 // --- drawings --------------------------------------------------------------------------------------------------------
 
-// A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height
-// (of a cell), numbers ([labels of the rows, labels of the columns]: write the numbers into the cells, if they are not
-// below `least`), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j may be null, for a whole column or
-// row).
+// Heat map of a matrix {shape: [N, M], data}. options: scale, max (number at its end), cell (width in pixels), height
+// (of a cell), numbers ([row labels, column labels]: write numbers of at least `min` into the cells), read(i, j) (text
+// of the line below), click(i, j), selected [i, j] (null for a complete column or row).
 function heatMap({shape: [rows, columns], data}, options) {
-  const {scale = "sequential", most = 1, least, read, click, chosen, numbers} = options, value = x => x / most;
+  const {scale = "sequential", max = 1, min, read, click, selected, numbers} = options, value = x => x / max;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
   const height = options.height ?? (numbers ? 24 : cell), left = numbers ? 44 : 0, top = numbers ? 20 : 0;
   let canvas = imageOf(data, rows, columns, scale, value);
-  if (numbers) canvas = written(canvas);
+  if (numbers) canvas = withNumbers(canvas);
   Object.assign(canvas.style, {width: `${left + columns * cell}px`, height: `${top + rows * height}px`});
   const cursor = div("cursor"), readout = div("readout");
   const box = div("heat", canvas, cursor);
-  if (chosen) box.append(frame(div("chosen"), ...chosen));
+  if (selected) box.append(frame(div("chosen"), ...selected));
 
-  // The image, enlarged, with the numbers and labels.
-  function written(image) {
+  // Enlarge the image and add numbers and labels.
+  function withNumbers(image) {
     const width = left + columns * cell, large = element("canvas", {width, height: top + rows * height});
     const context = large.getContext("2d");
     const write = (text, i, j) => context.fillText(text, left + (j + 0.5) * cell, top + (i + 0.5) * height, cell - 4);
@@ -144,7 +142,7 @@ function heatMap({shape: [rows, columns], data}, options) {
     numbers[0].forEach((label, i) => context.fillText(label, left / 2, top + (i + 0.5) * height, left - 4));
     numbers[1].forEach((label, j) => write(label, -0.9, j));
     data.forEach((x, k) => {
-      if (x < least) return;
+      if (x < min) return;
       context.fillStyle = textColorOn(Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING);
       write(Number.isFinite(x) ? x.toFixed(2).replace("-", "−") : "−∞", Math.floor(k / columns), k % columns);
     });
@@ -159,13 +157,13 @@ function heatMap({shape: [rows, columns], data}, options) {
     return node;
   }
 
-  function at({offsetX, offsetY}) {
+  function cellAt({offsetX, offsetY}) {
     const i = Math.floor((offsetY - top) / height), j = Math.floor((offsetX - left) / cell);
     return [clamp(i, 0, rows - 1), clamp(j, 0, columns - 1)];
   }
 
   canvas.addEventListener("pointermove", event => {
-    const [i, j] = at(event);
+    const [i, j] = cellAt(event);
     frame(cursor, i, j).style.display = "block";
     readout.textContent = read(i, j);
   });
@@ -173,12 +171,12 @@ function heatMap({shape: [rows, columns], data}, options) {
     cursor.style.display = "none";
     readout.textContent = "";
   });
-  if (click) canvas.addEventListener("click", event => click(...at(event)));
+  if (click) canvas.addEventListener("click", event => click(...cellAt(event)));
   return div("", scrolling(box), readout);
 }
 
-// A picture of a matrix as a heat map. rows, columns: [what they are called, their labels]. options: those of heatMap,
-// drawn (a matrix with other numbers, for the colors), numbers (whether to write them into the cells), note.
+// A picture with the heat map of a matrix. rows, columns: [name, labels]. options: those of heatMap, drawn (matrix for
+// the colors), numbers (whether to write numbers into the cells), note.
 function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, numbers, note, ...options}) {
   const read = (i, j) => `${rows[0]} ${rows[1][i]}, ${columns[0]} ${columns[1][j]}: `
     + short(matrix.data[i * matrix.shape[1] + j]);
@@ -187,16 +185,16 @@ function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, number
   }), note);
 }
 
-function largest(values) {
-  return values.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 1e-30);
+// The largest absolute value.
+function maxAbs(values) {
+  return values.reduce((max, x) => Number.isFinite(x) ? Math.max(max, Math.abs(x)) : max, 1e-30);
 }
 
 function softText(x, y, text, anchor = "start") {
   return svg("text", {x, y, "text-anchor": anchor, class: "soft"}, text);
 }
 
-// A table of numbers and of text, which is made visible, scrolled to the selected row. options: shown (other cells to
-// show), selected(i), click(i, j).
+// A table, scrolled to the selected row. options: shown (cells to show instead), selected(i), click(i, j).
 function tableOf(columns, rows, {shown, selected = () => false, click} = {}) {
   const show = x => typeof x === "number" ? Number.isNaN(x) ? "" : short(x) : shown ? x : x && visible(x);
   const kinds = columns.map((_, j) => rows.some(row => row[j] && typeof row[j] === "string") && "text");
@@ -212,25 +210,25 @@ function tableOf(columns, rows, {shown, selected = () => false, click} = {}) {
   return table;
 }
 
-// A picture that is a table. options: those of tableOf, most (rows that are shown; the CSV has all), note.
-function tablePicture(id, title, columns, rows, {most, note, ...options} = {}) {
-  return picture(id, title, () => ({columns, rows}), tableOf(columns, rows.slice(0, most), options), note);
+// A picture with a table. options: those of tableOf, max (number of rows shown; the CSV has all), note.
+function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
+  return picture(id, title, () => ({columns, rows}), tableOf(columns, rows.slice(0, max), options), note);
 }
 
-// Lines over x. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
-// (of y), xTitle, yTitle, mark (an x), click(x).
+// A line chart. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
+// (limits of y), xTitle, yTitle, mark (a value of x), click(x).
 const LINE_COLORS = [BLUE, ORANGE, "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
 
 function lineChart(series, options = {}) {
-  const {width = roomFor(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
+  const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
   const left = 56, bottom = 34, top = yTitle ? 22 : 10, right = 12;
   const points = series.flatMap(s => s.points), xs = points.map(p => p[0]), ys = points.map(p => p[1]);
   const warp = x => logX ? Math.log10(Math.max(x, 0) + 1) : x;
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   const [y0, y1] = [options.from ?? Math.min(...ys), options.to ?? Math.max(...ys)];
-  const place = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => place(warp(x));
+  const scaleX = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => scaleX(warp(x));
   const Y = scaleOf([y0, y1], height - bottom, top);
-  const powers = [0, ...upTo(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
+  const powers = [0, ...range(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
   const tick = x => Number(x.toPrecision(4)).toLocaleString("en-US", {maximumFractionDigits: 9}).replace("-", "−");
   const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
   const chart = svg("svg", {width, height, role: "img"},
@@ -253,7 +251,7 @@ function lineChart(series, options = {}) {
   return chart;
 }
 
-// A picture of lines with the same x. options: those of lineChart, named (the lines in the legend), note.
+// A picture with a line chart of lines with the same x. options: those of lineChart, named (legend), note.
 function chartPicture(id, title, lines, {named = lines, note, ...options}) {
   return picture(id, title, () => ({
     columns: [options.xTitle, ...lines.map(({name}) => name)],
@@ -261,12 +259,12 @@ function chartPicture(id, title, lines, {named = lines, note, ...options}) {
   }), element("div", {}, legend(named), lineChart(lines, options)), note);
 }
 
-// The points of a line whose x are 0, 1, ...
+// The points (0, values[0]), (1, values[1]), ...
 function pointsOf(values) {
   return Array.from(values, (y, x) => [x, y]);
 }
 
-// The function from a number to its place, which maps the smallest of the values to `from` and the largest to `to`.
+// A linear scale that maps the smallest value to `from` and the largest to `to`.
 function scaleOf(values, from, to) {
   const low = Math.min(...values), high = Math.max(...values);
   return x => from + (to - from) * (x - low) / (high - low || 1);
@@ -275,23 +273,23 @@ function scaleOf(values, from, to) {
 function ticksOf(low, high, count) {
   const step = 10 ** Math.floor(Math.log10((high - low || 1) / count));
   const size = [1, 2, 5, 10].map(n => n * step).find(size => (high - low) / size <= count);
-  return upTo(count + 2).map(i => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
+  return range(count + 2).map(i => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
 }
 
-// A picture of vectors as strips below each other. rows: {label, vector, text (at the right), fade (its opacity), own
-// (true: colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as
-// over a sum)}. options: axis (what a place in the vectors is called), place (the chosen one, whose numbers are at the
-// right), chosen(i, k): whether a cell is framed, click(i, k), read(i, k, x) for the line below, group (a gap after so
-// many cells, with the names in `groups` above), textWidth, table, note, below (elements).
+// A picture of vectors as strips. rows: {label, vector, text (at the right), fade (opacity), ownScale (true: colors
+// relative to this vector's maximum), rule (true: a line above, as over a sum)}. options: axis (name of the index),
+// index (the selected one, whose numbers are at the right), selected(i, k) (whether a cell is framed), click(i, k),
+// read(i, k, x) (text of the line below), group (cells per group, with the names in `groups` above), textWidth, table,
+// note, below (elements).
 function vectorPicture(id, title, rows, options = {}) {
-  const {axis = "channel", place, chosen = (_, k) => k === place, click, note, below = [], textWidth = 80} = options;
+  const {axis = "channel", index, selected = (_, k) => k === index, click, note, below = [], textWidth = 80} = options;
   const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
   const longest = Math.max(...rows.map(row => row.vector.length));
-  const shared = largest(rows.map(row => largest(row.vector)));
-  const labelWidth = 110, room = Math.max(120, roomFor(640 + labelWidth + textWidth) - labelWidth - textWidth);
-  const even = Math.ceil(longest / Math.ceil(2.5 * longest / room)); // cells have 2.5 pixels or more
-  const columns = group ? Math.max(group, Math.floor(even / group) * group) : even;
-  const cell = Math.min(14, room / columns), line = longest > columns ? 9 : 16;
+  const commonMax = maxAbs(rows.map(row => maxAbs(row.vector)));
+  const labelWidth = 110, available = Math.max(120, fitWidth(640 + labelWidth + textWidth) - labelWidth - textWidth);
+  const limit = Math.ceil(longest / Math.ceil(2.5 * longest / available)); // cells have 2.5 pixels or more
+  const columns = group ? Math.max(group, Math.floor(limit / group) * group) : limit;
+  const cell = Math.min(14, available / columns), line = longest > columns ? 9 : 16;
   const named = columns === longest ? groups : [], tops = [];
   const heights = rows.map(({vector}) => Math.ceil(vector.length / columns) * line);
   const height = rows.reduce((y, {rule}, i) => {
@@ -306,10 +304,10 @@ function vectorPicture(id, title, rows, options = {}) {
   const style = {display: "block", cursor: click ? "pointer" : "default"};
   const drawing = svg("svg", {width, height, role: "img", style},
     named.map((name, g) => softText(labelWidth + (g + 0.5) * group * cell, 12, name, "middle")),
-    rows.map(({label, vector, text = place === undefined ? "" : short(vector[place]), fade = 1, own, rule}, i) => {
+    rows.map(({label, vector, text = index === undefined ? "" : short(vector[index]), fade = 1, ownScale, rule}, i) => {
       const used = Math.min(columns, vector.length), y = tops[i], middle = y + line / 2 + 5;
-      const most = own ? largest(vector) : shared;
-      const image = imageOf(vector, heights[i] / line, used, "signed", x => x / most);
+      const max = ownScale ? maxAbs(vector) : commonMax;
+      const image = imageOf(vector, heights[i] / line, used, "signed", x => x / max);
       return [
         rule && svg("line", {x1: 0, x2: width, y1: y - 6, y2: y - 6, stroke: SOFT}),
         svg("text", {x: labelWidth - 8, y: middle, "text-anchor": "end"},
@@ -317,14 +315,14 @@ function vectorPicture(id, title, rows, options = {}) {
         svg("image", {x: labelWidth, y, width: used * cell, height: heights[i], opacity: fade, href: image.toDataURL(),
           preserveAspectRatio: "none", style: {imageRendering: "pixelated"}}),
         softText(labelWidth + used * cell + 8, middle, text),
-        group > 0 && upTo(Math.ceil(used / group) - 1).map(g =>
+        group > 0 && range(Math.ceil(used / group) - 1).map(g =>
           svg("rect", {x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: heights[i], fill: "#fff"})),
-        upTo(vector.length).filter(k => chosen(i, k)).map(k => frame(i, k, BLUE)),
+        range(vector.length).filter(k => selected(i, k)).map(k => frame(i, k, BLUE)),
       ];
     }));
   const readout = div("readout");
 
-  function at(event) {
+  function cellAt(event) {
     const {left, top} = drawing.getBoundingClientRect(), x = event.clientX - left - labelWidth, y = event.clientY - top;
     const i = tops.findLastIndex(start => start <= y), column = Math.floor(x / cell);
     const k = Math.floor((y - tops[i]) / line) * columns + column;
@@ -337,65 +335,65 @@ function vectorPicture(id, title, rows, options = {}) {
   }
 
   drawing.addEventListener("pointermove", event => {
-    const found = at(event);
+    const cell = cellAt(event);
     leave();
-    if (!found) return;
-    const [i, k] = found;
+    if (!cell) return;
+    const [i, k] = cell;
     drawing.append(frame(i, k, ORANGE, "pointed"));
     readout.textContent = read(i, k, rows[i].vector[k]);
   });
   drawing.addEventListener("pointerleave", leave);
-  drawing.addEventListener("click", event => at(event) && click?.(...at(event)));
+  drawing.addEventListener("click", event => cellAt(event) && click?.(...cellAt(event)));
   const notes = [
-    note, rows.every(row => row.own) ? "Dark is negative, gray 0, light positive, relative to the largest of each row."
-      : signedNote(shared),
-    place !== undefined && `Framed, and at the right in numbers: ${axis} ${place}; click another one.`,
+    note, rows.every(row => row.ownScale) ? "Dark: negative, gray: 0, light: positive, relative to each row's maximum."
+      : signedNote(commonMax),
+    index !== undefined && `Framed, with numbers at the right: ${axis} ${index}. Click to select another.`,
   ];
   const table = () => ({
     columns: [axis, ...rows.map(({label}) => label)],
-    rows: upTo(rows[0].vector.length).map(k => [k, ...rows.map(({vector}) => vector[k])]),
+    rows: range(rows[0].vector.length).map(k => [k, ...rows.map(({vector}) => vector[k])]),
   });
   return picture(id, title, options.table ?? table, div("", scrolling(drawing), readout, below),
     notes.filter(Boolean).join(" "));
 }
 
-// What signed colors mean.
-function signedNote(most) {
-  return `Dark is −${short(most)}, gray 0, light ${short(most)}.`;
+// Legend of signed colors.
+function signedNote(max) {
+  return `Dark: −${short(max)}, gray: 0, light: ${short(max)}.`;
 }
 
-// A line that checks a sum. The difference is rounding if it is small compared with the numbers.
+// A line that reports a check. size: magnitude of the compared numbers, for the tolerance.
 function checkLine(text, difference, size = 1) {
-  const good = Math.abs(difference) <= 1e-4 * Math.max(1, size);
-  return element("div", {class: good ? "check" : "check wrong"},
-    `${good ? "✓" : "✗"} ${text}: ${Math.abs(difference).toFixed(4)}`);
+  const passes = Math.abs(difference) <= 1e-4 * Math.max(1, size);
+  return element("div", {class: passes ? "check" : "check wrong"},
+    `${passes ? "✓" : "✗"} ${text}: ${Math.abs(difference).toFixed(4)}`);
 }
 
 // The largest absolute difference of two vectors.
-function largestDifference(x, y) {
-  return x.reduce((most, value, i) => Math.max(most, Math.abs(value - y[i])), 0);
+function maxDifference(x, y) {
+  return x.reduce((max, value, i) => Math.max(max, Math.abs(value - y[i])), 0);
 }
 
-// Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text that
-// would cover an earlier one is only a dot.
+// A scatter plot of texts. points: {x, y, text, title, color, marked}, ordered by importance: a text that would overlap
+// an earlier one becomes a dot.
 function textScatter(points, {width, height, xTitle, yTitle}) {
   const line = 15, letter = 8, edge = 20; // above and below the frame
   const X = scaleOf(points.map(p => p.x), 20, width - 20);
   const Y = scaleOf(points.map(p => p.y), height - edge - 20, edge + 20);
-  const taken = [], dots = [], texts = [];
+  const placed = [], dots = [], texts = [];
   for (const {x, y, text, title, color, marked} of points) {
-    const wide = letter * [...text].length, about = svg("title", {}, title);
-    const left = clamp(X(x) - wide / 2, 1, width - wide - 1), top = Y(y) - line / 2;
-    if (taken.some(other => left < other.left + other.wide && other.left < left + wide
+    const textWidth = letter * [...text].length, tooltip = svg("title", {}, title);
+    const left = clamp(X(x) - textWidth / 2, 1, width - textWidth - 1), top = Y(y) - line / 2;
+    if (placed.some(other => left < other.left + other.textWidth && other.left < left + textWidth
       && Math.abs(top - other.top) < 10)) {
-      dots.push(svg("circle", {cx: X(x), cy: Y(y), r: 1.8, fill: color, opacity: 0.5}, about));
+      dots.push(svg("circle", {cx: X(x), cy: Y(y), r: 1.8, fill: color, opacity: 0.5}, tooltip));
       continue;
     }
-    taken.push({left, top, wide});
-    if (marked) texts.push(svg("rect", {x: left - 1, y: top - 1, width: wide + 2, height: line + 2, rx: 3,
+    placed.push({left, top, textWidth});
+    if (marked) texts.push(svg("rect", {x: left - 1, y: top - 1, width: textWidth + 2, height: line + 2, rx: 3,
       fill: LIGHT, stroke: ORANGE, "stroke-width": 2}));
-    texts.push(svg("text", {x: left + wide / 2, y: top + 12, "text-anchor": "middle",
-      style: {fill: color, font: "13px monospace"}}, text, about));
+    texts.push(svg("text", {x: left + textWidth / 2, y: top + 12, "text-anchor": "middle",
+      style: {fill: color, font: "13px monospace"}}, text, tooltip));
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
   return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: PALE}),
@@ -403,11 +401,11 @@ function textScatter(points, {width, height, xTitle, yTitle}) {
     dots, texts);
 }
 
-// --- parts of views --------------------------------------------------------------------------------------------------
+// --- controls --------------------------------------------------------------------------------------------------------
 
-// The width of a drawing: what the view has, up to so many pixels.
-function roomFor(most) {
-  return clamp(byId("view").clientWidth - 42, 280, most);
+// The width of a drawing: the width of the view, at most `max` pixels.
+function fitWidth(max) {
+  return clamp(byId("view").clientWidth - 42, 280, max);
 }
 
 function scrolling(...children) {
@@ -418,17 +416,17 @@ function controls(...children) {
   return div("controls", ...children);
 }
 
-// A choice. choices: values, or [value, text].
-function select(title, choices, chosen, choose, attributes = {}) {
-  const change = ({target}) => choose(target.value);
+// A drop-down list. choices: values, or [value, text].
+function select(title, choices, selected, onSelect, attributes = {}) {
+  const change = ({target}) => onSelect(target.value);
   return element("label", {}, `${title} `, element("select", {...attributes, change},
     choices.map(choice => {
       const [value, text = value] = [choice].flat();
-      return element("option", {value, selected: String(value) === String(chosen)}, text);
+      return element("option", {value, selected: String(value) === String(selected)}, text);
     })));
 }
 
-// A box that sets a name of the state to 0 or 1.
+// A checkbox that sets a field of the state to 0 or 1.
 function checkbox(name, title, attributes = {}) {
   return element("label", {}, element("input", {
     type: "checkbox", checked: Boolean(state[name]), ...attributes,
@@ -436,7 +434,7 @@ function checkbox(name, title, attributes = {}) {
   }), ` ${title}`);
 }
 
-// A slider with its value beside it, which calls move(value).
+// A slider that shows its value and calls move(value).
 function slider(title, {value, move, read = String, ...attributes}) {
   const output = element("output", {}, read(value));
   return element("label", {}, `${title} `, element("input", {type: "range", ...attributes, value, input({target}) {
@@ -445,20 +443,20 @@ function slider(title, {value, move, read = String, ...attributes}) {
   }}), " ", output);
 }
 
-// The tokens of a text. attributes(t): what differs from token to token.
+// The tokens of a text. attributes(t): attributes of each token.
 function tokenStrip(labels, selected, attributes) {
   return div("token-strip", labels.map((label, t) => element("span", {
     class: t === selected ? "token selected" : "token", click: () => selectToken(t), ...attributes(t),
   }, inText(label))));
 }
 
-// The style of text on the color of a number, which is white without one.
+// The style of text on the color of a number, or on white if the number is not finite.
 function onColor(scale, x) {
   const color = Number.isFinite(x) ? colorOf(scale, x) : [255, 255, 255];
   return {background: css(color), color: textColorOn(color)};
 }
 
-// The names of lines or colors, if there are several. items: {name, color, click, selected}.
+// A legend, if there are several items. items: {name, color, click, selected}.
 function legend(items) {
   return items.length > 1 && div("legend", items.map(({name, color, click, selected}) => element(
     click ? "button" : "span", {class: selected && "selected", click},

@@ -1,21 +1,21 @@
-// Views of attention: which earlier tokens a token takes information from.
+// Views of attention: the flow of information from earlier tokens.
 
 // --- choosing a layer and a head ---
 
 function layerPicker({config, layer}, ...others) {
-  return controls(select("layer", upTo(config.n_layer), layer, l => change({layer: Number(l)})), others);
+  return controls(select("layer", range(config.n_layer), layer, l => change({layer: Number(l)})), others);
 }
 
-// The layers, and the heads of the selected one in small.
+// Controls for the layer, and for the head with thumbnails.
 function headPicker(context) {
   const {config, layer, head, overview} = context;
-  return layerPicker(context, upTo(config.n_head).map(h => element("button", {
+  return layerPicker(context, range(config.n_head).map(h => element("button", {
     testid: `head-${layer}-${h}`, class: h === head && "chosen", "aria-pressed": String(h === head),
     click: () => change({head: h}),
   }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`)));
 }
 
-// A head's attention weights over the text, at most 32 x 32 cells. Rows are queries.
+// A thumbnail of a head's attention weights, at most 32 x 32 cells. Rows are queries.
 function thumbnail({shape: [, heads, n], data}, layer, head) {
   const weights = rowOf({shape: [0, n * n], data}, layer * heads + head);
   const canvas = imageOf(weights, n, n, "sequential", x => x / 255);
@@ -23,21 +23,21 @@ function thumbnail({shape: [, heads, n], data}, layer, head) {
   return canvas;
 }
 
-// How attention weights become colors. Often the first token has most of the weight, and hides the others.
+// Controls for the colors of attention weights. Often, the large weight of the first token hides the others.
 function shadeControls() {
-  const shades = ["linear", ["sqrt", "square root"], ["row", "relative to the row's largest"]];
+  const shades = ["linear", ["sqrt", "square root"], ["row", "relative to the row's maximum"]];
   return controls(select("colors:", shades, state.shade, shade => change({shade})),
     checkbox("hide_first", "hide the first token"));
 }
 
-// The weights as they are colored, from 0 to 1: {shape: [T, T], data}.
+// The weights scaled for colors, from 0 to 1: {shape: [T, T], data}.
 function shaded({shape: [T, S], data}) {
   const result = new Float32Array(data);
   for (let i = 0; i < T; i++) {
     const row = result.subarray(i * S, (i + 1) * S);
     if (state.hide_first) row[0] = NaN;
-    const most = state.shade === "row" ? largest(row) : 1;
-    for (let j = 0; j < S; j++) row[j] = state.shade === "sqrt" ? Math.sqrt(row[j]) : row[j] / most;
+    const max = state.shade === "row" ? maxAbs(row) : 1;
+    for (let j = 0; j < S; j++) row[j] = state.shade === "sqrt" ? Math.sqrt(row[j]) : row[j] / max;
   }
   return {shape: [T, S], data: result};
 }
@@ -46,17 +46,17 @@ function dot(x, y) {
   return x.reduce((sum, value, i) => sum + value * y[i], 0);
 }
 
-// --- looking back ---
+// --- attention of a token ---
 
 defineView({
-  id: "looking-back", title: "What a token looks at",
-  about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one, "
-    + "the larger its weight in the sum of values that the token receives from this head.",
+  id: "looking-back", title: "What a token attends to",
+  about: "Attention moves information from earlier tokens to later ones. Hover over a token to see its attention "
+    + "weights: darker tokens have larger weights in this head.",
   async draw(box, context) {
     const {labels, names, token, layer, head} = context, {all_heads} = state;
     const {tensors: {weights}} = await context.ask("head", {layer, head});
-    const ofToken = all_heads && (await context.ask("layer", {layer, token})).tensors.weights;
-    const heads = arcHeads(context, h => all_heads ? rowOf(ofToken, h) : rowOf(weights, token));
+    const tokenWeights = all_heads && (await context.ask("layer", {layer, token})).tensors.weights;
+    const heads = arcHeads(context, h => all_heads ? rowOf(tokenWeights, h) : rowOf(weights, token));
     const shades = shaded(weights);
     const readout = element("div", {class: "readout", testid: "looking-back-readout"});
     const text = tokenStrip(labels, token, t => ({testid: `token-${t}`, pointerenter: () => show(t)}));
@@ -68,8 +68,8 @@ defineView({
         Object.assign(span.style, onColor("sequential", colors[t]));
         span.classList.toggle("selected", t === query);
       });
-      const top = topIndices(row, 5).filter(t => row[t] > LEAST_WEIGHT);
-      readout.textContent = `${names[query]} looks at  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
+      const top = topIndices(row, 5).filter(t => row[t] > MIN_WEIGHT);
+      readout.textContent = `${names[query]} attends to  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
     }
 
     show(token);
@@ -89,41 +89,40 @@ defineView({
 
 // The heads whose arcs are drawn: {name, weights, color}.
 function arcHeads({config: {n_head}, head}, weightsOf) {
-  return upTo(n_head).filter(h => state.all_heads || h === head).map(h => ({
+  return range(n_head).filter(h => state.all_heads || h === head).map(h => ({
     name: `head ${h}`, weights: weightsOf(h), color: state.all_heads ? LINE_COLORS[h % LINE_COLORS.length] : BLUE,
   }));
 }
 
-const LEAST_WEIGHT = 0.01; // that has an arc
+const MIN_WEIGHT = 0.01; // smaller weights have no arc
 
-// An arc along a path, as wide as a weight of a head. to: what has the weight.
-function weightArc(d, weight, {name, color}, to) {
-  return weight > LEAST_WEIGHT && svg("path", {
+// An arc whose width shows an attention weight. label: the key.
+function weightArc(d, weight, {name, color}, label) {
+  return weight > MIN_WEIGHT && svg("path", {
     d, fill: "none", stroke: color, "stroke-width": 0.5 + 7 * weight, opacity: 0.35 + 0.6 * weight,
-  }, svg("title", {}, `${name}, ${to}: ${percent(weight)}`));
+  }, svg("title", {}, `${name}, ${label}: ${percent(weight)}`));
 }
 
-// The tokens on a line, with an arc from a token to each one that a head looks at; its width is the weight. heads:
-// {name, weights, color}.
+// The tokens on a line, with arcs from a token to those it attends to. heads: {name, weights, color}.
 function drawArcs({labels, names, token: query}, heads) {
   let x = 8;
-  const places = labels.map(label => {
+  const centers = labels.map(label => {
     const width = 8 * [...visible(label)].length + 6;
     x += width;
     return x - width / 2;
   });
-  const distances = places.map(place => Math.abs(places[query] - place));
-  const reached = distances.filter((_, t) => heads.some(({weights}) => weights[t] > LEAST_WEIGHT));
-  const height = clamp(Math.max(...reached) / 2, 20, 170), base = height + 8;
+  const distances = centers.map(center => Math.abs(centers[query] - center));
+  const arcWidths = distances.filter((_, t) => heads.some(({weights}) => weights[t] > MIN_WEIGHT));
+  const height = clamp(Math.max(...arcWidths) / 2, 20, 170), base = height + 8;
   return svg("svg", {width: x + 8, height: base + 24, role: "img"},
-    heads.map(({weights, ...head}) => places.map((place, t) => {
+    heads.map(({weights, ...head}) => centers.map((center, t) => {
       const rise = base - 1.3 * clamp(distances[t] / 2, 6, height);
-      return weightArc(t === query ? `M${place - 6} ${base} a6 9 0 1 1 12 0`
-        : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
+      return weightArc(t === query ? `M${center - 6} ${base} a6 9 0 1 1 12 0`
+        : `M${center} ${base} C${center} ${rise} ${centers[query]} ${rise} ${centers[query]} ${base}`,
       weights[t], head, names[t]);
     })),
-    places.map((place, t) => svg("text", {
-      x: place, y: base + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
+    centers.map((center, t) => svg("text", {
+      x: center, y: base + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
     }, visible(labels[t]))));
 }
 
@@ -131,8 +130,8 @@ function drawArcs({labels, names, token: query}, heads) {
 
 defineView({
   id: "attention-row", title: "One row in numbers",
-  about: "How one head computes what a token looks at: the product of its query with every key, divided by √D, without "
-    + "the future, and turned into weights by the softmax, exp(score) / Σ exp(score).",
+  about: "The attention weights of one token: products of its query with all keys, divided by √D; the mask, which "
+    + "removes the future; and the softmax, exp(score) / Σ exp(score).",
   async draw(box, context) {
     const {labels, names, token, layer, head, config} = context, D = config.n_embd / config.n_head;
     const {tensors: {q, k, bias, weights: matrix}} = await context.ask("head", {layer, head});
@@ -142,10 +141,10 @@ defineView({
       const masked = j > token && state.mask === "before" ? -Infinity : score + sumOf(added);
       return [j, label, product, score, ...added, masked];
     });
-    const most = Math.max(...rows.map(row => row.at(-1)));
-    for (const row of rows) row.push(Math.exp(row.at(-1) - most), weights[row[0]]);
+    const max = Math.max(...rows.map(row => row.at(-1)));
+    for (const row of rows) row.push(Math.exp(row.at(-1) - max), weights[row[0]]);
     const columns = ["key", "token", "q · k", `q · k / ${short(scale)}`, ...bias ? ["+ position bias"] : [], "masked",
-      "exp(score − largest)", "weight"];
+      "exp(score − max)", "weight"];
     box.append(headPicker(context), tablePicture("attention-row",
       `Token ${names[token]}, layer ${layer}, head ${head}`, columns, rows, {
         selected: j => j === token, click: selectToken,
@@ -157,24 +156,24 @@ defineView({
 
 // --- the table ---
 
-const NUMBERS_UP_TO = 24; // tokens whose matrices are written in numbers
+const MAX_NUMBER_TOKENS = 24; // longer texts have heat maps without numbers
 
 defineView({
   id: "attention-table", title: "Scores, mask, softmax",
-  about: "The same for all tokens at once. A row is a query, a column a key. The mask hides the future: each token may "
-    + "look only at itself and at earlier ones. The softmax turns each row into weights.",
+  about: "Attention of all tokens. Rows are queries, columns are keys. The mask hides the future: each token attends "
+    + "only to itself and to earlier tokens. The softmax turns each row into weights.",
   async draw(box, context) {
-    const {names, token, layer, head} = context, T = names.length, numbers = T <= NUMBERS_UP_TO;
+    const {names, token, layer, head} = context, T = names.length, numbers = T <= MAX_NUMBER_TOKENS;
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});
-    const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, most = largest(biased);
+    const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, max = maxAbs(biased);
     const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
-    const third = roomFor(1800) / 3 - 20, cell = numbers || third < 250 ? null : clamp(Math.floor(third / T), 1, 22);
+    const third = fitWidth(1800) / 3 - 20, cell = numbers || third < 250 ? null : clamp(Math.floor(third / T), 1, 22);
     const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names],
-      {cell, numbers, click: selectToken, chosen: [token, null], ...options});
-    const scale = {scale: "signed", most};
+      {cell, numbers, click: selectToken, selected: [token, null], ...options});
+    const scale = {scale: "signed", max};
     box.append(headPicker(context), shadeControls(), div("row",
       map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),
       map("masked", bias ? "+ position bias, masked" : "Masked", {shape: scores.shape, data: masked}, scale),
-      map("weights", "Softmax: the weights", weights, {drawn: numbers ? weights : shaded(weights)})));
+      map("weights", "Softmax: weights", weights, {drawn: numbers ? weights : shaded(weights)})));
   },
 });

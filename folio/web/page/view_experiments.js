@@ -1,26 +1,27 @@
-// Views of experiments: all heads at once, what changes when a part is switched off, and two models compared.
+// Views of experiments: all heads, ablations, and comparisons.
 
 // --- all heads ---
 
-const HEAD_SCORES = { // as in folio/web/trace.py
-  previous: "the weight of the previous token: 1 for a previous-token head",
-  first: "the weight of the first token, where heads often look that have nothing to find",
-  itself: "the weight of the token itself",
-  prefix: "the weight of what followed the token before, on random tokens that repeat: high for an induction head",
-  entropy: "the entropy of the weights in nats: 0 if a token looks at one token, ln n if at n alike",
-  distance: "how many tokens back a token looks, weighted",
+const HEAD_SCORES = { // see head_scores in folio/web/trace.py
+  previous: "weight of the previous token: 1 for a previous-token head",
+  first: "weight of the first token, to which inactive heads often attend",
+  itself: "weight of the token itself",
+  prefix: "prefix matching: weight of tokens that followed the same token before, on repeated random tokens; high for "
+    + "induction heads",
+  entropy: "entropy of the weights in nats: 0 for one token, ln n for n tokens with equal weights",
+  distance: "mean distance of the keys, in tokens",
 };
-const TABLE_ROWS = 200; // heads in the table; the CSV has all
+const MAX_HEAD_ROWS = 200; // in the table; the CSV has all
 
 defineView({
   id: "all-heads", title: "All heads",
-  about: "A row is a token that looks, a column one that is looked at; darker is more weight. Heads specialize: sort "
-    + "them by what they do, and click one.",
+  about: "Rows are queries, columns are keys; darker cells have more weight. Heads specialize: sort them by a score, "
+    + "and click one to open it.",
   draw(box, {overview: {tensors}, config: {n_head}, layer, head}) {
-    const names = Object.keys(HEAD_SCORES), columns = ["layer", "head", ...names], at = columns.indexOf(state.sort);
+    const names = Object.keys(HEAD_SCORES), columns = ["layer", "head", ...names], key = columns.indexOf(state.sort);
     const rows = Array.from(tensors.score_previous.data, (_, i) =>
       [Math.floor(i / n_head), i % n_head, ...names.map(name => tensors[`score_${name}`].data[i])]);
-    if (at >= 2) rows.sort((a, b) => b[at] - a[at]);
+    if (key >= 2) rows.sort((a, b) => b[key] - a[key]);
     const open = ([layer, head]) => change({layer, head, view: "looking-back"});
     const isSelected = row => row[0] === layer && row[1] === head;
     box.append(
@@ -29,17 +30,18 @@ defineView({
         click: () => change({sort: name}),
       }, name))),
       picture("all-heads", `${rows.length} heads`, () => ({columns, rows}),
-        headGrid(rows, tensors.thumbnails, at, isSelected, open),
-        at >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}; the mean over the text.`),
-      tablePicture("head-scores", "Their scores", columns, rows,
-        {most: TABLE_ROWS, selected: i => isSelected(rows[i]), click: i => open(rows[i])}));
+        headGrid(rows, tensors.thumbnails, key, isSelected, open),
+        key >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}; mean over the text.`),
+      tablePicture("head-scores", "Scores", columns, rows,
+        {max: MAX_HEAD_ROWS, selected: i => isSelected(rows[i]), click: i => open(rows[i])}));
   },
 }, {sort: "layer"});
 
-// Thumbnails on one canvas, because a thousand canvases are slow, under a button for each. By layer, a row is a layer.
-function headGrid(rows, thumbnails, at, isSelected, open) {
-  const width = rows.length > 300 ? 44 : rows.length > 40 ? 70 : 102, caption = at < 2 ? 14 : 27;
-  const columns = at < 2 ? thumbnails.shape[1] : Math.floor(roomFor(2000) / width);
+// Thumbnails with buttons, drawn on one canvas, because a thousand canvases are slow. Sorted by layer, each row is a
+// layer.
+function headGrid(rows, thumbnails, key, isSelected, open) {
+  const width = rows.length > 300 ? 44 : rows.length > 40 ? 70 : 102, caption = key < 2 ? 14 : 27;
+  const columns = key < 2 ? thumbnails.shape[1] : Math.floor(fitWidth(2000) / width);
   const size = width - 6, height = width + caption;
   const canvas = element("canvas", {width: columns * width, height: Math.ceil(rows.length / columns) * height});
   const context = canvas.getContext("2d");
@@ -54,7 +56,7 @@ function headGrid(rows, thumbnails, at, isSelected, open) {
         left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,
       },
       click: () => open(row),
-    }, `${layer}.${head}`, at >= 2 && [element("br"), row[at].toFixed(row[at] < 10 ? 2 : 0)]);
+    }, `${layer}.${head}`, key >= 2 && [element("br"), row[key].toFixed(row[key] < 10 ? 2 : 0)]);
   })));
 }
 
@@ -63,29 +65,29 @@ function headGrid(rows, thumbnails, at, isSelected, open) {
 const MASKS = [["before", "before the softmax: −∞ (as trained)"],
   ["after", "after the softmax: 0 (rows sum to less than 1)"],
   ["off", "off: attend to the future"]];
-const SELECTABLE = 300; // tokens of a vocabulary that are offered in a list
+const MAX_LIST_TOKENS = 300; // larger vocabularies have a text field instead of a list
 
 defineView({
   id: "switches", title: "Switch parts off",
-  about: "What a part is for shows when it is missing. The switches act on all views until they are reset.",
+  about: "Remove a part to see what it contributes. Switches apply to all views until they are reset.",
   async draw(box, context) {
-    const {ids, token, config, model} = context, original = originalIds(ids), was = original[token];
-    const before = await ask(question("overview", original, {...UNCHANGED, scale: true}));
-    const title = `replace token ${token}, ${visible(pieces[was])}, by`, testid = {testid: "switch-token"};
+    const {ids, token, config, model} = context, original = originalIds(ids), originalId = original[token];
+    const baseline = await ask(question("overview", original, {...NO_SWITCHES, scale: true}));
+    const title = `replace token ${token}, ${visible(pieces[originalId])}, by`, testid = {testid: "switch-token"};
     const tokens = pieces.slice(0, model.vocab_size).map((piece, id) => [id, `${visible(piece)} (${id})`]);
-    const rows = upTo(config.n_layer).map(l => element("tr", {}, element("th", {}, `layer ${l}`),
-      upTo(config.n_head).map(h => part("heads_off", `${l}.${h}`, h, `switch-head-${l}-${h}`)),
+    const rows = range(config.n_layer).map(l => element("tr", {}, element("th", {}, `layer ${l}`),
+      range(config.n_head).map(h => part("heads_off", `${l}.${h}`, h, `switch-head-${l}-${h}`)),
       part("mlps_off", `${l}`, "MLP", `switch-mlp-${l}`)));
     box.append(
       controls(select("mask", MASKS, state.mask, mask => change({mask}), {testid: "switch-mask"}),
         checkbox("scale", "divide scores by √D", {testid: "switch-scale"})),
-      controls(tokens.length <= SELECTABLE ? select(title, tokens, ids[token], replace, testid)
+      controls(tokens.length <= MAX_LIST_TOKENS ? select(title, tokens, ids[token], replace, testid)
         : element("label", {}, `${title} `, element("input", {...testid, type: "text", change: ({target: {value}}) =>
           replace(pieces.includes(value) ? pieces.indexOf(value) : value)}))),
-      element("p", {}, "Click a head or an MLP to remove what it adds to the residual stream."),
+      element("p", {}, "Click a head or an MLP to remove its output."),
       scrolling(element("table", {class: "parts"}, rows)));
     if (ids.length > 1) {
-      box.append(differencePicture("switch-differences", context, "as trained", before, "changed", context.overview));
+      box.append(differencePicture("switch-differences", context, "as trained", baseline, "changed", context.overview));
     }
     box.append(...await entropyPictures(context));
 
@@ -100,24 +102,24 @@ defineView({
     function replace(id) {
       if (pieces[parseInt(id)] === undefined) return;
       const others = replacements(ids).filter(([t]) => t !== token).map(([t, from]) => [t, from, ids[t]]);
-      const entries = Number(id) === was ? others : [...others, [token, was, id]];
+      const entries = Number(id) === originalId ? others : [...others, [token, originalId, id]];
       change({ids: ids.with(token, id).join(","), token, replaced: entries.map(entry => entry.join(":")).join(",")});
     }
   },
 });
 
-// The tokens in the colors of the differences of their losses in two overviews.
+// The tokens, colored by the differences of their losses in two overviews.
 function differencePicture(id, {labels, names, token}, name, overview, otherName, otherOverview) {
   const [losses, others] = [overview, otherOverview].map(({tensors}) => Array.from(tensors.loss.data));
-  const n = Math.min(losses.length, others.length), rows = upTo(n).map(i =>
+  const n = Math.min(losses.length, others.length), rows = range(n).map(i =>
     [i + 1, labels[i + 1], losses[i], others[i], others[i] - losses[i]]);
   const differences = rows.map(row => row[4]), difference = mean(differences);
   const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
-  const most = Math.max(largest(differences), 0.01), readout = div("readout");
+  const max = Math.max(maxAbs(differences), 0.01), readout = div("readout");
   const text = tokenStrip(labels, token, t => {
     const x = differences[t - 1];
     return {
-      style: onColor("signed", x / most),
+      style: onColor("signed", x / max),
       pointerenter: () => readout.textContent = `${names[t]}: ${x === undefined ? "–" : signed(x)}`,
     };
   });
@@ -125,11 +127,11 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
   const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
   return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
     () => ({columns: ["position", "token", name, otherName, "difference"], rows}), div("", text, readout),
-    `Mean loss ${otherName}: ${after}, ${name}: ${before}; ±: the standard error. Tokens are colored by their own `
-      + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);
+    `Mean loss ${otherName}: ${after}, ${name}: ${before}; ±: standard error. Tokens are colored by their `
+      + `differences. Dark: −${short(max)}, light: ${short(max)}, white: not compared.`);
 }
 
-// The entropy of each row of the selected head, with and without 1/sqrt(D), and the sums of its rows.
+// The entropy of each row of the selected head, with and without 1/sqrt(D), and the row sums.
 async function entropyPictures(context) {
   const {labels, layer, head, config, token} = context, D = config.n_embd / config.n_head;
   const answers = await Promise.all([true, false].map(scale => context.ask("head", {layer, head, scale})));
@@ -142,23 +144,23 @@ async function entropyPictures(context) {
       {name: "not divided", color: ORANGE, points: pointsOf(plain.map(entropy))},
     ], {
       ...options,
-      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy) `
-        + "and the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide.",
+      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy), `
+        + "and the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide by √D.",
     }),
     ...state.mask === "after" ? [chartPicture("row-sums", "Sum of the weights of each row",
       [{name: "sum", points: pointsOf((state.scale ? divided : plain).map(sumOf))}], {
-        ...options, to: 1, note: "What the future had is lost. With −∞ before the softmax, each row sums to 1.",
+        ...options, to: 1, note: "The weight of the future is lost. With −∞ before the softmax, each row sums to 1.",
       })] : []];
 }
 
 // --- compare ---
 
 defineView({
-  id: "compare", title: "Compare two", offered: isComparable,
-  about: "Two models, or two checkpoints of a run, on the same text: which tokens does one predict better?",
+  id: "compare", title: "Compare", available: isComparable,
+  about: "Two models, or two checkpoints of a run, on the same text.",
   async draw(box, context) {
     const {names, token, layer, head, model, overview, other} = context, {checkpoints, step} = other.model;
-    const first = described.models.length === 2 ? model.name : `step ${short(shownStep())}`;
+    const first = info.models.length === 2 ? model.name : `step ${short(shownStep())}`;
     if (checkpoints.length > 1) {
       box.append(controls(slider("second:", {
         min: 0, max: checkpoints.length - 1, value: checkpoints.indexOf(other.step < 0 ? step : other.step),
@@ -180,17 +182,17 @@ defineView({
       rows.sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3]));
       return tablePicture("compare-distribution", `The next token after ${names[token]}`,
         ["id", "token", "first", "second", "difference"], rows,
-        {most: SHOWN_TOKENS, selected: i => rows[i][0] === context.ids[token + 1]});
+        {max: SHOWN_TOKENS, selected: i => rows[i][0] === context.ids[token + 1]});
     }
 
     async function headPicture() {
       const answers = await Promise.all([context, other].map(({ask, model: {config}}) =>
         ask("head", {layer: Math.min(layer, config.n_layer - 1), head: Math.min(head, config.n_head - 1)})));
       const [{data: a}, {data: b}] = answers.map(({tensors: {weights}}) => weights), T = other.ids.length;
-      const data = b.map((w, k) => a[Math.floor(k / T) * names.length + k % T] - w), shown = names.slice(0, T);
-      const shape = [T, T], most = largest(data);
+      const data = b.map((w, k) => a[Math.floor(k / T) * names.length + k % T] - w), labels = names.slice(0, T);
+      const shape = [T, T], max = maxAbs(data);
       return matrixPicture("compare-head", `Head ${layer}.${head}: first − second`, {shape, data},
-        ["query", shown], ["key", shown], {drawn: {shape, data: data.map(x => x / most)}, note: signedNote(most),
+        ["query", labels], ["key", labels], {drawn: {shape, data: data.map(x => x / max)}, note: signedNote(max),
           scale: "signed", click: selectToken});
     }
   },

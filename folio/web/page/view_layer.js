@@ -1,26 +1,25 @@
-// Views inside a layer: queries, keys and values, what heads and neurons add, and the residual stream.
+// Views of a layer: queries, keys and values, outputs of heads and neurons, and the residual stream.
 
 const PARTS = ["query", "key", "value"];
-const DIRECT_EFFECT = "Changes of logits are direct effects: through the last norm and the output matrix, without what "
-  + "later layers make of the vector.";
+const DIRECT_EFFECT = "Logit effects are direct: through the final norm and the output matrix, without later layers.";
 
 function isHeadOff(layer, head) {
   return state.heads_off.split(",").includes(`${layer}.${head}`);
 }
 
-// The place in a vector of `size` numbers that is nearest to a number of the state.
-function placeIn(size, x) {
+// An index below `size` from a number of the state.
+function clampIndex(size, x) {
   return clamp(Math.trunc(x), 0, size - 1);
 }
 
-// What vectorPicture needs so that a click chooses a place; state[name] is the chosen one.
-function choosing(name, size) {
-  return {place: placeIn(size, state[name]), click: (_, k) => change({[name]: k})};
+// Options of vectorPicture for an index in state[name] that is selected by a click.
+function selectable(name, size) {
+  return {index: clampIndex(size, state[name]), click: (_, k) => change({[name]: k})};
 }
 
-// A line that checks that two vectors are the same.
+// A line that checks that two vectors are equal.
 function checkSame(text, x, y) {
-  return checkLine(`${text}, largest difference`, largestDifference(x, y), largest(y));
+  return checkLine(`${text}, largest difference`, maxDifference(x, y), maxAbs(y));
 }
 
 function norm(x) {
@@ -31,13 +30,13 @@ function tokenTitle({names, token, layer}) {
   return `Token ${names[token]}, layer ${layer}`;
 }
 
-// A row of a parameter; nothing for biases that the model lacks.
+// A row of a parameter; null for biases of a model without biases.
 async function parameterRow(context, name, row) {
   if (name.endsWith(".bias") && !context.config.bias) return null;
   return (await context.ask("parameter", {name, row})).tensors.row.data;
 }
 
-// A number of a linear layer's output: its row of weights, the products with the input, and their sum.
+// One output of a linear layer: its row of weights, the products with the input, and their sum.
 async function drawProducts(context, id, {name, row, input, output, inputName, outputName}) {
   const weights = await parameterRow(context, `${name}.weight`, row);
   const bias = (await parameterRow(context, `${name}.bias`, 0))?.[row] ?? 0;
@@ -46,35 +45,35 @@ async function drawProducts(context, id, {name, row, input, output, inputName, o
   const strongest = [...products].sort((a, b) => Math.abs(b[3]) - Math.abs(a[3])).slice(0, 8);
   const ends = [["bias", "", "", bias], ["sum", "", "", sum]], names = [inputName, "weight", "product"];
   return vectorPicture(id, `${outputName} = ${short(output)}`,
-    names.map((label, i) => ({label, vector: products.map(row => row[i + 1]), own: true})), {
+    names.map((label, i) => ({label, vector: products.map(row => row[i + 1]), ownScale: true})), {
     textWidth: 10, table: () => ({columns: ["channel", ...names], rows: [...products, ...ends]}),
     note: `Row ${row} of ${name.replace("transformer.", "")}.weight times ${inputName}.`,
     below: [
-      tableOf(["strongest channels", ...names],
-        [...strongest, ["the others", "", "", sum - bias - total(strongest)], ...ends]),
+      tableOf(["largest products", ...names],
+        [...strongest, ["others", "", "", sum - bias - total(strongest)], ...ends]),
       checkLine(`sum − ${outputName}`, sum - output, output),
     ],
   });
 }
 
-// The tokens that a vector pushes up and down, as two cells of a table: the first three, and the largest change.
-function pushCells({up, down}) {
-  const nameOf = ([id]) => SHOWN_AS.get(pieces[id]) ?? pieces[id];
-  return [up, down].flatMap(pushed => [pushed.slice(0, 3).map(nameOf).join("  "), pushed[0][1]]);
+// Table cells of the logit effects of a vector: three tokens up and down, and the largest change.
+function effectCells({up, down}) {
+  const nameOf = ([id]) => SYMBOLS.get(pieces[id]) ?? pieces[id];
+  return [up, down].flatMap(effects => [effects.slice(0, 3).map(nameOf).join("  "), effects[0][1]]);
 }
 
-const PUSH_COLUMNS = ["pushes up", "by at most", "pushes down", "by at most"];
+const EFFECT_COLUMNS = ["raises", "by up to", "lowers", "by up to"];
 
 // --- queries, keys and values ----------------------------------------------------------------------------------------
 
 defineView({
   id: "qkv", title: "Query, key, value",
-  about: "Each head makes three vectors from a token: the query says what the token looks for, the key what it offers "
-    + "to the queries of others, and the value what it passes on to them. Click a number to see the weights behind it.",
+  about: "Each head computes three vectors per token: the query is what the token searches for, the key is what others "
+    + "can find, and the value is the information passed on. Click a number to see its computation.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, D = C / config.n_head;
     const {tensors} = await context.ask("layer", {layer, token}), rotates = config.position === "rotary";
-    const part = placeIn(3, state.qkv_part), channel = placeIn(D, state.head_channel);
+    const part = clampIndex(3, state.qkv_part), channel = clampIndex(D, state.head_channel);
     const projected = PARTS.map((_, i) => tensors.qkv.data.subarray(i * C + head * D, i * C + (head + 1) * D));
     const rows = PARTS.flatMap((label, i) => [
       {label, part: i, vector: projected[i]},
@@ -82,7 +81,7 @@ defineView({
     ].filter(Boolean));
     box.append(headPicker(context),
       vectorPicture("qkv", `${tokenTitle(context)}, head ${head}: ${D} numbers each`, rows, {
-        place: channel, chosen: (i, d) => rows[i].part === part && d === channel,
+        index: channel, selected: (i, d) => rows[i].part === part && d === channel,
         click: (i, d) => change({qkv_part: rows[i].part, head_channel: d}),
       }),
       div("pair",
@@ -92,7 +91,7 @@ defineView({
           outputName: `${PARTS[part]}[${channel}]${part < 2 && rotates ? " before the rotation" : ""}`,
         }),
         tablePicture("qkv-numbers", "All numbers", ["channel", ...rows.map(({label}) => label)],
-          upTo(D).map(d => [d, ...rows.map(({vector}) => vector[d])]),
+          range(D).map(d => [d, ...rows.map(({vector}) => vector[d])]),
           {selected: d => d === channel,
             click: (d, j) => change({head_channel: d, qkv_part: rows[j - 1]?.part ?? part})})));
   },
@@ -102,99 +101,99 @@ defineView({
 
 defineView({
   id: "head-split", title: "Split into heads",
-  about: "One matrix computes the queries, keys and values of all heads as one long vector, which is cut into pieces. "
-    + "A small matrix for each head would compute the same numbers, in many steps instead of one.",
+  about: "One matrix computes the queries, keys and values of all heads as one vector, which is split. One small "
+    + "matrix per head would compute the same numbers, but in many steps.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
     const {tensors: {qkv: {data: qkv}, separate_heads: {data: separate}}} = await context.ask("layer", {layer, token});
-    const heads = upTo(H).map(h => ({
-      label: `head ${h}`, text: h === head ? "← chosen" : "",
+    const heads = range(H).map(h => ({
+      label: `head ${h}`, text: h === head ? "← selected" : "",
       vector: PARTS.flatMap((_, part) => Array.from(rowOf({shape: [3 * H, D], data: qkv}, part * H + h))),
     }));
     box.append(headPicker(context),
       vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${short(3 * C)} numbers`,
         PARTS.map((label, i) => ({label, vector: rowOf({shape: [3, C], data: qkv}, i)})), {
-          group: D, note: "Cut into heads at the white lines.",
+          group: D, note: "Split into heads at the white lines.",
           click: (_, c) => change({head: Math.floor(c / D)}),
           read: (i, c, x) => `${PARTS[i]}, number ${c} = ${short(x)}, is number ${c % D} of head ${Math.floor(c / D)}`,
         }),
       vectorPicture("head-split", `${H} heads of ${D} numbers`, heads, {
         axis: "number", group: D, groups: PARTS, click: h => change({head: h}),
         read: (h, c, x) => `head ${h}, ${PARTS[Math.floor(c / D)]}[${c % D}] = ${short(x)}`,
-        note: `The same numbers, in a row for each head. One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: `
-          + `both have ${short(3 * C * C)} weights, and both ways are computed here.`,
-        below: checkSame("one matrix − a matrix for each head", qkv, separate),
+        note: `The same numbers, by head. One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have `
+          + `${short(3 * C * C)} weights, and both are computed here.`,
+        below: checkSame("one matrix − one matrix per head", qkv, separate),
       }));
   },
 });
 
-const SHOWN_VALUES = 12; // tokens whose values are drawn; the others are summed
+const MAX_VALUE_ROWS = 12; // tokens with their own row; the others are summed
 
 defineView({
-  id: "weighted-sum", title: "The sum of values",
-  about: "A head's output z for a token is the sum of the values of the tokens that it looks at, each multiplied by "
-    + "its attention weight. Pale values have small weights.",
+  id: "weighted-sum", title: "Weighted sum of values",
+  about: "A head's output z for a token: the sum of all values, times their attention weights. Pale values have small "
+    + "weights.",
   async draw(box, context) {
     const {labels, names, token, layer, head, config} = context, D = config.n_embd / config.n_head;
     const [{tensors: {v, z, weights}}, {facts, tensors}] =
       await Promise.all([context.ask("head", {layer, head}), context.ask("layer", {layer, token})]);
-    const row = rowOf(weights, token), total = rowOf(z, token), off = isHeadOff(layer, head);
-    const seen = [...row.keys()].filter(t => t <= token || row[t] > 0);
-    const strongest = [...seen].sort((a, b) => row[b] - row[a]).slice(0, SHOWN_VALUES).sort((a, b) => a - b);
-    const others = seen.filter(t => !strongest.includes(t));
+    const row = rowOf(weights, token), total = rowOf(z, token), isOff = isHeadOff(layer, head);
+    const keys = [...row.keys()].filter(t => t <= token || row[t] > 0);
+    const strongest = [...keys].sort((a, b) => row[b] - row[a]).slice(0, MAX_VALUE_ROWS).sort((a, b) => a - b);
+    const others = keys.filter(t => !strongest.includes(t));
     const weigh = tokens => total.map((_, d) => sumOf(tokens.map(t => row[t] * v.data[t * D + d])));
     const text = (tokens, product) => `${percent(sumOf(tokens.map(t => row[t])))}: ${short(product[channel])}`;
-    const sum = weigh(seen), channel = placeIn(D, state.head_channel), {up, down} = facts.heads[head];
+    const sum = weigh(keys), channel = clampIndex(D, state.head_channel), {up, down} = facts.heads[head];
     box.append(headPicker(context),
       vectorPicture("weighted-sum", `${tokenTitle(context)}, head ${head}: values, faded by their weights`, [
         ...strongest.map(t => ({
-          label: names[t], vector: rowOf(v, t), fade: row[t] / largest(row), text: text([t], weigh([t])),
+          label: names[t], vector: rowOf(v, t), fade: row[t] / maxAbs(row), text: text([t], weigh([t])),
         })),
         others.length && {label: `${others.length} others`, vector: weigh(others), text: text(others, weigh(others))},
-        {label: "sum", vector: sum, rule: true, text: text(seen, sum)},
-        {label: off ? "z (off)" : "z", vector: total},
+        {label: "sum", vector: sum, rule: true, text: text(keys, sum)},
+        {label: isOff ? "z (off)" : "z", vector: total},
       ].filter(Boolean), {
-        ...choosing("head_channel", D), textWidth: 130,
-        table: () => ({columns: ["token", "text", "weight", ...upTo(D).map(d => `v[${d}]`)], rows: [
-          ...seen.map(t => [t, labels[t], row[t], ...rowOf(v, t)]), ["z", "", "", ...total]]}),
-        below: off ? [] : checkSame("weighted sum − z", sum, total),
-        note: "Percentages are the weights; each number is a weight times the framed channel.",
+        ...selectable("head_channel", D), textWidth: 130,
+        table: () => ({columns: ["token", "text", "weight", ...range(D).map(d => `v[${d}]`)], rows: [
+          ...keys.map(t => [t, labels[t], row[t], ...rowOf(v, t)]), ["z", "", "", ...total]]}),
+        below: isOff ? [] : checkSame("weighted sum − z", sum, total),
+        note: "Percentages are weights; each number is a weight times the framed channel.",
       }),
-      tablePicture("head-effect", "What the head does to the prediction", ["pushes up", "by", "pushes down", "by"],
+      tablePicture("head-effect", "Logit effects of the head", ["raises", "by", "lowers", "by"],
         up.map(([id, x], i) => [pieces[id], x, pieces[down[i][0]], down[i][1]]),
-        {note: `W_O turns z into a vector of length ${short(norm(rowOf(tensors.head_outputs, head)))}, which changes `
-          + `what is predicted after ${visible(labels[token])}. ${DIRECT_EFFECT}`}));
+        {note: `W_O maps z to a vector of norm ${short(norm(rowOf(tensors.head_outputs, head)))}, which changes the `
+          + `logits after ${visible(labels[token])}. ${DIRECT_EFFECT}`}));
   },
 });
 
 defineView({
-  id: "merge", title: "Heads put together",
-  about: "The outputs z of all heads, one after the other, are one vector again. W_O turns it into what attention adds "
-    + "to the residual stream: each head has its own columns of W_O, so the stream receives a sum of heads.",
+  id: "merge", title: "Merging the heads",
+  about: "The outputs z of all heads are concatenated, and W_O maps them to the output of attention. Each head has its "
+    + "own columns of W_O, so the output is a sum over heads.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
     const {facts, tensors} = await context.ask("layer", {layer, token});
-    const {z, head_outputs: written, attention, before, between} = tensors;
+    const {z, head_outputs: outputs, attention, before, between} = tensors;
     const bias = await parameterRow(context, `transformer.h.${layer}.attn.c_proj.bias`, 0);
     const labelOf = h => `head ${h}${isHeadOff(layer, h) ? " (off)" : ""}`;
-    const heads = upTo(H).map(h => ({label: labelOf(h), vector: rowOf(written, h)}));
+    const heads = range(H).map(h => ({label: labelOf(h), vector: rowOf(outputs, h)}));
     const parts = bias ? [...heads, {label: "bias", vector: bias}] : heads;
     const sum = attention.data.map((_, c) => sumOf(parts.map(({vector}) => vector[c])));
     box.append(layerPicker(context),
       vectorPicture("merge-z", `${tokenTitle(context)}: z of all heads`,
         heads.map(({label}, h) => ({label, vector: rowOf(z, h), text: `${h * D}–${(h + 1) * D - 1}`})),
-        {axis: "number", click: h => change({head: h}), note: "At the right: the places in the merged vector."}),
-      vectorPicture("merge", "What each head adds to the residual stream", [
+        {axis: "number", click: h => change({head: h}), note: "At the right: the indices in the merged vector."}),
+      vectorPicture("merge", "Outputs of the heads", [
         ...parts, {label: "attention", vector: attention.data, rule: true}, {label: "before", vector: before.data},
         {label: "between", vector: between.data, rule: true},
       ], {
-        ...choosing("stream_channel", C),
-        note: "Attention is the sum of the rows above it; between = attention + before.",
+        ...selectable("stream_channel", C),
+        note: "Attention is the sum of the rows above it; between = before + attention.",
         below: [checkSame("heads − attention", sum, attention.data),
           checkSame("attention + before − between", before.data.map((x, c) => x + attention.data[c]), between.data)],
       }),
-      tablePicture("merge-heads", "The heads", ["head", "length of z", "length added", ...PUSH_COLUMNS],
-        heads.map(({vector}, h) => [h, norm(rowOf(z, h)), norm(vector), ...pushCells(facts.heads[h])]),
+      tablePicture("merge-heads", "Heads", ["head", "norm of z", "norm of output", ...EFFECT_COLUMNS],
+        heads.map(({vector}, h) => [h, norm(rowOf(z, h)), norm(vector), ...effectCells(facts.heads[h])]),
         {selected: h => h === head, click: h => change({head: h}), note: DIRECT_EFFECT}));
   },
 }, {stream_channel: 0});
@@ -203,33 +202,37 @@ defineView({
 
 defineView({
   id: "mlp", title: "Neurons",
-  about: "The MLP works on each token alone. Its neurons compare the token with their weights; the activation function "
-    + "lets through what is positive. Each neuron adds its own vector to the residual stream, times its activation.",
+  about: "The MLP processes each token separately. Each neuron multiplies the token by its weights; the activation "
+    + "function suppresses negative values. Its output vector, times its activation, is added to the residual stream.",
   async draw(box, context) {
     const {token, layer, config} = context, C = config.n_embd, name = `transformer.h.${layer}.mlp`;
     const {facts: {neurons}, tensors} = await context.ask("layer", {layer, token});
-    const {preactivation: {data: before}, hidden: {data: after}, column_norms: {data: lengths}, mlp, between} = tensors;
-    const N = before.length, writes = after.map((x, n) => Math.abs(x) * lengths[n]), neuron = placeIn(N, state.neuron);
+    const {mlp, between, preactivation: {data: before}, hidden: {data: after}} = tensors;
+    const columnNorms = tensors.column_norms.data;
+    const N = before.length, outputNorms = after.map((x, n) => Math.abs(x) * columnNorms[n]);
+    const neuron = clampIndex(N, state.neuron);
     const bias = await parameterRow(context, `${name}.c_proj.bias`, 0), end = tensors.after.data;
     const sum = tensors.written.data.map((x, c) => x + (bias?.[c] ?? 0)), active = after.filter(x => x > 0).length;
-    const off = state.mlps_off.split(",").includes(String(layer));
+    const isOff = state.mlps_off.split(",").includes(String(layer));
     box.append(layerPicker(context),
-      off ? element("p", {class: "error"}, "This MLP is off: it adds 0. The neurons show what it would add.") : "",
+      isOff ? element("p", {class: "error"}, "This MLP is off: it adds 0. The neurons show what it would add.") : "",
       vectorPicture("mlp-activations", `${tokenTitle(context)}: ${short(N)} neurons`,
-        [{label: "preactivation", vector: before, own: true}, {label: "activation", vector: after, own: true}],
-        {...choosing("neuron", N), axis: "neuron", note: `${percent(active / N)} of the neurons are positive.`}),
-      tablePicture("mlp-neurons", "The neurons that add most",
-        ["neuron", "preactivation", "activation", "length of its vector", "length added", ...PUSH_COLUMNS],
-        neurons.map(({index: n, ...pushes}) => [n, before[n], after[n], lengths[n], writes[n], ...pushCells(pushes)]),
+        [{label: "preactivation", vector: before}, {label: "activation", vector: after}]
+          .map(row => ({...row, ownScale: true})),
+        {...selectable("neuron", N), axis: "neuron", note: `${percent(active / N)} of the neurons are positive.`}),
+      tablePicture("mlp-neurons", "Strongest neurons",
+        ["neuron", "preactivation", "activation", "norm of column", "norm of output", ...EFFECT_COLUMNS],
+        neurons.map(({index: n, ...effects}) =>
+          [n, before[n], after[n], columnNorms[n], outputNorms[n], ...effectCells(effects)]),
         {selected: i => neurons[i].index === neuron, click: i => change({neuron: neurons[i].index}),
-          note: `A neuron adds its activation times its vector, a column of c_proj. ${DIRECT_EFFECT}`}),
-      vectorPicture("mlp-stream", "Into the residual stream", [
+          note: `The output of a neuron is its activation times its column of c_proj. ${DIRECT_EFFECT}`}),
+      vectorPicture("mlp-stream", "Residual stream", [
         {label: "between", vector: between.data}, {label: "MLP", vector: mlp.data},
         {label: "after", vector: end, rule: true},
       ], {
-        ...choosing("stream_channel", C),
+        ...selectable("stream_channel", C),
         below: [checkSame("between + MLP − after", between.data.map((x, c) => x + mlp.data[c]), end),
-          !off && checkSame("all neurons − MLP", sum, mlp.data)],
+          !isOff && checkSame("all neurons − MLP", sum, mlp.data)],
       }),
       await drawProducts(context, "mlp-products", {
         name: `${name}.c_fc`, row: neuron, input: tensors.ln_2.data, output: before[neuron], inputName: "ln_2(x)",
@@ -240,12 +243,12 @@ defineView({
 
 // --- the residual stream ---------------------------------------------------------------------------------------------
 
-// The name of a state: before the first layer, after attention and after the MLP of each layer.
+// The name of a state of the residual stream.
 function stateName(s) {
   return s === 0 ? "embedding" : `${s % 2 ? "attention" : "MLP"} ${Math.floor((s - 1) / 2)}`;
 }
 
-// A cell of the logit lens: the darker, the more probable.
+// A cell of the logit lens. Darker cells are more probable.
 function lensCell(id, probability, next) {
   return element("td", {class: id === next && "next", style: onColor("sequential", 0.85 * probability)},
     visible(pieces[id]), element("small", {}, smallPercent(probability)));
@@ -256,54 +259,55 @@ function smallPercent(p) {
 }
 
 defineView({
-  id: "stream", title: "The residual stream",
-  about: "A token is one vector that every layer adds to: attention first, then the MLP. The logit lens reads each "
-    + "state as if it were the last one: what would be predicted there?",
+  id: "stream", title: "Residual stream",
+  about: "Each token has one vector, to which every layer adds the outputs of attention and the MLP. The logit lens "
+    + "predicts the next token from each state as if it were the final state.",
   async draw(box, context) {
     const {ids, labels, names: tokens, token, layer, overview: {tensors: {norms: allNorms}}} = context;
     const [{tensors}, {facts: {first}, tensors: around}] =
       await Promise.all([context.ask("token", {token}), context.ask("lens", {token})]);
-    const {states, lens_ids: best, lens_probabilities: ofBest, next_probability: ofNext, next_rank: rank} = tensors;
-    const vectors = upTo(states.shape[0]).map(s => rowOf(states, s)), norms = vectors.map(norm);
+    const {states, lens_ids: best, lens_probabilities: bestP, next_probability: nextP, next_rank: rank} = tensors;
+    const vectors = range(states.shape[0]).map(s => rowOf(states, s)), norms = vectors.map(norm);
     const names = vectors.map((_, s) => stateName(s));
     const added = vectors.map((x, s) => s ? norm(x.map((value, c) => value - vectors[s - 1][c])) : norms[0]);
-    const next = ids[token + 1], top = upTo(best.shape[1]), window = upTo(around.ids.shape[1]);
-    const at = ({data, shape}, s, j) => data[s * shape[1] + j];
+    const next = ids[token + 1], top = range(best.shape[1]), window = range(around.ids.shape[1]);
+    const valueAt = ({data, shape}, s, j) => data[s * shape[1] + j];
     const lens = (heads, cells) => scrolling(element("table", {class: "lens"},
       element("thead", {}, element("tr", {}, element("th", {}, "after"), heads)),
       element("tbody", {}, names.map((name, s) => element("tr", {},
         element("th", {scope: "row", class: s > 0 && Math.floor((s - 1) / 2) === layer && "selected"}, name),
         cells(s))))));
     box.append(layerPicker(context),
-      picture("lens", `Token ${tokens[token]}: what would come next`,
-        () => ({columns: ["state", "length", "length added", "probability of the next token", "rank of the next token",
+      picture("lens", `Logit lens of token ${tokens[token]}`,
+        () => ({columns: ["state", "norm", "norm added", "probability of the next token", "rank of the next token",
           ...top.flatMap(j => [`token ${j + 1}`, `probability ${j + 1}`])],
-        rows: names.map((name, s) => [name, norms[s], added[s], ofNext?.data[s] ?? NaN, rank?.data[s] ?? NaN,
-          ...top.flatMap(j => [pieces[at(best, s, j)], at(ofBest, s, j)])])}),
+        rows: names.map((name, s) => [name, norms[s], added[s], nextP?.data[s] ?? NaN, rank?.data[s] ?? NaN,
+          ...top.flatMap(j => [pieces[valueAt(best, s, j)], valueAt(bestP, s, j)])])}),
         lens(
-          [...top.map(j => `${j + 1}.`), "p(next)", "rank", "length", "added"].map(text => element("th", {}, text)),
-          s => [...top.map(j => lensCell(at(best, s, j), at(ofBest, s, j), next)),
-            ...[ofNext && smallPercent(ofNext.data[s]), rank && short(rank.data[s]), short(norms[s]), short(added[s])]
+          [...top.map(j => `${j + 1}.`), "p(next)", "rank", "norm", "added"].map(text => element("th", {}, text)),
+          s => [...top.map(j => lensCell(valueAt(best, s, j), valueAt(bestP, s, j), next)),
+            ...[nextP && smallPercent(nextP.data[s]), rank && short(rank.data[s]), short(norms[s]), short(added[s])]
               .map(text => element("td", {}, text))]),
-        "Darker is more probable; added is the length of what attention or the MLP added."
+        "Darker is more probable; added: norm of the output of attention or the MLP."
           + (next === undefined ? ""
-            : ` Framed: ${visible(pieces[next])}, which is next; its rank is the number of more likely tokens.`)),
-      picture("lens-window", "The tokens around it",
+            : ` Framed: the next token, ${visible(pieces[next])}; its rank is the number of more likely tokens.`)),
+      picture("lens-window", "Surrounding tokens",
         () => ({columns: ["position", "token", "state", "most likely", "probability"],
           rows: window.flatMap(j => names.map((name, s) =>
-            [first + j, labels[first + j], name, pieces[at(around.ids, s, j)], at(around.probabilities, s, j)]))}),
+            [first + j, labels[first + j], name, pieces[valueAt(around.ids, s, j)],
+              valueAt(around.probabilities, s, j)]))}),
         lens(window.map(j => element("th", {
           class: first + j === token && "selected", style: {cursor: "pointer"},
           click: () => selectToken(first + j),
         }, element("small", {}, first + j), element("br"), visible(labels[first + j]))),
-        s => window.map(j => lensCell(at(around.ids, s, j), at(around.probabilities, s, j), ids[first + j + 1]))),
-        "A column is a token, a row a state of its stream: the most likely next token there, framed if it is what "
-          + "follows."),
-      vectorPicture("stream", "The states", vectors.map((vector, s) => ({label: names[s], vector})),
-        {note: "The vector of the token after each half layer."}),
-      vectorPicture("stream-norms", "Lengths of all tokens",
+        s => window.map(j =>
+          lensCell(valueAt(around.ids, s, j), valueAt(around.probabilities, s, j), ids[first + j + 1]))),
+        "Columns are tokens, rows are states: the most likely next token, framed if it is the actual next token."),
+      vectorPicture("stream", "States", vectors.map((vector, s) => ({label: names[s], vector})),
+        {note: "The vector of the token after each attention and MLP."}),
+      vectorPicture("stream-norms", "Norms of all tokens",
         names.map((label, s) => ({label, vector: rowOf(allNorms, s)})),
-        {axis: "token", place: token, click: (_, t) => selectToken(t),
-          note: "The lengths of the vectors of all tokens after each half layer."}));
+        {axis: "token", index: token, click: (_, t) => selectToken(t),
+          note: "The norms of the vectors of all tokens after each attention and MLP."}));
   },
 });

@@ -1,16 +1,16 @@
-// Views of generation: the loop that draws one token after another, and the key-value cache that makes it cheap.
+// Views of generation: the sampling loop and the KV cache.
 
 // --- the loop ---
 
-let nextToken = null; // draws so many tokens, while the view is shown
+let generateTokens = null; // generate(count) of the shown view
 
-// The ids with another token after them. If the context is full, its newest part is kept, as generate() does.
+// Append an id. If the context is full, the older half is dropped, as in generate().
 function appended(ids, id, {limit}) {
   return [...ids.length < limit ? ids : ids.slice(Math.max(1, Math.floor(limit / 2))), id];
 }
 
-// The distributions after a token; the part {id, from, to} of the line from 0 to 1 that each token has; the random
-// number u; and the part that it falls on.
+// Draw a token: the distributions after each filter; the interval {id, from, to} of each token between 0 and 1; the
+// random number u; and the interval that contains u.
 function drawAfter(logits, step, {vocab_size}) {
   const stages = samplingStages(logits.subarray(0, vocab_size), state), {probabilities} = stages.at(-1);
   const u = uniform(state.seed, 0, step), sums = cumulativeSums(probabilities), total = sums.at(-1);
@@ -18,46 +18,46 @@ function drawAfter(logits, step, {vocab_size}) {
   return {stages, probabilities, parts, u, drawn: parts[sampleToken(probabilities, u)]};
 }
 
-let writing = false; // whether continueText is at work; if it becomes false, it stops
+let isContinuing = false; // whether continueText runs; setting it to false stops it
 
-// Let the model continue ids, and draw the page after each token, until something else is selected or shown.
+// Generate a continuation of ids and redraw after each token, until another token, text, or view is selected.
 async function continueText(ids, settings) {
   const {view} = state, show = () => change({ids: ids.join(","), token: -1});
-  writing = true;
+  isContinuing = true;
   await show();
   try {
     for await (const {samples} of provider.generate({
-      ...samplingSettings(0), ids, max_new_tokens: described.models[0].limit - ids.length, ...settings,
+      ...samplingSettings(0), ids, max_new_tokens: info.models[0].limit - ids.length, ...settings,
     })) {
-      if (!writing || state.view !== view || state.token >= 0 || state.ids !== ids.join(",")) break;
+      if (!isContinuing || state.view !== view || state.token >= 0 || state.ids !== ids.join(",")) break;
       const id = samples?.[0]?.[0] ?? null;
       if (id !== null) await show(ids = [...ids, id]);
     }
   } catch (problem) {
     byId("view").append(errorBox(problem));
   }
-  writing = false;
+  isContinuing = false;
 }
 
 defineView({
-  id: "loop", title: "The loop, step by step",
-  about: "A token is drawn and appended, and the whole text is the input of the next step. The random numbers follow "
-    + "from the seed, so sample.py draws the same tokens.",
-  keys: {d: () => nextToken?.(1)},
+  id: "loop", title: "Generation loop",
+  about: "Each step samples a token and appends it to the input. Random numbers are determined by the seed, so "
+    + "sample.py samples the same tokens.",
+  keys: {d: () => generateTokens?.(1)},
   async draw(box, context) {
     const {labels, token, model, config} = context, ids = context.ids.slice(0, token + 1), T = ids.length;
-    const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // how many were drawn before
+    const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // tokens generated so far
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
     const path = div("flow"), detail = element("div");
     const draw = element("button", {class: "chosen", testid: "loop-draw", click: () => generate(1)},
-      "Draw a token ", element("kbd", {}, "d"));
+      "Sample a token ", element("kbd", {}, "d"));
     const many = element("button", {testid: "loop-draw-20", click: () => generate(20)}, "20 tokens");
     const text = tokenStrip(labels.slice(0, T), token, t => t < T - step ? {} : {class: "token generated"});
     update();
     box.append(controls(draw, many, `seed ${state.seed} (playground)`), path, text, samplingControls(update), detail);
-    nextToken = generate;
+    generateTokens = generate;
 
-    // Draw tokens. A single one lights the path on its way.
+    // Generate tokens. For a single token, highlight the steps one after another.
     async function generate(count) {
       if (draw.disabled) return;
       draw.disabled = many.disabled = true;
@@ -86,12 +86,12 @@ defineView({
       const [best] = topIndices(logits, 1), piece = visible(pieces[drawn.id]);
       path.replaceChildren(...[
         ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
-        ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`],
+        ["ids", `${T} ids`, `…${ids.slice(-3).join(" ")}`],
         ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`],
         ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`],
         ["filters", `${probabilities.filter(p => p > 0).length} left`, `entropy ${short(entropyOf(probabilities))}`],
-        ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`],
-        ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],
+        ["draw", `u = ${u.toFixed(4)}`, `selects ${piece}`],
+        ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "next step"]],
       ].flatMap(([name, ...lines], i) => [i ? "→" : "",
         element("span", {class: "shape"}, name, lines.map(line => element("small", {}, line)))]));
       draw.disabled = many.disabled = ends;
@@ -99,30 +99,30 @@ defineView({
     }
 
     function drawPicture(before, after, parts, u, drawn) {
-      const order = ranked(before);
+      const order = argsort(before);
       const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
       const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
       const shown = [...new Set([...order.slice(0, SHOWN_TOKENS), drawn])];
-      const full = T < model.limit ? "" : " The context is full: the next step begins with its newest half"
-        + (model.can_slide ? ". (sample.py slides over the cache, so its tokens may differ.)" : ", as in sample.py.");
-      return picture("draw", `Draw number ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
+      const full = T < model.limit ? "" : " The context is full: the next step keeps only its newest half"
+        + (model.can_slide ? ". (sample.py slides the cache, so its tokens may differ.)" : ", as in sample.py.");
+      return picture("draw", `Step ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
         div("", cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row),
           {selected: i => shown[i] === drawn, click: i => show(appended(ids, shown[i], model), 1)})),
-        `All probabilities fill the line from 0 to 1; u falls on one token. Click another to take it instead.${full}`);
+        `The probabilities divide the line from 0 to 1; u selects a token. Click another to append it instead.${full}`);
     }
   },
 }, {loop_step: 0});
 
-// The line from 0 to 1, divided among the tokens, with u on it.
+// The line from 0 to 1, divided by the probabilities, with u.
 function cumulativeBar(parts, u, drawn) {
-  const width = roomFor(900), left = 8, X = x => left + (width - 2 * left) * x, shades = ["#dfe6f0", "#c3d0e2"];
+  const width = fitWidth(900), left = 8, X = x => left + (width - 2 * left) * x, shades = ["#dfe6f0", "#c3d0e2"];
   const middle = {"text-anchor": "middle"};
   return svg("svg", {width, height: 74, role: "img"},
     parts.filter(({from, to}) => to > from).flatMap(({id, from, to}, i) => {
-      const wide = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
-      return [svg("rect", {x: X(from), y: 20, width: Math.max(wide, 0.3), height: 28, fill},
+      const barWidth = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
+      return [svg("rect", {x: X(from), y: 20, width: Math.max(barWidth, 0.3), height: 28, fill},
         svg("title", {}, `${name}: ${percent(to - from)}`)),
-        wide > 8 * name.length + 4 && svg("text", {x: X((from + to) / 2), y: 38, ...middle,
+        barWidth > 8 * name.length + 4 && svg("text", {x: X((from + to) / 2), y: 38, ...middle,
           style: id === drawn ? {fill: "#fff"} : {}}, name)];
     }),
     svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: ORANGE, "stroke-width": 2}),
@@ -132,19 +132,19 @@ function cumulativeBar(parts, u, drawn) {
 
 // --- the cache ---
 
-// What generate() has in its cache when it draws token number 0, 1, ..., draws - 1 after a prompt of so many tokens:
-// {slots (the number of the token in each one), computed (tokens in its forward passes)}.
-function cacheSteps(prompt, draws, size, slides) {
+// The cache of generate() after a prompt of `prompt` tokens, at steps 0, 1, ..., stepCount - 1: {slots (position of the
+// token in each slot), computed (tokens computed in this step)}.
+function cacheSteps(prompt, stepCount, size, slides) {
   const window = size - Math.max(1, Math.floor(size / 2)), first = Math.max(0, prompt - size);
-  let slots = upTo(prompt - first).map(i => first + i);
+  let slots = range(prompt - first).map(i => first + i);
   const steps = [{slots, computed: slots.length}];
-  for (let token = prompt; steps.length < draws; token++) {
+  for (let token = prompt; steps.length < stepCount; token++) {
     let computed = 1;
     if (slots.length < size) {
       slots = [...slots, token];
-    } else if (slides) { // the oldest one is replaced
+    } else if (slides) { // replace the oldest token
       slots = slots.with((token - first) % size, token);
-    } else { // the newest ones are prefilled again
+    } else { // recompute the newest tokens
       computed += window;
       slots = [...slots.slice(-window), token];
     }
@@ -153,19 +153,19 @@ function cacheSteps(prompt, draws, size, slides) {
   return steps;
 }
 
-const KINDS = { // their colors, from 0 to 1
-  "kept from earlier steps": 0.2, "computed again in this step": 0.5, "new: computed in this step": 0.9,
+const CACHE_COLORS = { // from 0 to 1
+  "from earlier steps": 0.2, "recomputed in this step": 0.5, "new in this step": 0.9,
 };
 
 defineView({
-  id: "cache", title: "The key-value cache",
-  about: "The keys and values of the tokens do not change, so they are kept: each step computes one token. When the "
-    + "context is full, something has to go.",
+  id: "cache", title: "KV cache",
+  about: "Keys and values of earlier tokens are cached, so each step computes only one token. When the context is "
+    + "full, old tokens are dropped.",
   draw(box, {names, token, config: {n_layer: L, n_embd: C, block_size: S, position}, model}) {
-    const prompt = token + 1, most = Math.max(0, S - prompt) + S + 1;
-    const steps = cacheSteps(prompt, most, S, model.can_slide);
-    const result = element("div"), value = clamp(state.draws, 1, most), kinds = Object.keys(KINDS);
-    box.append(controls(slider("drawn tokens", {min: 1, max: most, value, move: draws => {
+    const prompt = token + 1, max = Math.max(0, S - prompt) + S + 1;
+    const steps = cacheSteps(prompt, max, S, model.can_slide);
+    const result = element("div"), value = clamp(state.draws, 1, max), kinds = Object.keys(CACHE_COLORS);
+    box.append(controls(slider("generated tokens", {min: 1, max, value, move: draws => {
       remember({draws});
       update(draws);
     }})), result);
@@ -175,26 +175,26 @@ defineView({
       const {slots, computed} = steps[n - 1], past = steps.slice(0, n);
       const newest = prompt + n - 2, used = slots.length;
       const total = sumOf(past.map(step => step.computed)), bytes = 2 * L * C * 4;
-      const without = sumOf(past.map((_, i) => Math.min(prompt + i, S)));
+      const uncached = sumOf(past.map((_, i) => Math.min(prompt + i, S)));
       const kind = t => kinds[n === 1 || t === newest ? 2 : computed > 1 ? 1 : 0];
-      const data = Float32Array.from({length: L * S}, (_, i) => i % S < used ? KINDS[kind(slots[i % S])] : NaN);
+      const data = Float32Array.from({length: L * S}, (_, i) => i % S < used ? CACHE_COLORS[kind(slots[i % S])] : NaN);
       const facts = [["tokens in the cache", used], ["bytes used", bytes * used], ["bytes allocated", bytes * S],
-        ["tokens computed so far", total], ["without a cache", without]];
+        ["tokens computed so far", total], ["without a cache", uncached]];
       const text = t => t < prompt ? `token ${names[t]}` : `generated token ${t - prompt}`;
       result.replaceChildren(
-        picture("cache", `Draw ${n}: tokens computed: ${short(computed)}`,
+        picture("cache", `Step ${n}: ${countTokens(computed)} computed`,
           () => ({columns: ["slot", "token", "kind"], rows: slots.map((t, slot) => [slot, t, kind(t)])}),
           div("",
-            legend(kinds.map(name => ({name, color: css(colorOf("sequential", KINDS[name]))}))),
+            legend(kinds.map(name => ({name, color: css(colorOf("sequential", CACHE_COLORS[name]))}))),
             heatMap({shape: [L, S], data}, {
-              cell: clamp(Math.floor(roomFor(1000) / S), 1, 22), height: clamp(Math.floor(160 / L), 5, 22),
-              chosen: n > 1 && [null, slots.indexOf(newest)], read: (layer, slot) =>
+              cell: clamp(Math.floor(fitWidth(1000) / S), 1, 22), height: clamp(Math.floor(160 / L), 5, 22),
+              selected: n > 1 && [null, slots.indexOf(newest)], read: (layer, slot) =>
                 `layer ${layer}, slot ${slot}: ${slot < used ? `${text(slots[slot])}, ${kind(slots[slot])}` : "empty"}`,
-            })), "A row is a layer, a column a slot: the position modulo the context. Gray: empty."),
-        tablePicture("cache-numbers", "In numbers", ["fact", "number"], facts,
-          {note: `A token has 2 · ${L} layers · ${C} channels · 4 bytes = ${short(bytes)} bytes. `
-            + (model.can_slide ? "With these positions, a full cache can slide."
-              : `With ${position} positions, keys belong to their positions: half of a full cache is computed again.`),
+            })), "Rows are layers, columns are slots: the position modulo the context length. Gray: empty."),
+        tablePicture("cache-numbers", "Size and cost", ["fact", "number"], facts,
+          {note: `Each token takes 2 · ${L} layers · ${C} channels · 4 bytes = ${short(bytes)} bytes. `
+            + (model.can_slide ? "With this position method, a full cache can slide."
+              : `With ${position} positions, keys depend on their positions: half of a full cache is recomputed.`),
           }));
     }
   },

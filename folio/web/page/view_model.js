@@ -1,11 +1,11 @@
-// Views of the model as a whole: its architecture, and its parameters.
+// Views of the architecture and the parameters.
 
 // --- the map ---------------------------------------------------------------------------------------------------------
 
-const MAP_BOX = {width: 134, height: 56, pitch: 78}; // of the map, in pixels; pitch: from row to row
+const MAP_BOX = {width: 134, height: 56, pitch: 78}; // in pixels; pitch: distance between rows
 const MAP_COLUMNS = {embedding: 6, attentionUp: 184, attentionDown: 340, mlpUp: 504, mlpDown: 660, output: 840};
 const MAP_WIDTH = 980;
-const POSITION_BOXES = { // the box that the position method adds: its column, row, title and dimensions
+const POSITION_BOXES = { // the box of the position method: column, row, title and dimensions
   learned: ["embedding", -1, "Position embedding", "T × C"],
   sinusoidal: ["embedding", -1, "Position sinusoids", "T × C"],
   rotary: ["attentionUp", 3, "Rotate by position", "H × T × D"],
@@ -13,8 +13,8 @@ const POSITION_BOXES = { // the box that the position method adds: its column, r
   alibi: ["attentionUp", 4, "− slope · distance", "H × T × T"],
 };
 
-// What the model computes for this text, as boxes: [column, row, title, dimensions in letters, view]. Rows count up
-// from the residual stream; the position embedding is below it.
+// The computation as boxes: [column, row, title, dimensions as letters, view]. Rows count up from the residual stream;
+// the position embedding is below it.
 function boxesOf({config: {position, activation}}) {
   const added = POSITION_BOXES[position], top = added?.[0] === "attentionUp" ? 4 : 3;
   return [
@@ -41,7 +41,7 @@ function boxesOf({config: {position, activation}}) {
   ].filter(Boolean);
 }
 
-// The sizes that the letters stand for.
+// The values of the letters.
 function sizesOf({config: {n_embd: C, n_head: H, vocab_size: V}, ids}) {
   return {T: ids.length, C, H, D: C / H, V, "3C": 3 * C, "4C": 4 * C};
 }
@@ -69,7 +69,7 @@ function drawMap(context) {
       text(center(column), y + 17, title, {...middle, class: "name"}), text(center(column), y + 33, letters, middle),
       text(center(column), y + 49, shapeOf(letters, sizes), {...middle, class: "shape"}));
   };
-  // From each box of a column to the next one, in the order of the computation.
+  // Arrows between the boxes of a column, in the order of the computation.
   const arrows = (column, up) => {
     const tops = boxes.filter(box => box[0] === column).map(([, row]) => top(row)).sort((a, b) => a - b);
     return tops.slice(1).map((below, i) => {
@@ -90,8 +90,8 @@ function drawMap(context) {
       svg("path", {d: "M0 0 L8 4 L0 8 z", fill: SOFT}))),
     (L > 1 ? [8, 4, 0] : [0]).map(shift => svg("rect", {...frame, x: frame.x + shift, y: frame.y - shift,
       fill: shift ? "#fff" : "#f4f6f9"})),
-    text(MAP_COLUMNS.attentionUp, 56, `Layer ${layer}${L > 1 ? ` of ${L}, one after another` : ""}`, {class: "name"}),
-    text(MAP_COLUMNS.mlpUp, top(1) - 12, "MLP: each token by itself", {class: "name"}),
+    text(MAP_COLUMNS.attentionUp, 56, `Layer ${layer}${L > 1 ? ` of ${L}` : ""}`, {class: "name"}),
+    text(MAP_COLUMNS.mlpUp, top(1) - 12, "MLP: each token separately", {class: "name"}),
     path(`M${center("output")} ${top(3)} V14 H${center("embedding")} V${top(2) - 4}`, {"stroke-dasharray": "5 4"}),
     linked("loop", text(MAP_WIDTH / 2, 10, "the sampled token is appended, and the model predicts the next one",
       {"text-anchor": "middle"})),
@@ -110,9 +110,9 @@ function drawMap(context) {
 }
 
 defineView({
-  id: "map", title: "The architecture",
-  about: "What the model computes for this text, with the shape of each result. Each layer reads the residual stream, "
-    + "and adds to it twice: what attention and what the MLP computed. Click a box to see its numbers.",
+  id: "map", title: "Architecture",
+  about: "The computation for this text, with the shape of each result. Each layer reads the residual stream and adds "
+    + "the outputs of attention and the MLP to it. Click a box to see its numbers.",
   draw(box, context) {
     const {config: {position, n_layer}} = context, boxes = boxesOf(context), sizes = sizesOf(context), {H, V} = sizes;
     box.append(layerPicker(context),
@@ -121,17 +121,17 @@ defineView({
           rows: boxes.map(([, , title, letters, view]) => [title, letters, shapeOf(letters, sizes), view])}),
         scrolling(drawMap(context)),
         `T = ${sizes.T} tokens, C = ${sizes.C} channels, H = ${H} heads of D = C / H = ${sizes.D}, V = `
-          + `${short(V)} tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
-      element("p", {}, "This is a decoder: a token attends only to itself and to earlier ones. It has no encoder and "
-        + "no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
+          + `${short(V)} tokens in the vocabulary, ${n_layer} layers. Orange: the position method.`),
+      element("p", {}, "This is a decoder: a token attends only to itself and to earlier tokens. It has no encoder "
+        + "and no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
   },
 });
 
 // --- the parameters --------------------------------------------------------------------------------------------------
 
-const PARAMETER_MEANINGS = { // what a tensor is, by the end of its name
-  "wte.weight": "a row for each token; also the output matrix", "wpe.weight": "a row for each position",
-  "relative_bias.weight": "a row for each bucket of distances, a column for each head",
+const PARAMETER_MEANINGS = { // by the end of the name
+  "wte.weight": "one row per token; also the output matrix", "wpe.weight": "one row per position",
+  "relative_bias.weight": "one row per bucket of distances, one column per head",
   "c_attn.weight": "rows are q, then k, then v, head by head", "attn.c_proj.weight": "W_O",
   "c_fc.weight": "up, to the neurons", "mlp.c_proj.weight": "down, from the neurons",
 };
@@ -143,7 +143,7 @@ const PUBLISHED_MODELS = [
 ];
 const GPT2_TOKENS = 50257, GPT1_TOKENS = 40478;
 
-// The part of a parameter, as in GPT.num_params.
+// The part of the model to which a parameter belongs, as in GPT.num_params.
 function partOf(name) {
   if (name.includes(".ln_")) return "norms";
   if (name.endsWith("bias")) return "biases";
@@ -152,7 +152,7 @@ function partOf(name) {
   return name.includes("wte") ? "embeddings" : "positions";
 }
 
-// How many parameters a GPT of L layers, C channels, T positions and V tokens has, with learned positions and biases.
+// The number of parameters of a GPT with L layers, C channels, T positions, V tokens, learned positions, and biases.
 function countParameters(L, C, T, V) {
   const counts = {embeddings: V * C, positions: T * C, attention: 4 * L * C * C, MLP: 8 * L * C * C, biases: 9 * L * C,
     norms: 4 * L * C + 2 * C};
@@ -160,24 +160,24 @@ function countParameters(L, C, T, V) {
 }
 
 defineView({
-  id: "parameters", title: "The parameters",
-  about: "Everything that the model has learned is in these tensors. Click one to see its values. The output matrix is "
-    + "the table of token embeddings, so it is counted once.",
+  id: "parameters", title: "Parameters",
+  about: "All learned tensors. Click one to see its values. The output matrix is tied to the token embeddings, so it "
+    + "is counted once.",
   async draw(box, context) {
     const {model: {num_params: counts, parameters}, config: {n_embd: C, n_head: H}, layer} = context, D = C / H;
     const name = state.parameter.replace(".*.", `.${layer}.`);
-    const chosen = parameters.find(parameter => parameter.name === name) ?? parameters[0];
-    const answer = await context.ask("parameter", {name: chosen.name});
-    box.append(parameterTable(context, chosen),
-      element("p", {}, "A head moves x W_V W_O, times a weight, from a token x to another one. W_V W_O is a matrix of "
-        + `C × C = ${short(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × `
-        + `D) and the head's part of W_O (D × C), ${short(2 * C * D)} numbers.`),
-      layerPicker(context), parameterPictures(chosen, answer), ...publishedTable(counts));
+    const selected = parameters.find(parameter => parameter.name === name) ?? parameters[0];
+    const answer = await context.ask("parameter", {name: selected.name});
+    box.append(parameterTable(context, selected),
+      element("p", {}, "A head moves x W_V W_O, times an attention weight, from a token x to another token. W_V W_O is "
+        + `a matrix of C × C = ${short(C * C)} numbers with rank at most ${D}: it is stored as a low-rank pair, W_V `
+        + `(C × D) and the head's part of W_O (D × C), ${short(2 * C * D)} numbers.`),
+      layerPicker(context), parameterPictures(selected, answer), ...publishedTable(counts));
   },
 }, {parameter: "transformer.wte.weight"});
 
-// One row for each tensor, of all layers together.
-function parameterTable({model: {num_params: counts, parameters}, config: {n_layer: L}}, chosen) {
+// One row per tensor, summed over layers.
+function parameterTable({model: {num_params: counts, parameters}, config: {n_layer: L}}, selected) {
   const kindOf = name => name.replace(/\.h\.\d+\./, ".h.*."), size = shape => shape.reduce((a, b) => a * b, 1);
   const kinds = [], rows = [];
   const add = (kind, name, count, shape = "", meaning = "") => {
@@ -202,48 +202,48 @@ function parameterTable({model: {num_params: counts, parameters}, config: {n_lay
   return picture("parameters", `${short(counts.total)} parameters`, () => ({
     columns: ["name", "part", "shape", "parameters"],
     rows: parameters.map(({name, shape}) => [name, partOf(name), shape.join(" x "), size(shape)]),
-  }), tableOf(["tensor", "parameters", "share", "shape", "what it is"], rows, {
-    shown, selected: i => kinds[i] === kindOf(chosen.name), click: i => kinds[i] && change({parameter: kinds[i]}),
+  }), tableOf(["tensor", "parameters", "share", "shape", "meaning"], rows, {
+    shown, selected: i => kinds[i] === kindOf(selected.name), click: i => kinds[i] && change({parameter: kinds[i]}),
   }));
 }
 
 function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviation}, tensors: {picture: values}}) {
   const [rows, columns] = shape.length > 1 ? shape : [1, ...shape], [shownRows, shownColumns] = values.shape;
-  const range = (i, size, shown) => size === shown ? String(i)
+  const cellLabel = (i, size, shown) => size === shown ? String(i)
     : `${Math.floor(i * size / shown)}–${Math.ceil((i + 1) * size / shown) - 1}`;
-  const labels = (size, shown) => upTo(shown).map(i => range(i, size, shown));
+  const labels = (size, shown) => range(shown).map(i => cellLabel(i, size, shown));
   const token = i => name.endsWith("wte.weight") && rows === shownRows ? ` ${visible(pieces[i])}` : "";
-  const most = largest(values.data), cell = clamp(Math.floor(512 / largest(values.shape)), 2, 12);
+  const max = maxAbs(values.data), cell = clamp(Math.floor(512 / maxAbs(values.shape)), 2, 12);
   const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
   const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
   const outline = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#c9daf3"};
   return div("pair",
     matrixPicture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`, values,
       ["row", labels(rows, shownRows).map((label, i) => label + token(i))], ["column", labels(columns, shownColumns)], {
-        scale: "signed", most, cell, height: rows === 1 ? 24 : cell,
-        note: signedNote(most)
+        scale: "signed", max, cell, height: rows === 1 ? 24 : cell,
+        note: signedNote(max)
           + (Math.max(...block) > 1 ? ` A cell is the mean of about ${block.join(" × ")} values.` : ""),
       }),
-    picture("histogram", "Its values",
+    picture("histogram", "Histogram",
       () => ({columns: ["from", "to", "count"], rows: counts.map((count, i) => [edges[i], edges[i + 1], count])}),
-      lineChart([outline], {width: roomFor(420), height: 220, from: 0, xTitle: "value", yTitle: "count"}),
+      lineChart([outline], {width: fitWidth(420), height: 220, from: 0, xTitle: "value", yTitle: "count"}),
       `Mean ${short(mean)}, standard deviation ${short(deviation)}.`));
 }
 
 function publishedTable(counts) {
   const models = PUBLISHED_MODELS.map(([name, L, C, T, paper]) => ({name, paper,
-    counts: countParameters(L, C, T, GPT2_TOKENS), early: countParameters(L, C, T, GPT1_TOKENS).total}));
+    counts: countParameters(L, C, T, GPT2_TOKENS), gpt1Total: countParameters(L, C, T, GPT1_TOKENS).total}));
   const gpt3 = models.at(-1).counts, {total, ...parts} = models[0].counts;
   return [
-    tablePicture("published", "Beside GPT-2 and GPT-3", ["model", "total", "its paper", ...Object.keys(parts)],
+    tablePicture("published", "GPT-2 and GPT-3", ["model", "total", "paper", ...Object.keys(parts)],
       [{name: "this model", paper: "", counts}, ...models].map(({name, paper, counts}) =>
         [name, counts.total, paper, ...Object.keys(parts).map(part => counts[part])]), {
         selected: i => i === 0,
-        note: "With L layers of C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² for "
-          + `attention, 8 L C² for MLPs, 9 L C biases, and (4 L + 2) C for norms. V = ${short(GPT2_TOKENS)}.`,
+        note: "With L layers, C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² attention, "
+          + `8 L C² MLP, 9 L C biases, and (4 L + 2) C norms. V = ${short(GPT2_TOKENS)}.`,
       }),
-    element("p", {}, `GPT-2 small has ${short(total)} parameters; its paper says 117M. OpenAI later called the paper's `
-      + `numbers an error. They are what the same formula gives for the ${short(GPT1_TOKENS)} tokens of GPT-1: `
-      + `${models.slice(0, 4).map(({early}) => short(early)).join(", ")}. Attention is ${short(gpt3.attention)} of `
-      + `GPT-3's ${short(gpt3.total)} parameters, a third; the MLPs are almost all of the rest.`)];
+    element("p", {}, `GPT-2 small has ${short(total)} parameters, but its paper says 117M, which OpenAI later called `
+      + `an error. The numbers of the paper follow from the ${short(GPT1_TOKENS)} tokens of GPT-1: `
+      + `${models.slice(0, 4).map(({gpt1Total}) => short(gpt1Total)).join(", ")}. Attention has `
+      + `${short(gpt3.attention)} of GPT-3's ${short(gpt3.total)} parameters; the MLPs have most others.`)];
 }

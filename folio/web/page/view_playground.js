@@ -1,8 +1,8 @@
-// The playground: samples that continue the text, side by side, and branches of them.
+// The playground: samples side by side, and branches of samples.
 
-// Samples stay until the next ones are generated. A sample is {title, before, prompt, tokens, ended}: the text and the
-// ids before it, its tokens {id, text, probability, runnersUp, chosen}, and why it ended ("" while it does not). Its
-// elements are {card, text, scroll, status}; `drawn` counts the tokens that are in the text.
+// Samples persist until others are generated. A sample is {title, before, prompt, tokens, ended}: the text and ids
+// before it, its tokens {id, text, probability, runnersUp, chosen}, and the reason for its end ("" while running). Its
+// elements are {card, text, scroll, status}; `drawn` is the number of tokens in the text.
 const playground = {samples: [], running: new Set(), timer: 0, pointed: null};
 
 const SETTINGS = {
@@ -10,20 +10,20 @@ const SETTINGS = {
   top_p: "top-p (1: off)",
   min_p: "min-p (0: off)", repetition_penalty: "repetition penalty", seed: "seed", stop: "stop at (\\n: line break)",
 };
-const ENDINGS = {stop: ", ended at the stop text", max_new_tokens: "", "end of text": ", ended the text",
+const ENDINGS = {stop: ", stop string", max_new_tokens: "", "end of text": ", end of text",
   stopped: ", stopped"};
-const MOST_LOSS = 6; // nats, as in the strip of tokens
+const MAX_LOSS = 6; // nats, end of the color scale, as in the strip
 
 defineView({
   id: "playground", title: "Playground",
-  about: "Samples that continue the text above. Point at a token to see the most likely others; click one to continue "
-    + "from there with it. sample.py generates the same samples with the same settings.",
+  about: "Samples that continue the text above. Point at a token to see its most likely alternatives; click one to "
+    + "generate a branch from there. sample.py generates the same samples with the same settings.",
   draw(box, context) {
     playground.parts ??= buildParts();
     playground.context = context;
     const {bar, grid} = playground.parts;
     box.append(drawSettings(), bar, picture("samples", "Samples", samplesTable, grid,
-      `Tokens by −ln p, 0 to ${MOST_LOSS} nats, light to dark.`));
+      `Tokens by −ln p, 0 to ${MAX_LOSS} nats, light to dark.`));
     showStatus();
   },
 }, {samples: 3, max_new_tokens: 200, repetition_penalty: 1, stop: "", sampled_model: 0});
@@ -33,15 +33,15 @@ function buildParts() {
   const generate = element("button", {class: "chosen", testid: "generate", form: "sampling"}, "Generate");
   const speed = element("output", {testid: "speed"}), notice = element("div", {class: "note", role: "status"});
   const problem = element("div", {class: "error", role: "alert", testid: "playground-error"});
-  const soon = (time, action, ...values) => {
+  const schedule = (time, action, ...values) => {
     clearTimeout(playground.timer);
     playground.timer = setTimeout(action, time, ...values);
   };
   const menu = element("div", {class: "runners-up", testid: "runners-up", hidden: true,
-    pointerenter: () => clearTimeout(playground.timer), pointerleave: () => soon(300, hideMenu)});
-  const point = time => ({target}) => target.dataset.t && soon(time, showMenu, target);
-  const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // not while it passes by
-    pointerout: () => soon(300, hideMenu)});
+    pointerenter: () => clearTimeout(playground.timer), pointerleave: () => schedule(300, hideMenu)});
+  const point = time => ({target}) => target.dataset.t && schedule(time, showMenu, target);
+  const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // a delay
+    pointerout: () => schedule(300, hideMenu)});
   const bar = div("", controls(generate, stop, speed), notice, problem);
   return {stop, speed, notice, problem, menu, cards, bar, grid: div("playground", cards, menu)};
 }
@@ -49,7 +49,7 @@ function buildParts() {
 // --- settings ---
 
 function drawSettings() {
-  const models = described.models.map(({name}, i) => [i, name]), {sampled_model} = state;
+  const models = info.models.map(({name}, i) => [i, name]), {sampled_model} = state;
   return element("form", {id: "sampling", class: "settings", submit: event => {
     event.preventDefault();
     startSamples().catch(showProblem);
@@ -61,12 +61,12 @@ function drawSettings() {
     }))));
 }
 
-// The settings of the filters as the sampler takes them: null turns one off.
+// The settings of the filters in the format of the sampler: null is off.
 function filterSettings({temperature, top_k, top_p, min_p}) {
   return {temperature, top_k: top_k || null, top_p: top_p === 1 ? null : top_p, min_p: min_p || null};
 }
 
-// What is asked about sampling, besides the prompt.
+// The fields of a sampling request, except the prompt.
 function samplingSettings(model) {
   const {max_new_tokens, repetition_penalty, stop, seed, step} = state;
   return {
@@ -85,17 +85,17 @@ async function startSamples() {
   const {context, parts: {cards}} = playground;
   stopSamples();
   hideMenu();
-  const before = state.ids ? context.labels.join("") : state.text; // all of the text, however long
+  const before = state.ids ? context.labels.join("") : state.text; // not cut at the context length
   const prompt = state.ids ? context.ids : (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
   const {samples: num_samples} = state;
   await streamSamples(() => {
-    const samples = upTo(num_samples).map(k => newSample(`Sample ${k + 1}`, before, prompt));
+    const samples = range(num_samples).map(k => newSample(`Sample ${k + 1}`, before, prompt));
     cards.replaceChildren(...samples.map(sample => sample.card));
     return playground.samples = samples;
   }, {ids: prompt, num_samples, ...samplingSettings(state.sampled_model)});
 }
 
-// Continue a sample from its token t, with another token in its place, as a new sample beside it.
+// Generate a new sample that replaces token t of a sample by another token.
 async function branch(sample, t, id, probability) {
   hideMenu();
   const replaced = sample.tokens[t], others = replaced.runnersUp.filter(([other]) => other !== id);
@@ -112,11 +112,11 @@ async function branch(sample, t, id, probability) {
   }, {ids, begun: tokens.length, num_samples: 1, ...samplingSettings(state.sampled_model)}, tokens);
 }
 
-// Receive the samples of one question, which may begin with tokens. add() shows them, if the settings make sense. It
-// stops when the view is left.
+// Receive the samples of one request. begun: first tokens of the sample, if it is a branch. add() creates the samples
+// once the settings are accepted. Stops when another view is shown.
 async function streamSamples(add, question, begun = []) {
   const controller = new AbortController(), {signal} = controller, {running, parts: {problem, speed}} = playground;
-  const began = performance.now();
+  const startTime = performance.now();
   let samples = [], count = 0, frame = 0;
   problem.textContent = "";
   running.add(controller);
@@ -133,7 +133,7 @@ async function streamSamples(add, question, begun = []) {
         samples[k].tokens.push({id, text, probability: more[0], runnersUp: more[1]});
         count++;
       });
-      const seconds = (performance.now() - began) / 1000;
+      const seconds = (performance.now() - startTime) / 1000;
       speed.textContent = `${short(count)} tokens, ${short(Math.round(count / seconds))} tokens/s`;
       frame ||= requestAnimationFrame(() => frame = drawSamples() ?? 0);
     }
@@ -157,20 +157,20 @@ function newSample(title, before, prompt) {
   const status = element("span", {class: "note"});
   const text = element("div", {class: "sample-text", testid: "sample-text"});
   const scroll = element("div", {class: "sample-scroll", tabindex: 0}, text);
-  const take = () => {
+  const useAsText = () => {
     stopSamples();
     change({text: before + text.textContent, ids: "", token: -1});
   };
   const card = element("section", {class: "sample", testid: "sample", "aria-label": title},
     element("header", {}, element("h4", {}, title), status,
-      element("button", {testid: "take", click: take}, "Use as text")), scroll);
+      element("button", {testid: "take", click: useAsText}, "Use as text")), scroll);
   return card.sample = {title, before, prompt, tokens: [], rest: "", ended: "", drawn: 0, text, status, scroll, card};
 }
 
-// Append the tokens that are not drawn yet. All reading of the layout comes first, so that it is computed once.
+// Append the tokens that are not drawn yet. Reads the layout first, so that it is computed only once.
 function drawSamples() {
   const {samples, parts: {menu}} = playground;
-  const following = samples.filter(({scroll}) => menu.hidden
+  const scrolledToEnd = samples.filter(({scroll}) => menu.hidden
     && scroll.scrollTop + scroll.clientHeight >= scroll.scrollHeight - 4);
   for (const sample of samples) {
     const {tokens, drawn, rest, ended} = sample;
@@ -179,11 +179,11 @@ function drawSamples() {
     Object.assign(sample, {drawn: tokens.length, rest: ""});
     sample.status.textContent = `${tokens.length} tokens${ended && ENDINGS[ended]}`;
   }
-  for (const {scroll} of following) scroll.scrollTop = 1e9;
+  for (const {scroll} of scrolledToEnd) scroll.scrollTop = 1e9;
   showStatus();
 }
 
-// Lines are blocks, so that the browser computes the layout of the last one only.
+// Lines are blocks, so that the browser computes only the layout of the last line.
 function append({text}, node) {
   if (text.lastChild?.textContent.endsWith("\n") ?? true) text.append(div("line"));
   text.lastChild.append(node);
@@ -192,14 +192,14 @@ function append({text}, node) {
 function tokenSpan({text, probability, chosen}, t) {
   const kind = text === "\n" ? "break" : text ? "" : "part";
   return element("span", {class: `token ${kind} ${chosen ? "replaced" : ""}`, "data-t": t,
-    style: onColor("sequential", Math.min(1, -Math.log(probability) / MOST_LOSS))}, text);
+    style: onColor("sequential", Math.min(1, -Math.log(probability) / MAX_LOSS))}, text);
 }
 
 function showStatus() {
   const {running, parts: {stop, notice}} = playground, {scale, mask, heads_off, mlps_off} = state;
   stop.disabled = !running.size;
   notice.textContent = !scale || mask !== "before" || heads_off || mlps_off
-    ? "Samples are of the unchanged model: the switches do not apply." : "";
+    ? "Samples come from the unchanged model: the switches do not apply." : "";
 }
 
 function samplesTable() {
@@ -208,7 +208,7 @@ function samplesTable() {
   return {columns: ["sample", "position", "id", "token", "text", "probability"], rows};
 }
 
-// --- the other tokens ---
+// --- alternatives of a token ---
 
 function hideMenu() {
   playground.parts.menu.hidden = true;
@@ -223,10 +223,10 @@ function showMenu(span) {
   playground.pointed = span;
   span.classList.add("pointed");
   const {sample} = span.closest(".sample"), t = Number(span.dataset.t), {id, probability, runnersUp} = sample.tokens[t];
-  const most = Math.max(probability, ...runnersUp.map(([, p]) => p));
+  const max = Math.max(probability, ...runnersUp.map(([, p]) => p));
   const row = (id, p) => [
     element("span", {class: "name"}, visible(pieces[id])),
-    element("span", {class: "track"}, element("span", {class: "bar", style: {width: `${100 * p / most}%`}})),
+    element("span", {class: "track"}, element("span", {class: "bar", style: {width: `${100 * p / max}%`}})),
     element("span", {class: "percent"}, percent(p)),
   ];
   menu.replaceChildren(
@@ -237,8 +237,8 @@ function showMenu(span) {
     }, row(other, p))),
     div("note", "Probabilities before temperature and filters"));
   menu.hidden = false;
-  const outer = grid.getBoundingClientRect(), at = [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect();
-  const below = at.bottom + menu.offsetHeight <= window.innerHeight || at.top < menu.offsetHeight;
-  Object.assign(menu.style, {left: `${clamp(at.left - outer.left, 0, Math.max(0, outer.width - menu.offsetWidth))}px`,
-    top: `${(below ? at.bottom : at.top - menu.offsetHeight) - outer.top}px`});
+  const outer = grid.getBoundingClientRect(), spot = [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect();
+  const below = spot.bottom + menu.offsetHeight <= window.innerHeight || spot.top < menu.offsetHeight;
+  Object.assign(menu.style, {left: `${clamp(spot.left - outer.left, 0, Math.max(0, outer.width - menu.offsetWidth))}px`,
+    top: `${(below ? spot.bottom : spot.top - menu.offsetHeight) - outer.top}px`});
 }

@@ -1,4 +1,4 @@
-"""Questions that the one-file model answers in a browser, against folio/web/questions.py."""
+"""The browser engine's answers compared with folio/web/questions.py."""
 
 import json
 import math
@@ -23,10 +23,10 @@ from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import in_browser
 
-SEED = 5  # of the models and the texts: of random ones, a few have two tokens that are equally likely in float32
+SEED = 5  # of models and texts; with some seeds, two tokens are equally likely in float32
 SIZES = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)
 LARGE = [bytes([a]) for a in range(256)] + [bytes([a, b]) for a in range(4) for b in range(256)]  # tokens
-OTHERS: dict[str, tuple[Tokenizer, dict[str, Any]]] = {  # models, beside those of tests/viewed_models.py
+OTHERS: dict[str, tuple[Tokenizer, dict[str, Any]]] = {  # models in addition to those of tests/support/viewed_models.py
     "sinusoidal": (trained(), dict(position="sinusoidal", activation="gelu")),
     "alibi": (CharTokenizer.of(TEXT, eot=True), dict(position="alibi", n_head=3, n_embd=33, bias=False)),
     "none": (ByteTokenizer(), dict(position="none", n_layer=1, n_head=1)),
@@ -53,7 +53,7 @@ def engine(browser) -> Iterator[Engine]:
 
 @dataclass
 class Case:
-    """A model in both places."""
+    """A model in Python and in the browser."""
 
     provider: TraceProvider
     engine: Engine
@@ -74,7 +74,7 @@ class Case:
             return str(error)
 
     def in_browser(self, questions: list[Any]) -> list[Any]:
-        """The answers (facts, tensors), or messages."""
+        """Return the answers (facts, tensors) or error messages."""
         script = """JSON.parse(questions).map(question => {
           try { return finish(models[name].answer(question)); } catch (error) { return {error}; }
         }).map(({facts, tensors, error}) => error ? error.message : [JSON.stringify(facts), tensors])"""
@@ -88,7 +88,7 @@ class Case:
         return json.loads(facts), {name: t["data"].reshape(t["shape"]) for name, t in tensors.items()}
 
     def check(self, questions: list[Any]) -> None:
-        """The answers are the same."""
+        """Check that the answers are the same."""
         for question, actual in zip(questions, self.in_browser(questions), strict=True):
             assert_same_answer(actual, self.in_python(question), question)
 
@@ -113,7 +113,7 @@ def assert_same_facts(actual: Any, expected: Any, question: Any) -> None:
         assert set(actual) == set(expected), question
         for name, value in expected.items():
             assert_same_facts(actual[name], value, (question, name))
-    elif isinstance(expected, list) and expected[1:] == [0.0]:  # all tokens are equal for a head that is off
+    elif isinstance(expected, list) and expected[1:] == [0.0]:  # a head that is off has equal effects on all tokens
         assert actual[1] == 0, question
     elif isinstance(expected, list):
         assert len(actual) == len(expected), question
@@ -127,7 +127,7 @@ def assert_same_facts(actual: Any, expected: Any, question: Any) -> None:
 
 @pytest.fixture(scope="module")
 def cases(engine, tmp_path_factory) -> dict[str, Case]:
-    """By name."""
+    """Cases by name."""
     models = {kind: (TOKENIZERS[kind], build_model(kind, SEED)) for kind in SHAPES}
     for name, (tokenizer, settings) in OTHERS.items():
         models[name] = tokenizer, random_model(SEED, **{"vocab_size": tokenizer.vocab_size, **SIZES, **settings})
@@ -137,10 +137,12 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
         run = save_run(tmp_path_factory.mktemp(name), {200: model}, tokenizer, {})
         provider = TraceProvider([ViewedModel(run, "best", torch.device("cpu"))], STRANGE)
         if name == "nan":
-            block = provider.models[0].opened.transformer.h[0]
+            block = provider.models[0].model.transformer.h[0]
             block.mlp.c_fc.weight[3, 4] = math.nan
-            block.attn.c_attn.bias.copy_(0.1 * torch.arange(96).remainder(65) - 0.7)  # the edges of a histogram's bins
-        engine.load(provider.models[0].opened, simd=name != "bpe")
+            block.attn.c_attn.bias.copy_(
+                0.1 * torch.arange(96).remainder(65) - 0.7
+            )  # values at the edges of histogram bins
+        engine.load(provider.models[0].model, simd=name != "bpe")
         script = "(models[name] = new Answers(gpt, makeTokenizer(header.tokenizer), header), 0)"
         engine(script, name=name, header=header_of(provider))
         opened[name] = Case(provider, engine, name)
@@ -173,26 +175,26 @@ def random_ids(case: Case, count: int) -> list[int]:
 
 
 @in_browser
-def test_questions_about_a_text_have_the_answers_of_the_server(case):
-    config, questions = case.provider.models[0].opened.config, []
+def test_questions_about_a_text_equal_python(case):
+    config, questions = case.provider.models[0].model.config, []
     for count in {case.limit, min(9, case.limit), 1}:
         ids = random_ids(case, count)
         for token in {0, count // 2, count - 1}:
-            place = {"ids": ids, "token": token, "layer": token % config.n_layer, "head": token % config.n_head}
-            questions += [{"kind": kind, **place, "source": token or 99} for kind in TRACED]
+            fields = {"ids": ids, "token": token, "layer": token % config.n_layer, "head": token % config.n_head}
+            questions += [{"kind": kind, **fields, "source": token or 99} for kind in TRACED]
     case.check(questions)
 
 
 @in_browser
-def test_switches_change_what_they_change_on_the_server(case):
+def test_switches_equal_python(case):
     kinds, ids = ("head", "overview", "layer"), random_ids(case, min(40, case.limit))
     case.check([{"kind": kind, "ids": ids, **switches} for switches in SWITCHES for kind in kinds])
 
 
 @in_browser
-def test_questions_about_the_model_have_the_answers_of_the_server(case):
+def test_questions_about_the_model_equal_python(case):
     viewed = case.provider.models[0]
-    parameters = [name for name, _ in viewed.opened.named_parameters()]
+    parameters = [name for name, _ in viewed.model.named_parameters()]
     questions = [{"kind": "parameter", "name": name} for name in parameters]
     questions += [{"kind": "parameter", "name": name, "row": 0} for name in parameters]
     questions += [{"kind": "vocabulary", "row": row} for row in (None, 1, viewed.tokenizer.vocab_size - 1)]
@@ -203,8 +205,8 @@ def test_questions_about_the_model_have_the_answers_of_the_server(case):
 
 
 @in_browser
-def test_large_tables_are_averaged_and_projected(cases):
-    """More rows than a picture, a map, and a product of the engine hold."""
+def test_large_tables_are_pooled_and_projected(cases):
+    """With more rows than a heat map, the map of the vocabulary, and one matrix product."""
     cases["large"].check(
         [
             {"kind": "parameter", "name": "transformer.wte.weight"},
@@ -216,7 +218,7 @@ def test_large_tables_are_averaged_and_projected(cases):
 
 
 @in_browser
-def test_weights_that_are_not_numbers_are_shown(cases):
+def test_nan_weights_can_be_shown(cases):
     ids = random_ids(cases["nan"], 12)
     questions = [{"kind": kind, "ids": ids, "layer": 1} for kind in ("overview", "head")]
     names = ("mlp.c_fc.weight", "attn.c_attn.bias")
@@ -224,7 +226,7 @@ def test_weights_that_are_not_numbers_are_shown(cases):
 
 
 @in_browser
-def test_what_only_a_server_has_is_not_in_a_file(cases):
+def test_a_file_has_no_run_and_may_have_no_index(cases):
     case = cases["char"]
     memorized, run = case.in_browser([{"kind": "memorized", "ids": [1]}, {"kind": "run"}])
     assert list(memorized[0]) == ["reason"] and "training data" in memorized[0]["reason"]
@@ -233,13 +235,13 @@ def test_what_only_a_server_has_is_not_in_a_file(cases):
 
 
 @in_browser
-def test_answers_do_not_share_memory_and_four_traces_are_kept(cases):
+def test_answers_do_not_share_memory_and_four_traces_are_cached(cases):
     """The page may transfer the arrays of an answer."""
     script = """(() => {
-      const answers = models.char, asked = {kind: "layer", ids: [1, 2, 3], layer: 1, token: 1};
-      const first = finish(answers.answer(asked)).tensors, before = first.hidden.data.slice();
+      const answers = models.char, question = {kind: "layer", ids: [1, 2, 3], layer: 1, token: 1};
+      const first = finish(answers.answer(question)).tensors, before = first.hidden.data.slice();
       for (const {data} of Object.values(first)) structuredClone(data.buffer, {transfer: [data.buffer]});
-      const again = finish(answers.answer(asked)).tensors.hidden.data;
+      const again = finish(answers.answer(question)).tensors.hidden.data;
       for (let id = 0; id < 9; id++) finish(answers.answer({kind: "head", ids: [id]}));
       return [before, again, answers.traces.size];
     })()"""
@@ -249,9 +251,8 @@ def test_answers_do_not_share_memory_and_four_traces_are_kept(cases):
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
-FLOAT = {"kind": "head", "ids": [1.0]}  # which is 1 in JavaScript
-ASKED = [
-    *[asked for asked, _ in MISTAKES if asked != FLOAT],
+INVALID_QUESTIONS = [
+    *[question for question, _ in MISTAKES],
     *[{"kind": kind} for kind in ("constructor", "answer", "__proto__", "it's", "'\"\\\n\x01\xad\u2028\U000e0001é")],
     *[{"kind": value} for value in (None, True, [1, "a", [None]], {"a'": {"b": [False]}}, 12345678901)],
     *[{"kind": "head", name: value} for name in ("layer", "step", "row", "mask", "scale") for value in (-1, "", 2**63)],
@@ -268,7 +269,7 @@ ASKED = [
 
 @in_browser
 @pytest.mark.parametrize("name", ["char", "score"])
-def test_mistakes_have_the_messages_of_the_server(cases, name):
+def test_error_messages_equal_python(cases, name):
     case = cases[name]
-    case.check(ASKED)
-    assert all(isinstance(case.in_python(asked), str) for asked in ASKED[:20])
+    case.check(INVALID_QUESTIONS)
+    assert all(isinstance(case.in_python(question), str) for question in INVALID_QUESTIONS[:20])

@@ -1,4 +1,4 @@
-"""The engine of a model in one HTML file, against model.py, folio.decoding and folio.web.playground."""
+"""The browser engine compared with model.py, folio.decoding and folio.web.playground."""
 
 import itertools
 import math
@@ -29,14 +29,12 @@ from tools.bench.html_file import HtmlBenchConfig, Size
 
 SCRIPTS = ("sampling.js", "gpt.js", "tokenizers.js", "questions.js", "playground.js", "host.js")
 STORAGES = ("float32", "float16", "int8")
-BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may give either
+BOUNDARY = 1e-5  # a draw this close to the boundary between two tokens may give either
 
 
 @pytest.fixture
 def seed() -> int:
-    """Not another one in each run: a draw so near to a boundary that the last digits of float32 decide is rare, but not
-    rare enough.
-    """
+    """A fixed seed: sometimes, rounding in float32 decides which token is sampled."""
     return 1337
 
 
@@ -61,7 +59,7 @@ def test_the_kernel_is_built_from_its_source():
 
 
 def logits_of(model: GPT, ids: list[int]) -> np.ndarray:
-    """(T, V)."""
+    """Return the logits of model.py, (T, V)."""
     ids = torch.tensor([ids])
     return model.logits(ids)[0].detach().numpy()
 
@@ -69,8 +67,8 @@ def logits_of(model: GPT, ids: list[int]) -> np.ndarray:
 @in_browser
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
-def test_logits_are_those_of_model_py(simd, position, engine, seed):
-    """After a prefill, and after each step, on the weights as they are stored."""
+def test_logits_equal_model_py(simd, position, engine, seed):
+    """After a prefill and after each step, with rounded weights."""
     settings = itertools.cycle([dict(activation="gelu", bias=True), dict(activation="gelu_new", bias=False)])
     for storage, n_embd in itertools.product(STORAGES, (12, 36)):
         model = random_model(seed, block_size=40, n_embd=n_embd, n_head=3, position=position, **next(settings))
@@ -88,7 +86,7 @@ def test_logits_are_those_of_model_py(simd, position, engine, seed):
 
 @in_browser
 def test_rows_of_a_step_do_not_depend_on_each_other(engine, seed):
-    """Their contexts have different lengths. A cache that was given back is used again."""
+    """With contexts of different lengths. The second iteration reuses the caches."""
     model = random_model(seed, block_size=40, position="rotary")
     engine.load(model)
     rows = [torch.randint(20, (length,)).tolist() for length in (3, 40, 17, 1)]
@@ -103,7 +101,7 @@ def test_rows_of_a_step_do_not_depend_on_each_other(engine, seed):
 
 @in_browser
 def test_long_computations_pause(engine, seed):
-    """The engine can be asked to pause after a little work, and computes the same."""
+    """Pauses do not change the results."""
     model = random_model(seed, block_size=40, vocab_size=300)
     engine.load(model)
     ids = torch.randint(300, (40,)).tolist()
@@ -116,8 +114,8 @@ def test_long_computations_pause(engine, seed):
 
 @in_browser
 @pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
-def test_other_things_may_be_computed_in_the_pauses(simd, engine, seed):
-    """Parts of a forward pass over other tokens, and a new cache, for which the memory moves."""
+def test_pauses_allow_other_computations(simd, engine, seed):
+    """Single modules, and allocations, which may move the memory."""
     model = random_model(seed, block_size=40, vocab_size=300)
     engine.load(model, simd=simd)
     rows = torch.randint(300, (2, 40)).tolist()
@@ -141,8 +139,8 @@ def test_other_things_may_be_computed_in_the_pauses(simd, engine, seed):
 
 
 @in_browser
-def test_its_parts_are_those_of_a_forward_pass(engine, seed):
-    """For more tokens than are computed together, and a vocabulary smaller than the MLP."""
+def test_single_modules_equal_torch(engine, seed):
+    """With more tokens than a chunk, and a vocabulary smaller than the MLP."""
     for position in ("learned", "sinusoidal"):
         model = random_model(seed, block_size=40, position=position).requires_grad_(False)
         engine.load(model, simd=False)
@@ -162,7 +160,7 @@ def test_its_parts_are_those_of_a_forward_pass(engine, seed):
 
 
 @in_browser
-def test_activations_are_exact_to_float32(engine):
+def test_activations_have_float32_precision(engine):
     x = np.linspace(-14, 14, 20001)
     ours = engine("Float64Array.from(x, ACTIVATIONS.gelu)", x=x)
     expected = [0.5 * value * math.erfc(-value / math.sqrt(2)) for value in x]
@@ -173,7 +171,7 @@ def test_activations_are_exact_to_float32(engine):
 
 
 @in_browser
-def test_half_floats_are_those_of_numpy(engine):
+def test_half_floats_equal_numpy(engine):
     bits = np.arange(65536, dtype=np.uint16)
     ours = engine("Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits))")
     np.testing.assert_array_equal(ours, bits.view(np.float16).astype(np.float32))
@@ -199,8 +197,8 @@ FILTERS = [
 
 @in_browser
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_filters_are_those_of_generate(filters, engine, seed):
-    """Also where many logits are equal: then torch does not say which of them top-p keeps."""
+def test_filters_equal_python(filters, engine, seed):
+    """Also with many equal logits, where top-p in torch may keep any of them."""
     torch.manual_seed(seed)
     settings = {**NO_FILTER, **filters}
     for logits in (torch.randn(300) * 3, torch.randint(-6, 7, (300,)) / 2):
@@ -214,7 +212,7 @@ def test_filters_are_those_of_generate(filters, engine, seed):
 
 
 @in_browser
-def test_random_numbers_are_those_of_generate(engine, seed):
+def test_random_numbers_equal_python(engine, seed):
     seeds, samples, first = [0, seed, 2**53 - 1], [0, 1, 15], np.random.default_rng(seed).integers(2**20)
     ours = engine(
         "Float64Array.from(seeds.flatMap(seed => samples.flatMap(k => "
@@ -229,9 +227,9 @@ def test_random_numbers_are_those_of_generate(engine, seed):
 
 
 def near_tokens(model: GPT, ids: list[int], sampling: Sampling, uniform: float) -> tuple[float, range]:
-    """The distance of a draw after `ids` from the nearest boundary, and the tokens that are BOUNDARY away or nearer.
+    """Return the distance of a draw after `ids` from the nearest boundary, and the tokens within BOUNDARY.
 
-    Of a context that was full, folio.decoding.scheduler.generate has dropped half, as often as it was full.
+    Each time the context was full, folio.decoding.scheduler.generate has dropped half of it.
     """
     size = model.config.block_size
     dropped = size // 2 * max(0, math.ceil((len(ids) - size) / (size // 2)))
@@ -243,8 +241,8 @@ def near_tokens(model: GPT, ids: list[int], sampling: Sampling, uniform: float) 
 
 
 @in_browser
-def test_20_samples_are_those_of_generate(engine, runtime, seed):
-    """500 tokens each, at temperature 0.8 and top_k 200, far beyond the context; see BOUNDARY."""
+def test_20_samples_equal_python(engine, runtime, seed):
+    """500 tokens each, far beyond the context, except for draws within BOUNDARY."""
     model = random_model(seed, block_size=96, vocab_size=65, n_embd=32)
     prompt, settings = [1, 2, 3], dict(max_new_tokens=500, temperature=0.8, top_k=200)
     engine.load(model)
@@ -255,7 +253,7 @@ def test_20_samples_are_those_of_generate(engine, runtime, seed):
         theirs = generate_tokens(model, [prompt] * 10, runtime, max_new_tokens=500, sampling=sampling, seed=number)
         for k in samples:
             assert len(ours[k]) == 500
-            t = next((t for t in range(500) if ours[k][t] != theirs[k][t]), 499)  # where they differ, or the last one
+            t = next((t for t in range(500) if ours[k][t] != theirs[k][t]), 499)  # first difference, or the last token
             ids, uniform = [*prompt, *theirs[k][:t]], uniforms(number, [k], t, 1).item()
             distance, tokens = near_tokens(model, ids, sampling, uniform)
             assert ours[k][t] in tokens and theirs[k][t] in tokens
@@ -271,7 +269,7 @@ def sample(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[dict]:
 
 
 def sample_tokens(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[list[int]]:
-    """The tokens of each sample."""
+    """Return the tokens of each sample."""
     script = """eventsOf(generate(gpt, makeTokenizer(json), question)).slice(1).map(
       ({samples}) => samples.map(entry => entry && entry[0]))"""
     steps = engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
@@ -279,7 +277,7 @@ def sample_tokens(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list
 
 
 CHARACTERS = CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True)
-QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # the tokenizer, fields of GPTConfig, the question
+QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # tokenizer, fields of GPTConfig, question
     (CHARACTERS, dict(vocab_size=32), dict(num_samples=3)),
     (CHARACTERS, dict(vocab_size=32), dict(temperature=0, repetition_penalty=1.2)),
     (CHARACTERS, {}, dict(num_samples=3, max_new_tokens=30, stop="a", begun=2, temperature=1.5, top_k=None)),
@@ -298,13 +296,13 @@ QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # the tokenizer, fields of GP
 
 @in_browser
 @pytest.mark.parametrize("number", range(len(QUESTIONS)))
-def test_events_are_those_of_the_server(number, engine, seed):
+def test_events_equal_python(number, engine, seed):
     tokenizer, sizes, question = QUESTIONS[number]
     model = random_model(seed, **{"block_size": 16, "vocab_size": tokenizer.vocab_size, **sizes})
     question = {"ids": [1, 2, 3], "max_new_tokens": 60, "seed": seed, **question}
     lm = LanguageModel(model, tokenizer, "cpu", "float32")
-    asked = GenerationQuestion(**{**question, "ids": tuple(question["ids"])})
-    expected = sample_lines(BatchEngine(lm, rows=16), SampleLines(tokenizer, asked))
+    server_question = GenerationQuestion(**{**question, "ids": tuple(question["ids"])})
+    expected = sample_lines(BatchEngine(lm, rows=16), SampleLines(tokenizer, server_question))
     engine.load(model)
     actual = sample(engine, tokenizer, **question)
     assert actual[0] == expected[0]
@@ -320,12 +318,12 @@ def test_events_are_those_of_the_server(number, engine, seed):
 
 
 @in_browser
-def test_a_seed_that_a_browser_rounds_is_an_error(engine):
+def test_seeds_beyond_float64_are_refused(engine):
     script = "errorOf(() => readSettings({ids: [1], seed: 2 ** 53}, 20))"
     assert engine(script) == "seed=9007199254740992: a browser rounds whole numbers above 2**53 - 1"
 
 
-BAD_QUESTIONS = [
+INVALID_SETTINGS = [
     dict(temperature=-0.5),
     dict(temperature=1e6 + 0.5),
     dict(temperature=None),
@@ -345,19 +343,19 @@ BAD_QUESTIONS = [
 
 
 @in_browser
-def test_bad_questions_have_the_errors_of_the_server(engine, seed):
+def test_invalid_settings_have_the_errors_of_python(engine, seed):
     engine.load(random_model(seed))
-    for question in BAD_QUESTIONS:
+    for question in INVALID_SETTINGS:
         with pytest.raises(UserError) as expected:
             settings.from_json(GenerationQuestion, question)
         actual = engine("errorOf(() => readSettings(question, 20))", question={"ids": [1], **question})
         assert actual.split("\n") == str(expected.value).split("\n")
     for ids in ([], [20], [-1], ["1"], 3):
-        assert engine("errorOf(() => readSettings({ids}, 20))", ids=ids).startswith("ids: ")
+        assert engine("errorOf(() => readSettings({ids}, 20))", ids=ids).startswith("ids must ")
 
 
 @in_browser
-def test_a_model_that_computes_nan_says_so(engine, seed):
+def test_nan_is_an_error(engine, seed):
     model = random_model(seed, vocab_size=257)
     model.transformer.ln_f.weight.data[0] = math.nan
     engine.load(model)
@@ -367,7 +365,7 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
 
 @in_browser
 @pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
-def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
+def test_running_out_of_memory_frees_the_memory(simd, engine, seed):
     model = random_model(seed, vocab_size=257)
     engine.load(model, simd=simd)
     expected = sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
@@ -375,13 +373,13 @@ def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, se
     script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
     for _ in range(2):
         engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
-        assert engine(script) == "the model needs more memory than the browser gives it"
+        assert "memory" in engine(script)
     assert sample(engine, ByteTokenizer(), ids=[1], num_samples=2) == expected
 
 
 @in_browser
-def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
-    """Also two texts at the same time, of which each is the same as alone."""
+def test_texts_are_generated_during_a_long_question(engine, seed):
+    """Two texts at the same time are the same as one at a time."""
     engine.load(random_model(seed, vocab_size=257))
     questions = [dict(ids=[1, 2], max_new_tokens=20, seed=k, num_samples=2) for k in range(2)]
     script = """new Promise(resolve => {
@@ -410,8 +408,8 @@ def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
 
 @in_browser
 @pytest.mark.parametrize("kind", ["ask", "generate"])
-def test_a_prompt_waits_neither_for_a_trace_nor_for_a_text_that_was_stopped(kind, engine):
-    """A text that is stopped ends in its prefill, if that is long."""
+def test_tokenizing_does_not_wait_for_traces_or_stopped_texts(kind, engine):
+    """A stop also ends a long prefill."""
     script = """new Promise(resolve => {
       let slices = 0;
       const ended = [], host = new Host(({id, answer, done, error}) => {
@@ -448,7 +446,7 @@ def test_a_prompt_waits_neither_for_a_trace_nor_for_a_text_that_was_stopped(kind
 
 @in_browser
 def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
-    """It fails if the two give different texts."""
+    """The benchmark fails if the texts differ."""
     shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
     monkeypatch.setattr(bench_html, "MODELS", {"tiny": Size(shape, 0.3)})
     cfg = HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM)

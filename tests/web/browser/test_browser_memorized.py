@@ -1,4 +1,4 @@
-"""The search in the training data that an HTML file holds, in a browser, against folio/evaluation/memorization.py."""
+"""The browser's search of the training data compared with folio/evaluation/memorization.py."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ class Tokenizer:
 
 
 @in_browser
-def test_spans_and_places_are_those_of_the_python_search(browser, seed):
+def test_spans_equal_python(browser, seed):
     rng = np.random.default_rng(seed)
     with engine_in(browser, "tokenizers.js", "memorized.js") as engine:
         for _ in range(CASES):
@@ -49,7 +49,6 @@ def test_spans_and_places_are_those_of_the_python_search(browser, seed):
             assert covering.tolist() == covering_lengths(longest).tolist()
 
 
-def test_too_much_training_data_is_an_error(monkeypatch):
-    monkeypatch.setattr(html_file, "MOST_INDEXED", 5)
-    with pytest.raises(UserError, match="the training data has 6 tokens, and a file holds the index of 5"):
-        html_file.index_training_data([dataset_of(np.arange(2), np.arange(4))], Tokenizer(None))
+def test_too_much_training_data_is_an_error():
+    with pytest.raises(UserError, match=r"6 tokens.*at most 5"):
+        html_file.index_training_data([dataset_of(np.arange(2), np.arange(4))], Tokenizer(None), max_tokens=5)

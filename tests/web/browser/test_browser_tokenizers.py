@@ -1,4 +1,4 @@
-"""Tokenizers, prompts and notes of the one-file model, in a browser, against Python."""
+"""The browser's tokenizers, prompts and notes compared with Python."""
 
 import json
 import random
@@ -23,18 +23,20 @@ PARTS = [  # of random strings
     *"a b e h l o w the hello hell he world don't it's we'll I've they're 'S 'd ''s 1 12 2026 3.14 x² ½".split(),
     *[" ", "  ", "    ", "\n", "\n\n", " \n", "\r\n", "\t", "\t \t", " '", " hello", " world", " w", " 7", " !"],
     *map(chr, [0, 1, 8, *range(0xB, 0xD), *range(0x1B, 0x20), 0x7F, 0x85, 0xA0, 0xAD, 0x180E, 0xFEFF, 0xFFFD, 0xFFFF]),
-    *map(chr, [0x1680, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000]),  # white space or not
+    *map(
+        chr, [0x1680, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000]
+    ),  # white space and similar characters
     *["é", "e\u0301", "ß", "İ", "ﬁ", "ǅ", "\u0301", "\u0308\u0323", "न\u0940", "한", "\u1112\u1161\u11ab", "ก็"],
     *["😀", "👩\u200d👩\u200d👧", "🏳\ufe0f\u200d🌈", "👍🏽", "🇩🇪", "𐐷", "𠀀", "\U0010ffff"],
     *["שלום", "مرحبا", "\u202e", "\u200f", "日本語", "カタカナ", "Привет", "Ωμέγα", "٣٤", "५", "Ⅻ", "①", "៥"],
-    *["\ud800", "\udfff", "\ud83d", "\ude00"],  # surrogates, which may come together
+    *["\ud800", "\udfff", "\ud83d", "\ude00"],  # surrogates, which may form pairs
     *["</script>", "<!--", "<|endoftext|>", "<|endof", "__proto__", "\\", '"'],
 ]
 SPACES = " \n\t\xa0\u3000\x85\x1c"
 
 
 def random_strings(rng: random.Random, count: int) -> list[str]:
-    """Strings of PARTS, of code points that Python knows, of one part repeated, and of much white space."""
+    """Strings of PARTS, of known code points, of repeated parts, and with long white space."""
     known = [c for c in map(chr, range(0x20000)) if c.isprintable() or c.isspace()]
 
     def make() -> str:
@@ -45,16 +47,16 @@ def random_strings(rng: random.Random, count: int) -> list[str]:
             return "".join(rng.choices(known, k=rng.randint(1, 30)))
         return rng.choice(PARTS) * rng.randint(1, 200) + "".join(rng.choices(SPACES, k=99)) + rng.choice(PARTS)
 
-    return [as_json_reads_it(make()) for _ in range(count)]
+    return [join_surrogates(make()) for _ in range(count)]
 
 
-def as_json_reads_it(text: str) -> str:
-    """A text in which a high and a low surrogate in this order are one character."""
+def join_surrogates(text: str) -> str:
+    """Join pairs of a high and a low surrogate into one character, as JSON does."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def random_ranks(rng: random.Random) -> list[bytes]:
-    """Tokens in any order, so that some cannot be reached, and others are merged before their parts."""
+    """Tokens in random order: some are unreachable, and others are merged before their parts."""
     tokens = {"".join(rng.choices("abé ", k=rng.randint(2, 6))).encode() for _ in range(300)}
     return [bytes([b]) for b in range(256)] + rng.sample(sorted(tokens), len(tokens))
 
@@ -66,7 +68,7 @@ def engine(browser) -> Iterator[Engine]:
 
 
 def compute(engine: Engine, expression: str, tokenizer: Tokenizer, values: list) -> list:
-    """An expression in `tokenizer` and `value`, for each value. All text is sent as ASCII, which keeps surrogates."""
+    """Evaluate an expression of `tokenizer` and `value` for each value. Sends text as ASCII to keep surrogates."""
     code = f"JSON.stringify(JSON.parse(values).map(value => {expression}))"
     json_form = json.dumps({**tokenizer.to_json(), "kind": tokenizer.kind})
     script = f"((tokenizer, values) => {code})(makeTokenizer(JSON.parse(json)), values)"
@@ -74,9 +76,9 @@ def compute(engine: Engine, expression: str, tokenizer: Tokenizer, values: list)
 
 
 def make_tokenizers(rng: random.Random, texts: list[str]) -> dict[str, Tokenizer]:
-    # The trainer of the tokenizers library accepts no surrogates.
+    # The trainer of the tokenizers library does not accept surrogates.
     learned = BPETokenizer.train([text.encode("utf-8", "replace").decode() for text in texts], 1500)
-    some = set("".join(texts[: len(texts) // 2])) - set("xyz")  # about half of the characters that occur
+    some = set("".join(texts[: len(texts) // 2])) - set("xyz")  # about half of the characters
     return {
         "char": CharTokenizer("".join(c for c in sorted(some) if not 0xD800 <= ord(c) < 0xE000)),
         "char with eot": CharTokenizer.of("banana\n", eot=True),
@@ -89,7 +91,7 @@ def make_tokenizers(rng: random.Random, texts: list[str]) -> dict[str, Tokenizer
 
 
 @in_browser
-def test_prompts_have_the_ids_of_python(engine, seed):
+def test_prompt_ids_equal_python(engine, seed):
     rng = random.Random(seed)
     strings = random_strings(rng, STRINGS)
     words = ["".join(rng.choices("abé ", k=rng.randint(0, 40))) for _ in range(STRINGS // 5)]
@@ -105,7 +107,7 @@ def test_prompts_have_the_ids_of_python(engine, seed):
 
 @in_browser
 def test_long_words_and_long_white_space(engine, seed):
-    """A merge does not look at the whole word again."""
+    """Would time out if each merge scanned the whole word."""
     rng = random.Random(seed)
     texts = ["ab" * 50_000, "".join(rng.choices("abé", k=99_999)), " " * 100_000, "\n" * 99_999 + "a", "é" * 33_333]
     for tokenizer in (trained(), GPT2Tokenizer(random_ranks(rng))):
@@ -115,7 +117,7 @@ def test_long_words_and_long_white_space(engine, seed):
 
 
 @in_browser
-def test_tokens_have_the_text_of_python(engine, seed):
+def test_token_texts_equal_python(engine, seed):
     rng = random.Random(seed)
     strange = bytes(rng.choices([0x41, 0x80, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE2, 0xED, 0xEF, 0xF0, 0xF4, 0xFF], k=3000))
     parts = {strange[i : i + rng.randint(2, 5)] for i in range(2900)} | {"\ufeffé".encode(), "\ufffd€".encode()}
@@ -131,8 +133,8 @@ def test_tokens_have_the_text_of_python(engine, seed):
 
 
 @in_browser
-def test_streamed_text_is_that_of_python(engine, seed):
-    """Each token shows the same text: halves of characters, and what may begin the stop string, are held back."""
+def test_streamed_text_equals_python(engine, seed):
+    """Incomplete characters and possible beginnings of the stop string are held back."""
     rng = random.Random(seed)
     leads = [0x61, 0x62, 0x80, 0x9F, 0xA0, 0xBF, 0xC3, 0xE0, 0xE2, 0xED, 0xF0, 0xF4, 0xFF]
     stops = [None, "ab", "aab", "é", "\ufffd", "\ufffda", "😀", "a😀", "\ude00", "a\ud83d", "\ud83da", "abé"]
@@ -155,11 +157,11 @@ def notes_in_python(text: str, format: EventFormat) -> list:
 
 @in_browser
 @pytest.mark.parametrize("format", [SCORE, PERFORMANCE], ids=["score", "performance"])
-def test_notes_are_those_of_python(engine, format, seed):
+def test_notes_equal_python(engine, format, seed):
     tokenizer = tokenizer_of(format)
     texts = [random_text(tokenizer, seed + i, 60) for i in range(100)]
-    expression = """(({notes, times}) => [notes.map(({start, end, pitch, velocity, places}) =>
-      [pitchName(pitch), start, end, pitch, velocity, ...places]), times])(placeNotes(value.split(" "), FORMAT))"""
+    expression = """(({notes, times}) => [notes.map(({start, end, pitch, velocity, positions}) =>
+      [pitchName(pitch), start, end, pitch, velocity, ...positions]), times])(placeNotes(value.split(" "), FORMAT))"""
     actual = compute(engine, expression.replace("FORMAT", json.dumps(tokenizer.format)), tokenizer, texts)
     assert actual == [notes_in_python(text, format) for text in texts]
     separated = [text.replace(" ", "\x1c\u3000", 3) for text in texts]
@@ -170,7 +172,7 @@ def test_notes_are_those_of_python(engine, format, seed):
 
 @in_browser
 @pytest.mark.parametrize("word", ["a", "NoteOn_", "é'\ud800", "'\"\\\n\u200b\U000e0001".strip(), "x" * 41, "\ufeff"])
-def test_a_word_that_is_not_an_event_has_the_message_of_python(engine, word):
+def test_unknown_events_have_the_message_of_python(engine, word):
     tokenizer = tokenizer_of(SCORE)
     text = f" \xa0NoteOn_55\u3000{word} b"
     with pytest.raises(UserError) as raised:

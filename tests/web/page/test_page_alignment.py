@@ -1,4 +1,4 @@
-"""The view of source and answer in a browser, against NumPy."""
+"""The view of source and answer in a browser, compared with NumPy."""
 
 import time
 
@@ -12,7 +12,7 @@ SIZES = dict(block_size=32, n_layer=3, n_head=2, n_embd=16)
 
 
 def check_pictures(viewer: Viewer, model, ids: list[int], layer: int, head: int) -> None:
-    """The view shows how the tokens from the prompt's last one on look at the source."""
+    """Check the attention to the source from the last token of the prompt on."""
     run, first, source = NumpyGPT(model).run(ids), len(PROMPT) - 1, len(SOURCE)
     weights = [run.layer(index).weights[:, first:, :source] for index in range(3)]
     assert_same(viewer.matrix("alignment"), weights[layer][head])
@@ -23,8 +23,8 @@ def check_pictures(viewer: Viewer, model, ids: list[int], layer: int, head: int)
 
 
 @in_browser
-def test_the_matrix_grows_while_the_answer_is_written(new_viewer, tmp_path, seed):
-    tokenizer = CharTokenizer.of(PROMPT + "abcdefgh")  # without an end-of-text token: the context becomes full
+def test_the_matrix_grows_while_the_answer_is_generated(new_viewer, tmp_path, seed):
+    tokenizer = CharTokenizer.of(PROMPT + "abcdefgh")  # no end-of-text token, so the context becomes full
     model = save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
     ids = tokenizer.encode(PROMPT).tolist()
     with serving([str(tmp_path / "run")]) as served:
@@ -36,7 +36,7 @@ def test_the_matrix_grows_while_the_answer_is_written(new_viewer, tmp_path, seed
           const count = () => sizes.push(document.querySelector("[data-testid=alignment]").table().rows.length);
           new MutationObserver(count).observe(document.getElementById("view"), {childList: true});
         }""")
-        viewer.page.get_by_text("Write the answer").click()
+        viewer.page.get_by_text("Generate the answer").click()
         while len(ids) < SIZES["block_size"]:
             ids.append(int(NumpyGPT(model).run(ids).logits[-1].argmax()))
         rows = len(ids) - len(PROMPT) + 1
@@ -54,11 +54,11 @@ def test_the_matrix_grows_while_the_answer_is_written(new_viewer, tmp_path, seed
         for selected in (len(ids) - 2, len(SOURCE) - 1):  # the row's token, then the column's
             viewer.page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] - 5 - 2 * 24)
             assert viewer.wait().state("token") == [selected]
-        viewer.page.close()  # before its server
+        viewer.page.close()  # before the server stops
 
 
 @in_browser
-def test_writing_stops_at_the_end_of_text_and_when_something_else_is_shown(new_viewer, tmp_path, seed):
+def test_generating_stops_at_the_end_of_text_and_when_the_page_changes(new_viewer, tmp_path, seed):
     tokenizer = ByteTokenizer()
     save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
     ids = tokenizer.encode(PROMPT).tolist()
@@ -66,22 +66,25 @@ def test_writing_stops_at_the_end_of_text_and_when_something_else_is_shown(new_v
         viewer = new_viewer(served).open("alignment", text=PROMPT)
         for other in ({"view": "tokens"}, {"text": "other", "ids": ""}):
             viewer("""async ([ids, other]) => {
-              const writing = continueText(ids, {temperature: 0});
+              const generating = continueText(ids, {temperature: 0});
               await change(other);
-              await writing;
+              await generating;
             }""", [ids, other])  # fmt: skip
             assert viewer.state(*other) == [*other.values()]
         assert viewer.state("text", "ids") == ["other", ""] and "alignment" not in viewer.views()
         viewer.show("alignment", text="other")
         assert viewer.pictures() == [] and viewer.page.get_by_text("no source").is_visible()
-        for text, rows in ((PROMPT + " a | b: c", 9), (SOURCE + "| x", 2)):  # an answer with | and :, and no colon
+        for text, rows in (
+            (PROMPT + " a | b: c", 9),
+            (SOURCE + "| x", 2),
+        ):  # an answer with | and :, and one without a colon
             assert viewer.show("alignment", text=text).matrix("alignment").shape == (rows + 1, len(SOURCE))
-        end = served.provider.models[0].opened
-        end.transformer.ln_f.weight.data.zero_()
-        end.transformer.ln_f.bias.data = 100 * end.transformer.wte.weight.data[tokenizer.eot]
-        end.transformer.wte.weight.data[tokenizer.eot] *= 2
+        model = served.provider.models[0].model  # changed to predict the end of text
+        model.transformer.ln_f.weight.data.zero_()
+        model.transformer.ln_f.bias.data = 100 * model.transformer.wte.weight.data[tokenizer.eot]
+        model.transformer.wte.weight.data[tokenizer.eot] *= 2
         served.forget()
-        viewer.open("alignment", text=PROMPT).page.get_by_text("Write the answer").click()
+        viewer.open("alignment", text=PROMPT).page.get_by_text("Generate the answer").click()
         viewer.page.wait_for_timeout(100)
         assert viewer.wait().column("alignment", "answer \\ source") == ["end"]
         assert viewer.state("ids") == [",".join(map(str, ids))]

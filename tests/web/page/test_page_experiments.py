@@ -1,7 +1,6 @@
-"""The views of experiments in a browser: heads, switches, two models, checkpoints, the sampling loop, and the cache."""
+"""Views of experiments and generation in a browser, compared with torch and folio.decoding."""
 
 import math
-import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -29,12 +28,12 @@ TEXT = "the king shall love his crown"
 TOKENIZER = CharTokenizer.of("abcdefghijklmnopqrstuvwxyz \n")
 IDS = TOKENIZER.encode(TEXT).tolist()
 SIZES = dict(block_size=48, vocab_size=TOKENIZER.vocab_size, n_layer=2, n_head=4, n_embd=32)
-STEPS = (0, 1, 5, 20, 100)  # of the run; the last one is a complete checkpoint
+STEPS = (0, 1, 5, 20, 100)  # of the run; the last step has a complete checkpoint
 
 
 @pytest.fixture
 def serve(tmp_path) -> Iterator[Callable[..., str]]:
-    """A function that serves runs, each given by its models by step, and returns the address. The last is complete."""
+    """Return a function that serves runs, given as models by step, and returns the URL. The last step is complete."""
     with ExitStack() as servers:
 
         def start(*runs: dict[int, GPT]) -> str:
@@ -50,7 +49,7 @@ def serve(tmp_path) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def page(browser, serve):
-    """A page that must have had no errors."""
+    """A page, which must not have errors."""
     errors = []
     page = browser.new_page(reduced_motion="reduce")
     page.set_default_timeout(120_000)
@@ -69,14 +68,14 @@ def show(page, address: str, view: str, **state) -> None:
 
 
 def after(page, action: Callable[[], object]) -> None:
-    """Do something that draws the page, and wait until it is drawn."""
+    """Perform an action that redraws the page, and wait until it is drawn."""
     drawn = page.evaluate("Number(document.body.dataset.drawn)")
     action()
     wait_until(page, f"Number(document.body.dataset.drawn) > {drawn}")
 
 
 def wait_until(page, condition: str) -> None:
-    """Wait for an expression of JavaScript. (wait_for_function needs eval, which the page's policy forbids.)"""
+    """Wait for a JavaScript expression. (wait_for_function needs eval, which the page's policy forbids.)"""
     deadline = time.monotonic() + 120
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
@@ -84,13 +83,13 @@ def wait_until(page, condition: str) -> None:
 
 
 def table(page, name: str) -> list[dict]:
-    """The numbers behind a picture, by column."""
+    """Return the table of a picture as one dict per row."""
     content = page.get_by_test_id(name).evaluate("figure => figure.table()")
     return [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
 
 
 def numbers_of_title(page, name: str) -> list[float]:
-    """The numbers in the title of a picture."""
+    """Return the numbers in the title of a picture."""
     title = page.get_by_test_id(name).locator("h3").inner_text().replace("\N{MINUS SIGN}", "-")
     return [float(number) for number in re.findall(r"-?\d[\d.e-]*", title)]
 
@@ -105,19 +104,19 @@ def make(seed: int, **changes) -> GPT:
 
 @torch.no_grad()
 def losses(model: GPT, ids: list[int] = IDS) -> Tensor:
-    """The loss of each token but the first, by torch alone."""
+    """Compute the loss of each token except the first with torch."""
     idx = torch.tensor(ids)[None]
     return F.cross_entropy(model.eval().logits(idx)[0, :-1], idx[0, 1:], reduction="none").double()
 
 
 def previous_scores(model: GPT, ids: list[int] = IDS) -> Tensor:
-    """The mean weight of the previous token for each head of layer 0."""
+    """Compute the mean weight of the previous token for each head of layer 0."""
     return first_weights(model, ids).diagonal(-1, 1, 2).mean(-1)
 
 
 @torch.no_grad()
 def first_weights(model: GPT, ids: list[int] = IDS) -> Tensor:
-    """The weights of the heads of layer 0, (H, T, T), in a model with learned positions."""
+    """Compute the attention weights of layer 0, (H, T, T), for a model with learned positions."""
     x = model.embed(torch.tensor(ids), torch.arange(len(ids)))
     block, D = model.transformer.h[0], model.config.n_embd // model.config.n_head
     q, k, _ = block.attn.c_attn(block.ln_1(x)).unflatten(-1, (3, model.config.n_head, D)).permute(1, 2, 0, 3)
@@ -128,7 +127,7 @@ def first_weights(model: GPT, ids: list[int] = IDS) -> Tensor:
 # --- heads and switches -----------------------------------------------------------------------------------------------
 
 
-def test_heads_are_sorted_by_a_score_and_a_click_opens_one(page, serve, seed):
+def test_heads_can_be_sorted_and_opened(page, serve, seed):
     model = make(seed)
     show(page, serve({1: model}), "all-heads", sort="previous")
     rows = table(page, "head-scores")
@@ -145,7 +144,7 @@ def test_heads_are_sorted_by_a_score_and_a_click_opens_one(page, serve, seed):
 
 
 def switched(model: GPT, switch: str) -> GPT:
-    """A copy of the model whose weights do what the switch does."""
+    """Return a copy of the model whose weights have the effect of the switch."""
     copy = GPT.from_tensors(model.config, {name: p.clone() for name, p in model.named_parameters()})
     block, D = copy.transformer.h[1], model.config.n_embd // model.config.n_head
     with torch.no_grad():
@@ -190,7 +189,7 @@ def test_rows_sum_to_less_than_1_if_the_mask_comes_after_the_softmax(page, serve
     assert not page.get_by_test_id("row-sums").count()
 
 
-def test_a_token_is_replaced_and_put_back(page, serve, seed):
+def test_tokens_can_be_replaced_and_restored(page, serve, seed):
     model = make(seed)
     show(page, serve({1: model}), "switches", token=5)
     replaced = [*IDS[:5], (IDS[5] + 1) % SIZES["vocab_size"], *IDS[6:]]
@@ -211,7 +210,7 @@ def test_two_models_are_compared_token_by_token(page, serve, seed):
     show(page, serve({1: first}, {1: second}), "compare", token=7, color="difference", heads_off="1.3,0.1")
     after(page, lambda: page.get_by_test_id("reset-switches").click())
     assert not page.get_by_test_id("switched").count()
-    expected = losses(first)[:19] - losses(second, IDS[:20])  # the second one has a context of 20
+    expected = losses(first)[:19] - losses(second, IDS[:20])  # the second model has a context of 20
     torch.testing.assert_close(column(page, "compare-strip", "difference"), expected, atol=2e-5, rtol=0)
     shown = [expected.mean().item(), expected.std().item() / math.sqrt(19)]
     assert numbers_of_title(page, "compare-strip") == pytest.approx(shown, rel=1e-3, abs=2e-5)
@@ -223,7 +222,7 @@ def test_two_models_are_compared_token_by_token(page, serve, seed):
     assert page.get_by_test_id("strip-20").get_attribute("title") == f"20 {'␣' if TEXT[20] == ' ' else TEXT[20]}"
 
 
-def test_the_weights_of_a_head_are_compared_up_to_the_context_of_both(page, serve, seed):
+def test_heads_are_compared_up_to_the_shorter_context(page, serve, seed):
     first, second = make(seed), make(seed + 1, n_head=2, block_size=20)
     show(page, serve({1: first}, {1: second}), "compare", layer=0, head=3)  # the second model has heads 0 and 1
     shown = page.get_by_test_id("compare-head").evaluate("figure => figure.table()")["rows"]
@@ -231,7 +230,7 @@ def test_the_weights_of_a_head_are_compared_up_to_the_context_of_both(page, serv
     torch.testing.assert_close(torch.tensor([row[1:] for row in shown]).double(), expected, atol=1e-5, rtol=0)
 
 
-def test_curves_over_checkpoints_and_a_click_on_them(page, serve, seed):
+def test_curves_over_checkpoints(page, serve, seed):
     models = {step: make(seed + step) for step in STEPS}
     show(page, serve(models), "checkpoints")
     page.wait_for_selector("[data-complete=true]")
@@ -253,65 +252,39 @@ def test_curves_over_checkpoints_and_a_click_on_them(page, serve, seed):
     torch.testing.assert_close(column(page, "compare-strip", "difference"), expected, atol=2e-5, rtol=0)
 
 
-def test_the_slider_asks_nothing_after_other_checkpoints_were_asked_ahead(page, serve, seed):
-    asked = []
-    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/ask") else None)
+def test_the_slider_uses_prefetched_answers(page, serve, seed):
+    requests = []
+    page.on("request", lambda request: requests.append(request.url) if request.url.endswith("/ask") else None)
     show(page, serve({step: make(seed + step) for step in STEPS}), "attention-row")
     slider = "document.getElementById('checkpoint')"
     slide = f"value => {{ {slider}.value = value; {slider}.dispatchEvent(new Event('input')); }}"
     after(page, lambda: page.evaluate(slide, 2))
-    answered = f"kept(question('head', {IDS}, {{step, layer: 0, head: 0}}))"
+    answered = f"cachedAnswer(question('head', {IDS}, {{step, layer: 0, head: 0}}))"
     wait_until(page, f"{list(STEPS)}.every(step => {answered})")
-    count = len(asked)
-    for at in (1, 4, 0):
-        after(page, lambda at=at: page.evaluate(slide, at))
-        assert page.evaluate("state.step") == STEPS[at]
-    assert len(asked) == count
-
-
-def test_answers_are_kept_up_to_a_number_of_bytes(page, serve, seed):
-    show(page, serve({1: make(seed)}), "tokens")
-    kept = page.evaluate("""async () => {
-      const tensor = {shape: [KEPT_BYTES / 12], data: new Float32Array(KEPT_BYTES / 12)};  // a third
-      provider = {ask: async () => ({facts: {}, tensors: {tensor}})};
-      for (const name of "abac") await ask({name});
-      await null;
-      return [..."abc"].filter(name => kept({name}));
-    }""")
-    assert kept == ["a", "c"]
+    count = len(requests)
+    for index in (1, 4, 0):
+        after(page, lambda index=index: page.evaluate(slide, index))
+        assert page.evaluate("state.step") == STEPS[index]
+    assert len(requests) == count
 
 
 # --- generation -------------------------------------------------------------------------------------------------------
 
 
-def test_random_numbers_are_those_of_generate(page, serve, seed):
-    rng = random.Random(seed)
-    show(page, serve({1: make(seed)}), "tokens")
-    for numbers in ((0, 0), (1337, 0), *((rng.randrange(2**53), rng.randrange(1000)) for _ in range(5))):
-        expected = uniforms(numbers[0], [numbers[1]], 0, 50)[0].tolist()
-        assert (
-            page.evaluate("([s, k]) => Array.from({length: 50}, (_, i) => uniform(s, k, i))", list(numbers)) == expected
-        )
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, dict(temperature=1.5, top_k=9, top_p=0.9, min_p=0.05)], ids=["default", "filters"]
-)
-def test_the_loop_draws_what_generate_does(page, serve, seed, settings):
-    """Also beyond a full context. Ids from the tokenizer's size on, the model's padding, are never drawn."""
+def test_the_loop_equals_generate(page, serve, seed):
+    """Also beyond a full context. The padding of the model is never sampled."""
     model = make(seed, vocab_size=SIZES["vocab_size"] + 3)
     draws, number = 41, seed % 1000
-    sampling = Sampling(**{"temperature": 0.8, "top_k": 200, **settings})
     steps = generate(
         decoder_in("float32", model),
         [IDS],
         max_new_tokens=draws,
-        sampling=sampling,
+        sampling=Sampling(temperature=0.8, top_k=200),
         vocab_size=TOKENIZER.vocab_size,
         seed=number,
     )
     expected = [step.tokens[0] for step in steps]
-    show(page, serve({1: model}), "loop", seed=number, **settings)
+    show(page, serve({1: model}), "loop", seed=number)
     after(page, lambda: page.keyboard.press("d"))
     for _ in range(2):
         after(page, lambda: page.get_by_test_id("loop-draw-20").click())
@@ -326,7 +299,7 @@ def test_the_loop_draws_what_generate_does(page, serve, seed, settings):
     assert page.evaluate("state.ids").endswith(f",{candidate}") and page.evaluate("state.loop_step") == draws + 1
 
 
-FILTERS = [  # each divides equal logits
+FILTERS = [  # with ties at the boundary of each filter
     dict(temperature=0),
     dict(temperature=2.0, top_k=TOKENIZER.vocab_size // 2),
     dict(temperature=1.5, top_p=0.5),
@@ -334,11 +307,11 @@ FILTERS = [  # each divides equal logits
 ]
 
 
-def test_the_loop_draws_the_ids_of_language_model(page, serve, seed):
-    """Where filters divide equal logits. The model has padding, whose logits are the largest."""
+def test_the_loop_equals_language_model_for_ties(page, serve, seed):
+    """Ties are broken in the same way. The padding of the model has the largest logits."""
     model = make(seed, vocab_size=SIZES["vocab_size"] + 3)
     with torch.no_grad():
-        model.transformer.wte.weight[:14] = 0  # exactly equal logits, in any order of the additions
+        model.transformer.wte.weight[:14] = 0  # exactly equal logits, independent of the order of summation
         model.transformer.wte.weight[SIZES["vocab_size"] :] *= 5
     address, prompt, number = serve({1: model}), TEXT[:10], seed % 1000
     gpt = LanguageModel(model, TOKENIZER, "cpu", "float32")
@@ -352,8 +325,8 @@ def test_the_loop_draws_the_ids_of_language_model(page, serve, seed):
 
 @pytest.mark.parametrize("position", ["learned", "relative"])
 @pytest.mark.parametrize("prompt", [3, 29])
-def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt):
-    """generate's own cache is read after each draw: whose keys are in which slot, and how many tokens were computed."""
+def test_the_cache_view_equals_the_cache_of_generate(page, serve, seed, position, prompt):
+    """Compare the contents of all slots and the number of computed tokens after each step."""
     model = make(seed, position=position, n_layer=1, block_size=32)
     show(page, serve({1: model}), "cache", token=prompt - 1)
     draws, batches, computed = 32 - prompt + 32 + 1, [], []
@@ -363,9 +336,9 @@ def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt)
             super().__init__(*arguments)
             batches.append(self)
 
-    def keys_of(token: int, place: int) -> Tensor:
+    def keys_of(token: int, position: int) -> Tensor:
         block = model.transformer.h[0]
-        x = model.embed(torch.tensor([[token]]), torch.tensor([place]))
+        x = model.embed(torch.tensor([[token]]), torch.tensor([position]))
         return block.attn.c_attn(block.ln_1(x))[0, 0, 32:64].view(4, 8)
 
     forward = model.forward

@@ -1,6 +1,6 @@
-"""The views of the model, the input and the layers in a browser: their tables hold what NumPy computes.
+"""The views of the model, the input and the layers in a browser, compared with NumPy.
 
-A check of a view is a function with @shows("its-id"). All checks of a model share a page.
+The check of a view is a function with @shows("its-id"). All checks of a model share a page.
 """
 
 import re
@@ -15,7 +15,7 @@ from tests.support.viewers import Place, Viewer, check_tokens, in_browser
 
 Check = Callable[[Viewer, NumpyRun, Place], None]
 CHECKS: dict[str, Check] = {"tokens": check_tokens}
-CHOSEN = dict(head_channel=3, stream_channel=5, neuron=7, qkv_part=1, parameter="transformer.h.*.attn.c_attn.weight")
+SELECTED = dict(head_channel=3, stream_channel=5, neuron=7, qkv_part=1, parameter="transformer.h.*.attn.c_attn.weight")
 
 
 def shows(view: str) -> Callable[[Check], Check]:
@@ -27,9 +27,9 @@ def shows(view: str) -> Callable[[Check], Check]:
 
 
 def check_views(viewer: Viewer, run: NumpyRun, place: Place, **switches) -> None:
-    """Compare all views with NumPy. switches: as the state of the page has them."""
+    """Compare all views with NumPy. switches: as in the state of the page."""
     for view, check in CHECKS.items():
-        viewer("state => void change(state)", {"view": view, **vars(place), **CHOSEN, **switches})
+        viewer("state => void change(state)", {"view": view, **vars(place), **SELECTED, **switches})
         assert viewer.wait().find(f"view-{view}").count() == 1, viewer.page.locator("#view").inner_text()
         assert not viewer.page.locator(".check.wrong").count()
         assert not {"NaN", "undefined", "false"} & {*viewer.page.locator("#view").inner_text().split()}
@@ -41,7 +41,7 @@ def check_views(viewer: Viewer, run: NumpyRun, place: Place, **switches) -> None
 
 
 @in_browser
-def test_views_show_what_numpy_computes(new_viewer, served, seed):
+def test_views_equal_numpy(new_viewer, served, seed):
     """After one weight was changed."""
     viewer, place = new_viewer(served), Place()
     with served.perturbed(seed) as model:
@@ -60,7 +60,7 @@ def test_views_show_what_numpy_computes(new_viewer, served, seed):
 )
 def test_switches_change_the_views(state, switches, new_viewer, servers):
     viewer = new_viewer(servers("char")).open("tokens")
-    run = NumpyGPT(viewer.served.provider.models[0].opened, **switches).run(viewer.column("tokens", "id"))
+    run = NumpyGPT(viewer.served.provider.models[0].model, **switches).run(viewer.column("tokens", "id"))
     check_views(viewer, run, Place(), **state)
 
 
@@ -80,7 +80,7 @@ def check_map(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 @shows("parameters")
 def check_parameters(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    rows, counts = viewer.table("parameters")["rows"], viewer.served.provider.models[0].opened.num_params()
+    rows, counts = viewer.table("parameters")["rows"], viewer.served.provider.models[0].model.num_params()
     for part in {row[1] for row in rows}:
         assert sum(row[3] for row in rows if row[1] == part) == counts[part]
     assert sum(row[3] for row in rows) == counts["total"]
@@ -160,8 +160,8 @@ def check_qkv(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     columns = [q, rotated[0], k, rotated[1], v] if config.position == "rotary" else [q, k, v]
     assert_same(viewer.matrix("qkv"), np.stack(columns, 1))
     assert_same(viewer.matrix("qkv-numbers"), np.stack(columns, 1))
-    products = viewer.column("qkv-products", "product")  # of a number of the key
-    row = C + place.head * D + CHOSEN["head_channel"]
+    products = viewer.column("qkv-products", "product")  # of a component of the key
+    row = C + place.head * D + SELECTED["head_channel"]
     weights = run.gpt.parameters[f"h.{place.layer}.attn.c_attn.weight"][row]
     assert_same(products[:C], layer.ln_1[place.token] * weights)
     assert_same(products[-1:], layer.qkv[place.token, [row]], 1e-4)  # it may be small
@@ -172,25 +172,25 @@ def check_head_split(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     qkv, H = run.layer(place.layer).qkv[place.token], run.gpt.config.n_head
     assert_same(viewer.matrix("head-split-whole"), qkv.reshape(3, -1).T)
     assert_same(viewer.matrix("head-split"), qkv.reshape(3, H, -1).transpose(1, 0, 2).reshape(H, -1).T)
-    assert "a matrix for each head, largest difference: 0.0000" in viewer.find("head-split").inner_text()
+    assert "one matrix per head, largest difference: 0.0000" in viewer.find("head-split").inner_text()
 
 
 @shows("weighted-sum")
 def check_weighted_sum(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer = run.layer(place.layer)
     *values, total = viewer.table("weighted-sum")["rows"]
-    seen = len(values)
-    assert seen == (len(run.ids) if run.gpt.mask == "off" else place.token + 1)
-    assert_same([row[2] for row in values], layer.weights[place.head, place.token, :seen])
-    assert_same([row[3:] for row in values], layer.v[place.head, :seen])
+    count = len(values)
+    assert count == (len(run.ids) if run.gpt.mask == "off" else place.token + 1)
+    assert_same([row[2] for row in values], layer.weights[place.head, place.token, :count])
+    assert_same([row[3:] for row in values], layer.v[place.head, :count])
     assert_same(total[3:], layer.z[place.head, place.token])
     effect = effect_of(run, layer.head_outputs[place.head, place.token], place.token)
-    pushed = np.array([[row[1], row[3]] for row in viewer.table("head-effect")["rows"]])
-    assert_same(pushed.T, [np.sort(effect)[::-1][: len(pushed)], np.sort(effect)[: len(pushed)]])
+    shown = np.array([[row[1], row[3]] for row in viewer.table("head-effect")["rows"]])
+    assert_same(shown.T, [np.sort(effect)[::-1][: len(shown)], np.sort(effect)[: len(shown)]])
 
 
 def effect_of(run: NumpyRun, vector: np.ndarray, token: int) -> np.ndarray:
-    """What a vector (C,) adds to the logits if the last norm keeps the mean and deviation of the token: (V,)."""
+    """Return the direct effect of a vector (C,) on the logits of a token: (V,)."""
     deviation = np.sqrt(run.stream[-1, token].var() + 1e-5)
     normed = (vector - vector.mean()) / deviation * run.gpt.parameters["ln_f.weight"]
     return run.gpt.parameters["wte.weight"] @ normed
@@ -204,11 +204,11 @@ def check_merge(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     parts = [*added, *([] if bias is None else [bias]), attention, before, before + attention]
     assert_same(viewer.matrix("merge-z"), z.T)
     assert_same(viewer.matrix("merge"), np.stack(parts, 1))
-    assert_same(viewer.column("merge-heads", "length of z"), np.linalg.norm(z, axis=1))
-    assert_same(viewer.column("merge-heads", "length added"), np.linalg.norm(added, axis=1))
+    assert_same(viewer.column("merge-heads", "norm of z"), np.linalg.norm(z, axis=1))
+    assert_same(viewer.column("merge-heads", "norm of output"), np.linalg.norm(added, axis=1))
     effects = np.array([effect_of(run, vector, place.token) for vector in added])
-    pushed = np.array([[row[4], row[6]] for row in viewer.table("merge-heads")["rows"]])
-    assert_same(pushed.T, [effects.max(-1), effects.min(-1)])
+    shown = np.array([[row[4], row[6]] for row in viewer.table("merge-heads")["rows"]])
+    assert_same(shown.T, [effects.max(-1), effects.min(-1)])
 
 
 @shows("mlp")
@@ -226,7 +226,7 @@ def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same([[row[6], row[8]] for row in rows], np.stack([effects.max(-1), effects.min(-1)], 1))
     between = run.stream[2 * place.layer + 1, t]
     assert_same(viewer.matrix("mlp-stream"), np.stack([between, layer.mlp[t], between + layer.mlp[t]], 1))
-    products, neuron = viewer.column("mlp-products", "product"), CHOSEN["neuron"]
+    products, neuron = viewer.column("mlp-products", "product"), SELECTED["neuron"]
     weights = run.gpt.parameters[f"h.{place.layer}.mlp.c_fc.weight"][neuron]
     assert_same(products[:C], layer.ln_2[t] * weights)
     assert_same(products[-1:], before[[neuron]], 1e-4)
@@ -236,14 +236,16 @@ def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 def check_stream(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     t, states = place.token, run.stream[:, place.token]
     probabilities = softmax(run.logits_of(run.stream))  # (2L + 1, T, V)
-    of_next = probabilities[:, t, run.ids[t + 1]]
+    next_probabilities = probabilities[:, t, run.ids[t + 1]]
     assert_same(viewer.matrix("stream"), states.T)
     assert_same(viewer.matrix("stream-norms"), np.linalg.norm(run.stream, axis=-1).T)
-    assert_same(viewer.column("lens", "length"), np.linalg.norm(states, axis=-1))
+    assert_same(viewer.column("lens", "norm"), np.linalg.norm(states, axis=-1))
     added = np.linalg.norm(np.diff(states, axis=0), axis=-1)
-    assert_same(viewer.column("lens", "length added")[1:], added)
-    assert_same(viewer.column("lens", "probability of the next token"), of_next)
-    assert_same(viewer.column("lens", "rank of the next token"), (probabilities[:, t] > of_next[:, None]).sum(-1))
+    assert_same(viewer.column("lens", "norm added")[1:], added)
+    assert_same(viewer.column("lens", "probability of the next token"), next_probabilities)
+    assert_same(
+        viewer.column("lens", "rank of the next token"), (probabilities[:, t] > next_probabilities[:, None]).sum(-1)
+    )
     shown = [viewer.column("lens", f"probability {j + 1}") for j in range(5)]
     assert_same(shown, np.sort(probabilities[:, t], axis=-1)[:, ::-1][:, :5].T)
     window = viewer.table("lens-window")["rows"]
@@ -262,7 +264,7 @@ CHECKED_ELSEWHERE = {
 
 
 @in_browser
-def test_every_view_of_the_menu_is_compared(new_viewer, servers):
+def test_every_view_has_a_check(new_viewer, servers):
     missing = {*new_viewer(servers("char")).open("tokens").views()} - CHECKS.keys()
     for file, views in CHECKED_ELSEWHERE.items():
         assert all(f'"{view}"' in (ROOT / "tests" / file).read_text(encoding="utf-8") for view in views.split())

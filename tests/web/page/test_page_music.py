@@ -1,4 +1,4 @@
-"""The piano roll in a browser, against NumPy and a player of events written here."""
+"""The piano roll in a browser, compared with NumPy and a simple event player."""
 
 import time
 from collections.abc import Iterator
@@ -40,13 +40,13 @@ class Played:
 
 
 def play(events: list[str], format: EventFormat) -> list[Played]:
-    """The notes in the order in which they begin."""
+    """Return the notes in the order of their note-ons."""
     now, notes = 0.0, []
     for place, event in enumerate(events):
         kind, _, value = event.partition("_")
         if kind == "TimeShift":
-            whole, part, steps = map(int, value.split("."))
-            now += whole + part / steps
+            units, part, steps = map(int, value.split("."))
+            now += units + part / steps
         elif kind == "NoteOn" and not format.velocities:
             notes.append(Played(int(value), 100, now, [place]))
         elif kind == "NoteOn" and place + 1 < len(events) and events[place + 1].startswith("Velocity"):
@@ -64,7 +64,7 @@ def play(events: list[str], format: EventFormat) -> list[Played]:
 
 @pytest.fixture(params=[SCORE, PERFORMANCE], ids=["score", "performance"])
 def music(request, tmp_path, seed) -> Iterator[tuple[Served, str]]:
-    """A viewer's server for a random model of music, and the text that it shows first."""
+    """Serve a random model of music. Yields the server and its initial text."""
     tokenizer = tokenizer_of(request.param)
     save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
     text = random_text(tokenizer, seed, 40)
@@ -73,7 +73,7 @@ def music(request, tmp_path, seed) -> Iterator[tuple[Served, str]]:
 
 
 def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: int) -> list[Played]:
-    """The table has the notes of the text, and what each head looks at from the token."""
+    """Check the notes of the text and the attention from a token."""
     viewed = viewer.served.provider.models[0]
     ids, notes = viewed.tokenizer.encode(text).tolist(), play(text.split(), viewed.music)
     table = viewer.table("roll")
@@ -84,19 +84,19 @@ def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: i
     *rows, last = table["rows"]
     assert [row[:2] + row[4:5] for row in rows] == [[note.places[0], note.name, note.velocity] for note in notes]
     assert np.allclose([row[2:4] for row in rows], [[note.start, note.end] for note in notes])
-    weights = NumpyGPT(viewed.opened).run(ids).layer(layer).weights[heads, token]  # (H, T)
-    of_notes = [weights[:, note.places].sum(1) for note in notes]
-    assert_same([row[5:] for row in rows], of_notes)
+    weights = NumpyGPT(viewed.model).run(ids).layer(layer).weights[heads, token]  # (H, T)
+    note_weights = [weights[:, note.places].sum(1) for note in notes]
+    assert_same([row[5:] for row in rows], note_weights)
     assert last[:5] == ["", "no note", "", "", ""]
-    assert_same(last[5:], 1 - sum(of_notes, np.zeros(len(heads))))
+    assert_same(last[5:], 1 - sum(note_weights, np.zeros(len(heads))))
     arcs = viewer("Array.from(document.querySelectorAll('#view figure path'), arc => arc.getAttribute('stroke-width'))")
-    shown = np.array(of_notes).T.flatten()
+    shown = np.array(note_weights).T.flatten()
     assert_same([(float(width) - 0.5) / 7 for width in arcs], shown[shown > 0.01])
     return notes
 
 
 def wait_until(viewer: Viewer, condition: str) -> None:
-    """Wait until JavaScript gives true. Playwright's own way needs what the page forbids."""
+    """Wait for a JavaScript expression. Playwright's wait_for_function needs eval, which the page forbids."""
     until = time.monotonic() + 60
     while not viewer(condition):
         assert time.monotonic() < until, condition
@@ -104,7 +104,7 @@ def wait_until(viewer: Viewer, condition: str) -> None:
 
 
 def never_end(model: GPT, eot: int) -> None:
-    """Make the end of text improbable."""
+    """Make the end of text unlikely."""
     model.transformer.ln_f.bias.data[:] = 1
     model.transformer.wte.weight.data[eot] = -100
 
@@ -114,10 +114,10 @@ def bars(viewer: Viewer):
 
 
 @in_browser
-def test_the_roll_shows_the_notes_and_what_heads_look_at(new_viewer, music, seed):
+def test_the_roll_shows_notes_and_attention(new_viewer, music, seed):
     served, text = music
     viewer = new_viewer(served).follow(f"{served.url}#layer=1&head=2")
-    assert viewer.find("view-roll").is_visible() and "roll" in viewer.views()  # it is the first view of music
+    assert viewer.find("view-roll").is_visible() and "roll" in viewer.views()  # the default view for music
     notes = check_roll(viewer, text, 1, [2], 39)
     bars(viewer).last.hover()
     wait_until(viewer, f"document.querySelector('#view .readout').textContent.includes(', {notes[-1].places[0]} ')")
@@ -138,7 +138,7 @@ def test_the_roll_shows_the_notes_and_what_heads_look_at(new_viewer, music, seed
 
 @in_browser
 @pytest.mark.parametrize("music", [SCORE], ids=["score"], indirect=True)
-def test_texts_at_the_edges(new_viewer, music):
+def test_edge_cases(new_viewer, music):
     served, _ = music
     viewer = new_viewer(served).open("roll")
     for text in (
@@ -191,7 +191,7 @@ FAKE_AUDIO = """
 
 
 @in_browser
-def test_playing_schedules_the_notes_at_the_tempo_of_the_format(new_viewer, music):
+def test_playback_uses_the_tempo_of_the_format(new_viewer, music):
     served, text = music
     format = served.provider.models[0].music
     played = play(text.split(), format)
@@ -202,18 +202,18 @@ def test_playing_schedules_the_notes_at_the_tempo_of_the_format(new_viewer, musi
     viewer.open("roll")
     viewer.page.get_by_role("button", name="Play").click()
     sounds = viewer("window.sounds")
-    began = sounds[0]["start"] - notes[0].start * unit
-    assert 10 <= began <= 10.5 and len(sounds) == len(notes)
+    beginning = sounds[0]["start"] - notes[0].start * unit
+    assert 10 <= beginning <= 10.5 and len(sounds) == len(notes)
     for sound, note in zip(sounds, notes, strict=True):
         assert sound["frequency"] == pytest.approx(440 * 2 ** ((note.pitch - 69) / 12))
         silent, (loudness, start, attack), (target, end, release) = sound["steps"]
         assert silent == [0] and target == 0 and 0 < attack < 0.05 and 0 < release < 0.2
-        assert [start, end] == pytest.approx([began + note.start * unit, began + note.end * unit])
+        assert [start, end] == pytest.approx([beginning + note.start * unit, beginning + note.end * unit])
         assert sound["start"] == start and end + 3 * release < sound["stop"] < end + 1
         assert loudness == pytest.approx(sounds[0]["steps"][1][0] * note.velocity / notes[0].velocity)
     place = "parseFloat(document.querySelector('#view line[transform]').getAttribute('transform').slice(10))"
     left = f"+document.querySelectorAll('#view rect[rx]')[{played.index(notes[0])}].getAttribute('x')"
-    viewer(f"clock.now = {began + notes[0].start * unit}")
+    viewer(f"clock.now = {beginning + notes[0].start * unit}")
     wait_until(viewer, f"Math.abs({place} - {left}) < 1e-3")
     viewer.press("]")  # another head
     assert viewer.page.get_by_role("button", name="Stop").is_visible() and viewer("clock.closed") == 0
@@ -233,7 +233,7 @@ def test_playing_schedules_the_notes_at_the_tempo_of_the_format(new_viewer, musi
 def test_the_model_continues_the_piece(new_viewer, music):
     served, text = music
     viewed = served.provider.models[0]
-    never_end(viewed.opened, viewed.tokenizer.eot)
+    never_end(viewed.model, viewed.tokenizer.eot)
     settings = dict(temperature=1.5, seed=7, top_k=8)
     viewer = new_viewer(served).open("roll", layer=1, **settings)
     viewer("""() => {
@@ -241,20 +241,20 @@ def test_the_model_continues_the_piece(new_viewer, music):
       const count = () => lengths.push(state.ids.split(",").length);
       new MutationObserver(count).observe(document.getElementById("view"), {childList: true});
     }""")
-    button = viewer.page.get_by_role("button", name="Let the model continue")
+    button = viewer.page.get_by_role("button", name="Continue the piece")
     viewer("""async () => {
       const click = name => Array.from(document.querySelectorAll("#view button"))
         .find(button => button.textContent === name).click();
-      click("Let the model continue");
+      click("Continue the piece");
       while (state.ids.split(",").length < 42) await new Promise(resolve => setTimeout(resolve, 2));
-      click("Stop writing");
+      click("Stop generating");
     }""")
     button.wait_for()
     stopped = viewer.wait().state("ids")[0].split(",")
     assert 42 <= len(stopped) < 64 and viewer.state("token") == [-1]
     viewer.show("roll", layer=1, **settings)
     button.click()
-    gpt = LanguageModel(viewed.opened, viewed.tokenizer, "cpu")
+    gpt = LanguageModel(viewed.model, viewed.tokenizer, "cpu")
     expected = gpt.generate(text, max_new_tokens=24, **settings)
     ids = viewed.tokenizer.encode(f"{text} {expected}").tolist()
     button.wait_for()
@@ -267,5 +267,5 @@ def test_the_model_continues_the_piece(new_viewer, music):
 def test_a_model_of_text_has_no_notes(tmp_path, seed):
     save_random_run(tmp_path / "run", ByteTokenizer(), seed, block_size=16)
     provider = TraceProvider([ViewedModel(str(tmp_path / "run"), "best", torch.device("cpu"))], "")
-    with pytest.raises(UserError, match="tokens are not events of music"):
+    with pytest.raises(UserError, match="not a model of music"):
         provider.answer({"kind": "notes", "ids": [1, 2]})

@@ -1,4 +1,4 @@
-"""The playground in a browser, against LanguageModel.generate and NumPy."""
+"""The playground in a browser, compared with LanguageModel.generate and NumPy."""
 
 import itertools
 import threading
@@ -16,7 +16,7 @@ PROMPT = "To be"
 
 
 @in_browser
-def test_samples_are_those_of_generate_and_settings_are_in_the_link(new_viewer, served, seed):
+def test_samples_equal_generate_and_settings_are_in_the_link(new_viewer, served, seed):
     viewer = new_viewer(served).open("playground", text=PROMPT)
     settings = dict(temperature=1.3, top_k=40, top_p=0.95, min_p=0.001, repetition_penalty=1.1)
     settings |= dict(seed=seed, max_new_tokens=25)
@@ -34,13 +34,13 @@ def test_samples_are_those_of_generate_and_settings_are_in_the_link(new_viewer, 
     ids = gpt.tokenizer.encode(PROMPT).tolist()
     sample = [row for row in viewer.table("samples")["rows"] if row[0] == "Sample 2"]
     run = NumpyGPT(gpt.model).run([*ids, *(row[2] for row in sample)])
-    probabilities = run.probabilities[len(ids) - 1 :]  # the model's padding has a share
+    probabilities = run.probabilities[len(ids) - 1 :]  # including the model's padding
     assert_same([row[5] for row in sample], [probabilities[t, row[2]] for t, row in enumerate(sample)])
 
 
 @in_browser
-def test_a_runner_up_continues_the_sample(new_viewer, servers, seed):
-    """With the probabilities of the model itself, and as sample.py continues the changed text."""
+def test_branches_of_a_sample(new_viewer, servers, seed):
+    """A branch equals what sample.py generates after the changed text."""
     viewer = new_viewer(servers("char")).open("playground", text=PROMPT, samples=2, max_new_tokens=20, seed=seed)
     before, T = generate(viewer), 6
     viewer.find("sample").nth(1).locator(f"[data-t='{T}']").hover()
@@ -65,7 +65,7 @@ def test_a_runner_up_continues_the_sample(new_viewer, servers, seed):
 @in_browser
 @pytest.mark.parametrize("leave", [False, True])
 def test_generating_stops(leave, new_viewer, servers, monkeypatch):
-    """By the button, and if another view is opened. The tokens after the first 60 are slow until then."""
+    """By the button, and when another view is opened. Tokens after the first 60 are slow until then."""
     step, steps, stopped = Scheduler.step, itertools.count(1), threading.Event()
 
     def wait_and_step(scheduler: Scheduler) -> object:
@@ -95,7 +95,7 @@ def test_generating_stops(leave, new_viewer, servers, monkeypatch):
 
 
 @in_browser
-def test_a_stop_text_and_wrong_settings(new_viewer, servers, seed):
+def test_stop_strings_and_invalid_settings(new_viewer, servers, seed):
     settings = dict(stop="e", seed=seed, temperature=5, max_new_tokens=200)
     viewer = new_viewer(servers("char")).open("playground", text=PROMPT, **settings)
     texts = generate(viewer)

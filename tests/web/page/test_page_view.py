@@ -1,7 +1,7 @@
-"""The viewer in a real browser, against NumPy.
+"""The viewer in a browser, compared with NumPy.
 
-A test of another view is a function with @shows("its-id"), which compares the tables of the view's pictures with a
-NumpyRun. It runs for each kind of model, after one weight was changed. Every view in the menu needs one.
+The test of a view is a function with @shows("its-id"), which compares the tables of its pictures with a NumpyRun. It
+runs for each kind of model, after one weight was changed. Every view in the menu needs a test.
 """
 
 import csv
@@ -30,14 +30,14 @@ from tools.bench import viewer as bench_view
 from tools.bench.viewer import ViewBenchConfig
 from tools.view import ViewConfig
 
-# --- the numbers of each view -----------------------------------------------------------------------------------------
+# --- numbers of the views ---------------------------------------------------------------------------------------------
 
 Check = Callable[[Viewer, NumpyRun, Place], None]
 CHECKS: dict[str, Check] = {"tokens": check_tokens}
 
 
 def shows(view: str) -> Callable[[Check], Check]:
-    """Marks a function that finds NumPy's numbers in the pictures of a view."""
+    """Register a function that compares the pictures of a view with NumPy."""
 
     def register(check: Check) -> Check:
         CHECKS[view] = check
@@ -53,8 +53,8 @@ def check_looking_back(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same(viewer.column("arcs", f"head {place.head}"), weights[place.token])
     viewer.page.get_by_label("arcs of all heads").check()
     viewer.wait()
-    for head, of_head in enumerate(run.layer(place.layer).weights):
-        assert_same(viewer.column("arcs", f"head {head}"), of_head[place.token])
+    for head, head_weights in enumerate(run.layer(place.layer).weights):
+        assert_same(viewer.column("arcs", f"head {head}"), head_weights[place.token])
     viewer.page.get_by_label("arcs of all heads").uncheck()
     viewer.wait()
 
@@ -94,7 +94,7 @@ def check_output(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 
 @in_browser
-def test_views_show_what_numpy_computes(new_viewer, served, seed):
+def test_views_equal_numpy(new_viewer, served, seed):
     """After one weight was changed."""
     viewer, place = new_viewer(served), Place()
     with served.perturbed(seed) as model:
@@ -103,7 +103,7 @@ def test_views_show_what_numpy_computes(new_viewer, served, seed):
             check(viewer.show(view, **vars(place)), run, place)
 
 
-SWITCHES = {  # a kind of model, what its page's link says, and what that means
+SWITCHES = {  # by kind of model: state in the link, arguments of NumpyGPT
     "char": (dict(mask="after"), dict(mask="after")),
     "bpe": (dict(mask="off", scale=0), dict(mask="off", scale=False)),
     "rotary": (dict(heads_off="0.1,1.0", mlps_off="0"), dict(heads_off=((0, 1), (1, 0)), mlps_off=(0,))),
@@ -112,27 +112,27 @@ SWITCHES = {  # a kind of model, what its page's link says, and what that means
 
 @in_browser
 @pytest.mark.parametrize("kind", SWITCHES)
-def test_switches_change_the_numbers(kind, new_viewer, servers):
+def test_switches_equal_numpy(kind, new_viewer, servers):
     """In the views of one head and of the output."""
     state, switches = SWITCHES[kind]
     viewer, place = new_viewer(servers(kind)), Place()
     state = {**vars(place), **state}
     ids = viewer.open("looking-back", **state)("loadContext().then(context => context.ids)")
-    run = NumpyGPT(viewer.served.provider.models[0].opened, **switches).run(ids)
+    run = NumpyGPT(viewer.served.provider.models[0].model, **switches).run(ids)
     CHECKS["looking-back"](viewer, run, place)
     viewer.show("attention-table", **state)
     assert_same(viewer.matrix("scores"), run.layer(place.layer).scores[place.head])
     assert_same(viewer.matrix("weights"), run.layer(place.layer).weights[place.head])
     viewer.show("attention-row", **state)
     assert_same(viewer.column("attention-row", "weight"), run.layer(place.layer).weights[place.head, place.token])
-    if "mask" in switches:  # then the future is shown, because the softmax has seen it
+    if "mask" in switches:  # the future is visible
         assert np.isfinite(viewer.column("attention-row", "masked")).all()
     CHECKS["output"](viewer.show("output", **state), run, place)
 
 
 @in_browser
-def test_tables_on_the_page_are_those_of_their_pictures(char_viewer):
-    """What is read is what is exported, with four digits."""
+def test_tables_show_the_exported_numbers(char_viewer):
+    """Rounded to four digits."""
     compared = 0
     for view in char_viewer.show("tokens").views():
         for title, shown, exact in char_viewer.show(view, token=20, layer=1)(
@@ -153,8 +153,8 @@ def test_tables_on_the_page_are_those_of_their_pictures(char_viewer):
 
 
 @in_browser
-def test_cells_of_heat_maps_have_the_colors_of_their_numbers(char_viewer):
-    """Read from the pixels of the page."""
+def test_heat_maps_have_the_colors_of_their_numbers(char_viewer):
+    """Check the pixels."""
     char_viewer.show("attention-table", token=9)
     for picture, scale in (("scores", "signed"), ("masked", "signed"), ("weights", "sequential")):
         numbers = char_viewer.matrix(picture)
@@ -175,7 +175,7 @@ def test_cells_of_heat_maps_have_the_colors_of_their_numbers(char_viewer):
 
 
 @in_browser
-def test_two_tokens_and_one_are_enough(char_viewer):
+def test_views_of_one_and_two_tokens(char_viewer):
     views = char_viewer.show("tokens").views()
     for ids in ("5,7", "5"):
         for view in views:
@@ -187,26 +187,26 @@ def test_two_tokens_and_one_are_enough(char_viewer):
     assert char_viewer.show("attention-table", ids="5").matrix("weights").tolist() == [[1.0]]
 
 
-# --- the surroundings -------------------------------------------------------------------------------------------------
+# --- the page around the views ----------------------------------------------------------------------------------------
 
 
 @in_browser
 @pytest.mark.parametrize("color", ["loss", "rank", "entropy"])
-def test_the_strip_is_colored_by_what_is_chosen(color, char_viewer):
+def test_colors_of_the_strip(color, char_viewer):
     char_viewer.show("tokens")
     char_viewer.find("color").select_option(color)
     char_viewer.wait()
-    run = NumpyGPT(char_viewer.served.provider.models[0].opened).run(char_viewer.column("tokens", "id"))
+    run = NumpyGPT(char_viewer.served.provider.models[0].model).run(char_viewer.column("tokens", "id"))
     values = {"loss": run.losses / 6, "rank": np.log2(1 + run.ranks) / 8, "entropy": run.entropies[:-1] / 4}[color]
     shown = char_viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.style.background)")
     expected = char_viewer("values => values.map(x => css(colorOf('sequential', x)))", values.tolist())
     numbers = [list(map(int, re.findall(r"\d+", text))) for text in [*shown, *expected]]
-    assert numbers[0] == [255, 255, 255]  # nothing predicted the first token
+    assert numbers[0] == [255, 255, 255]  # the first token has no prediction
     assert np.abs(np.subtract(numbers[1 : len(shown)], numbers[len(shown) :])).max() <= 1
 
 
 @in_browser
-def test_hovering_over_a_token_shows_what_it_looks_at(char_viewer):
+def test_hovering_over_a_token_shows_its_attention(char_viewer):
     char_viewer.show("looking-back", layer=1, head=2, token=30, shade="sqrt")
     weights = char_viewer.matrix("looking-back")
     for query in (41, 7, 0):
@@ -221,7 +221,7 @@ def test_hovering_over_a_token_shows_what_it_looks_at(char_viewer):
 
 
 @in_browser
-def test_a_link_reproduces_the_view(char_viewer, new_viewer, char):
+def test_links_reproduce_views(char_viewer, new_viewer, char):
     char_viewer.show("tokens")
     char_viewer.page.locator("#text").fill("To be? That is a question.")
     char_viewer("document.getElementById('text').blur()")
@@ -229,7 +229,7 @@ def test_a_link_reproduces_the_view(char_viewer, new_viewer, char):
     char_viewer.wait()
     char_viewer.find("strip-12").click()
     char_viewer.wait().find("color").select_option("entropy")
-    char_viewer.wait().page.get_by_role("link", name="What a token looks at").click()
+    char_viewer.wait().page.get_by_role("link", name="What a token attends to").click()
     char_viewer.wait().find("head-0-2").click()
     char_viewer.wait().page.get_by_label("hide the first token").check()
     char_viewer.wait().page.get_by_label("colors:").select_option("row")
@@ -246,8 +246,8 @@ def test_a_link_reproduces_the_view(char_viewer, new_viewer, char):
 
 
 @in_browser
-def test_sliders_are_kept_when_another_view_is_chosen(char_viewer):
-    """Links of the menu had the values from before a slider was moved."""
+def test_sliders_persist_in_other_views(char_viewer):
+    """Menu links had the values from before a slider was moved."""
     char_viewer.show("output", token=5)
     char_viewer.find("slider-temperature").fill("0.5")
     char_viewer.find("slider-min_p").fill("0.1")
@@ -261,10 +261,10 @@ def test_sliders_are_kept_when_another_view_is_chosen(char_viewer):
 
 
 @in_browser
-def test_the_first_text_is_shown_again_after_going_back(char_viewer):
-    """The address without a text stood for an empty one."""
+def test_going_back_restores_the_initial_text(char_viewer):
+    """A URL without a text was treated as an empty text."""
     char_viewer.follow(char_viewer.served.url)
-    char_viewer.page.get_by_role("link", name="The next token").click()
+    char_viewer.page.get_by_role("link", name="Next token").click()
     char_viewer.wait().page.go_back()
     assert char_viewer.wait().page.locator("#text").input_value() == TEXT
     assert char_viewer.find("strip").locator(".token").count() == len(TEXT)
@@ -275,7 +275,7 @@ def test_the_first_text_is_shown_again_after_going_back(char_viewer):
 
 
 @in_browser
-def test_the_keyboard_moves_everything(char_viewer):
+def test_keyboard_navigation(char_viewer):
     char_viewer.show("looking-back", token=3)
     moves = {
         "ArrowLeft": ("token", 2), "ArrowRight": ("token", 3), "ArrowDown": ("layer", 1), "ArrowUp": ("layer", 0),
@@ -289,18 +289,18 @@ def test_the_keyboard_moves_everything(char_viewer):
     assert char_viewer.press(*["ArrowDown"] * 3, *["]"] * 5, *[","] * 5).state("layer", "head", "step") == [1, 3, 0]
     views = char_viewer.views()
     char_viewer.press(*["PageUp"] * len(views))
-    seen = [char_viewer.state("view")[0], *(char_viewer.press("PageDown").state("view")[0] for _ in views)]
-    assert seen == [*views, views[-1]]
+    visited = [char_viewer.state("view")[0], *(char_viewer.press("PageDown").state("view")[0] for _ in views)]
+    assert visited == [*views, views[-1]]
     box = char_viewer.page.locator("#text")
     box.focus()
     before = char_viewer.state("token", "layer", "head", "step", "view")
     char_viewer.press("ArrowLeft", "[", ".")
-    assert char_viewer.state("token", "layer", "head", "step", "view") == before  # typing is not navigation
+    assert char_viewer.state("token", "layer", "head", "step", "view") == before  # not while typing
 
 
 @in_browser
-def test_keys_before_the_model_is_known_do_nothing(new_viewer, char):
-    """They were an error."""
+def test_keys_before_the_model_is_loaded_are_ignored(new_viewer, char):
+    """Keys caused an error."""
     viewer = new_viewer(char)
     viewer.page.route("**/ask", lambda route: (time.sleep(0.2), route.continue_()))
     viewer.page.goto(char.url)
@@ -310,8 +310,8 @@ def test_keys_before_the_model_is_known_do_nothing(new_viewer, char):
 
 
 @in_browser
-def test_a_control_keeps_the_focus_when_the_page_is_drawn_again(char_viewer):
-    """It was lost, so that the keyboard could not change a setting twice."""
+def test_redrawing_preserves_the_focus(char_viewer):
+    """The focus was lost, so a setting could not be changed twice with the keyboard."""
     char_viewer.show("looking-back", layer=0)
     char_viewer.page.get_by_label("layer").focus()
     char_viewer.page.get_by_label("layer").select_option("1")
@@ -326,11 +326,11 @@ def test_a_control_keeps_the_focus_when_the_page_is_drawn_again(char_viewer):
 
 
 @in_browser
-def test_the_checkpoint_slider_goes_through_the_run(char_viewer):
+def test_the_checkpoint_slider(char_viewer):
     char_viewer.show("tokens", token=5)
     ids = char_viewer.column("tokens", "id")
-    for place, step in ((0, 0), (1, 10), (2, 100), (3, 200)):
-        char_viewer.find("checkpoint").fill(str(place))
+    for index, step in enumerate((0, 10, 100, 200)):
+        char_viewer.find("checkpoint").fill(str(index))
         assert char_viewer.wait().state("step") == [step]
         shown = "step 200" if step == 200 else f"step {step} of 200"
         assert char_viewer.page.locator("#checkpoints output").inner_text() == shown
@@ -341,8 +341,8 @@ def test_the_checkpoint_slider_goes_through_the_run(char_viewer):
 
 
 @in_browser
-def test_the_newest_change_wins(char_viewer):
-    """Answers that arrive late do not replace newer ones."""
+def test_the_latest_change_wins(char_viewer):
+    """Late answers do not replace newer ones."""
     char_viewer.show("tokens")
     for step in (0, 200, 10, 100) * 3:
         char_viewer("step => void change({step})", step)
@@ -352,26 +352,26 @@ def test_the_newest_change_wins(char_viewer):
 
 
 @in_browser
-def test_the_page_forgets_old_answers(new_viewer, char):
-    """It kept 64 of any size, which are 540 MB of the heads of 1,024 tokens."""
+def test_the_cache_of_answers_has_a_limit(new_viewer, char):
+    """The page cached 64 answers of any size: 540 MB for heads of 1,024 tokens."""
     sizes = new_viewer(char).open("tokens")(
         """async () => {
-          let asked = 0;
-          provider = {ask: async ({size}) => (asked++, {facts: {}, tensors: {x: {data: new Uint8Array(size)}}})};
-          const kept = [];
+          let count = 0;
+          provider = {ask: async ({size}) => (count++, {facts: {}, tensors: {x: {data: new Uint8Array(size)}}})};
+          const totals = [];
           for (const name of ["a", "b", "c", "b", "d", "b", "e"]) {
             await ask({name, size: name === "e" ? 9e7 : 3e7});
-            kept.push(Array.from(answers.values()).reduce((sum, answer) => sum + answer.bytes, 0));
+            totals.push(Array.from(answers.values()).reduce((sum, answer) => sum + answer.bytes, 0));
           }
-          return [asked, ...kept];
+          return [count, ...totals];
         }"""
     )
-    asked, *kept = sizes
-    assert asked == 5 and max(kept[:-1]) <= 2**26 and 9e7 <= kept[-1] < 1e8  # "b" was asked once; "e" is the newest
+    count, *totals = sizes
+    assert count == 5 and max(totals[:-1]) <= 2**26 and 9e7 <= totals[-1] < 1e8  # "b" was requested once; "e" is last
 
 
 @in_browser
-def test_a_long_text_is_cut_with_a_note(char_viewer):
+def test_long_texts_are_cut(char_viewer):
     char_viewer.show("tokens", text=TEXT * 3 + "#€")
     note = char_viewer.page.locator("#input-note").inner_text()
     assert "2 characters are not in the vocabulary" in note
@@ -385,33 +385,33 @@ def test_a_long_text_is_cut_with_a_note(char_viewer):
     "state, message",
     [
         (dict(step=7), "has no checkpoint of step 7"),
-        (dict(ids="1,99"), "ids: it takes a list of token ids from 0 to"),
-        (dict(ids=",".join(["1"] * 49)), "ids: 49 tokens are more than 48"),
-        (dict(mask="on"), "mask='on': it takes"),
+        (dict(ids="1,99"), "ids must be a list of token ids"),
+        (dict(ids=",".join(["1"] * 49)), "the limit is 48"),
+        (dict(mask="on"), "mask='on'"),
         (dict(heads_off="9.9"), "the model has 2 layers of 4 heads"),
     ],
     ids=str,
 )
-def test_a_wrong_link_is_an_error_of_one_line(state, message, char_viewer):
+def test_invalid_links_show_an_error(state, message, char_viewer):
     char_viewer.show("tokens", **state)
     assert message in char_viewer.page.get_by_role("alert").inner_text()
     assert len(char_viewer.problems) == 1 and "400" in char_viewer.problems.pop()  # the browser reports the status
-    char_viewer.page.get_by_role("link", name="Show this view of the text").click()
+    char_viewer.page.get_by_role("link", name="Reset this view").click()
     char_viewer.page.get_by_test_id("view-tokens").wait_for()
 
 
 @in_browser
-def test_a_page_that_begins_with_a_wrong_link_can_be_used(new_viewer, char):
+def test_the_page_works_after_an_invalid_first_link(new_viewer, char):
     viewer = new_viewer(char).open("tokens", step=7)
     assert len(viewer.problems) == 1 and "400" in viewer.problems.pop()
-    viewer.page.get_by_role("link", name="Show this view of the text").click()
-    viewer.page.get_by_role("link", name="The next token").wait_for()
+    viewer.page.get_by_role("link", name="Reset this view").click()
+    viewer.page.get_by_role("link", name="Next token").wait_for()
     assert viewer.open("tokens", layer=-3, head=99, token=10**9).find("tokens").count() == 1
 
 
 @in_browser
-def test_the_next_token_of_a_full_context_replaces_the_oldest(char_viewer):
-    """It asked for one token more than the context has, which ended every view."""
+def test_appending_to_a_full_context_drops_the_oldest_tokens(char_viewer):
+    """The page asked for one token more than the context has, which broke every view."""
     ids = [1 + i % 20 for i in range(48)]
     char_viewer.show("output", ids=",".join(map(str, ids)))
     best = char_viewer.table("distribution")["rows"][0][0]
@@ -426,8 +426,8 @@ def test_the_next_token_of_a_full_context_replaces_the_oldest(char_viewer):
 
 
 @in_browser
-def test_a_number_of_the_query_key_or_value_is_explained(char_viewer):
-    """A click on a key or a value explained the query."""
+def test_a_click_selects_a_number_of_the_query_key_or_value(char_viewer):
+    """A click on a key or a value selected the query."""
     char_viewer.show("qkv", token=5)
     char_viewer.find("qkv-numbers").locator("tbody tr").nth(3).locator("td").nth(2).click()
     assert char_viewer.wait().state("qkv_part", "head_channel") == [1, 3]
@@ -438,7 +438,7 @@ def test_a_number_of_the_query_key_or_value_is_explained(char_viewer):
 
 @in_browser
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_strange_text_is_shown_as_text(kind, new_viewer, servers):
+def test_text_cannot_inject_markup(kind, new_viewer, servers):
     viewer = new_viewer(servers(kind))
     viewed = viewer.served.provider.models[0]
     ids = viewed.tokenizer.encode(STRANGE).tolist()[:48]
@@ -458,8 +458,8 @@ def test_strange_text_is_shown_as_text(kind, new_viewer, servers):
 
 
 @in_browser
-def test_a_token_that_is_no_text_is_shown_by_its_bytes(new_viewer, servers):
-    """Its bytes were those of the text that stands for them."""
+def test_incomplete_characters_are_shown_as_bytes(new_viewer, servers):
+    """The column of bytes had the bytes of the escaped text."""
     viewer = new_viewer(servers("bpe")).open("tokens", text="é")
     assert viewer.column("tokens", "token") == ["\\xc3", "\\xa9"]
     assert viewer.column("tokens", "bytes") == ["c3", "a9"]
@@ -470,7 +470,7 @@ def test_a_token_that_is_no_text_is_shown_by_its_bytes(new_viewer, servers):
 
 
 @in_browser
-def test_text_that_is_typed_is_shown(char_viewer):
+def test_typed_text_is_shown(char_viewer):
     char_viewer.show("tokens", text="To")
     char_viewer.page.locator("#text").fill("</script>")
     char_viewer.page.wait_for_timeout(300)
@@ -479,13 +479,13 @@ def test_text_that_is_typed_is_shown(char_viewer):
 
 
 @in_browser
-def test_a_token_of_the_distribution_continues_the_text(new_viewer, served):
+def test_a_click_on_the_distribution_appends_the_token(new_viewer, served):
     viewer = new_viewer(served).open("output", token=10)
     ids = viewer("loadContext().then(context => context.ids)")
     best = viewer.column("distribution", "id")[0]
     viewer.find("distribution").locator("tbody tr").first.click()
     assert viewer.wait().state("ids", "token") == [",".join(map(str, [*ids[:11], best])), 11]
-    run = NumpyGPT(viewer.served.provider.models[0].opened).run([*ids[:11], best])
+    run = NumpyGPT(viewer.served.provider.models[0].model).run([*ids[:11], best])
     CHECKS["output"](viewer, run, Place(token=11))
 
 
@@ -497,7 +497,7 @@ def test_pictures_are_exported(char_viewer):
     viewer, kinds = char_viewer, set()
     for view in viewer.views():
         viewer.show(view, text=STRANGE + TEXT[:20], layer=1, token=24)
-        assert viewer.pictures() or view in ("memorized", "run"), view  # which need files that the run lacks
+        assert viewer.pictures() or view in ("memorized", "run"), view  # these need files of the run
         for picture in viewer.pictures():
             table = viewer.table(picture)
             buttons = {button.inner_text(): button for button in viewer.find(picture).locator(".exports button").all()}
@@ -522,14 +522,14 @@ def test_pictures_are_exported(char_viewer):
 
 
 @in_browser
-def test_a_view_is_exported_as_one_file_that_works_offline(char_viewer, browser, tmp_path):
+def test_exported_views_work_offline(char_viewer, browser, tmp_path):
     viewer, file = char_viewer, tmp_path / "view.html"
     testids = "Array.from(document.querySelectorAll('#view [data-testid]'), node => node.dataset.testid)"
     context = browser.new_context(offline=True)
     page, problems = context.new_page(), []
     page.on("console", lambda message: message.type in ("error", "warning") and problems.append(message.text))
     page.on("request", lambda request: request.url.startswith(("file:", "data:")) or problems.append(request.url))
-    link = viewer.page.get_by_role("link", name="this view as HTML")
+    link = viewer.page.get_by_role("link", name="This view as HTML")
     for view in viewer.views():
         viewer.show(view, text=STRANGE + TEXT[:20], layer=1, token=24)
         file.write_bytes(viewer.exported(link))
@@ -545,12 +545,12 @@ def test_a_view_is_exported_as_one_file_that_works_offline(char_viewer, browser,
     assert problems == []
 
 
-# --- how it looks -----------------------------------------------------------------------------------------------------
+# --- layout and colors ------------------------------------------------------------------------------------------------
 
 
 @in_browser
 @pytest.mark.parametrize("kind, text", [("char", TEXT), ("bpe", STRANGE)])
-def test_a_narrow_window_needs_no_horizontal_scrolling(kind, text, new_viewer, servers):
+def test_narrow_windows_need_no_horizontal_scrolling(kind, text, new_viewer, servers):
     viewer = new_viewer(servers(kind), width=360)
     for view in viewer.open("tokens").views():
         viewer.show(view, text=text, layer=1)
@@ -564,21 +564,21 @@ def test_a_narrow_window_needs_no_horizontal_scrolling(kind, text, new_viewer, s
 
 @in_browser
 def test_colors_are_monotone_in_luminance(char_viewer):
-    """By the definition of WCAG 2, so that a picture can be read without seeing hues."""
+    """Luminance by WCAG 2, so that pictures can be read without color."""
     script = "([scale, first]) => Array.from({length: 1001}, (_, i) => colorOf(scale, first + (1 - first) * i / 1000))"
     char_viewer.show("tokens")
     for scale, first, sign in (("sequential", 0, -1), ("signed", -1, 1)):
         colors = np.array(char_viewer(script, [scale, first])) / 255
         linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
         luminance = sign * linear @ [0.2126, 0.7152, 0.0722]
-        smooth = luminance[::10]  # single steps are rounded to whole numbers
+        smooth = luminance[::10]  # single steps are rounded to integers
         assert (np.diff(smooth) > 0).all() and (np.diff(luminance) > -2e-3).all()
         assert abs(luminance[-1] - luminance[0]) > 0.8
 
 
 @in_browser
-def test_text_on_colors_can_be_read(char_viewer):
-    """The contrast of a token's text on its color is at least 4.5, as WCAG 2 asks."""
+def test_text_on_colors_has_enough_contrast(char_viewer):
+    """At least 4.5, as required by WCAG 2."""
     char_viewer.show("tokens")
     for scale in ("sequential", "signed"):
         pairs = char_viewer(
@@ -598,8 +598,8 @@ def test_text_on_colors_can_be_read(char_viewer):
 
 
 @in_browser
-def test_sampling_stages_are_those_of_generate(char_viewer, seed):
-    """For random logits and settings; half of the logits have ties."""
+def test_sampling_stages_equal_python(char_viewer, seed):
+    """With random logits and settings; half of the cases have ties."""
     random = np.random.default_rng(seed)
     cases = []
     for case in range(300):
@@ -630,7 +630,7 @@ def test_sampling_stages_are_those_of_generate(char_viewer, seed):
         for (name, shown, shown_entropy), probabilities in zip(stages, expected, strict=True):
             shown, probabilities = np.array(shown), probabilities.numpy()
             np.testing.assert_allclose(np.sort(shown), np.sort(probabilities), rtol=1e-9, atol=1e-12, err_msg=str(case))
-            others = ~np.isclose(shown, probabilities, rtol=1e-9, atol=1e-12)  # of equal logits, top-p may keep any
+            others = ~np.isclose(shown, probabilities, rtol=1e-9, atol=1e-12)  # top-p may keep any of equal logits
             assert (logits.numpy()[others] == logits.numpy()[probabilities > 0].min()).all(), (name, case)
             assert shown_entropy == pytest.approx(entropy(probabilities), abs=1e-9)
 
@@ -645,12 +645,12 @@ def test_the_sliders_change_the_distribution(char_viewer):
     expected = next_token_probabilities(torch.from_numpy(logits), settings)
     assert_same(char_viewer.column("distribution", "min-p 0.05"), expected)
     text = char_viewer.find("distribution").inner_text()
-    assert f"{(expected > 0).sum()} of {len(logits)} tokens can be drawn" in text
+    assert f"{(expected > 0).sum()} of {len(logits)} tokens can be sampled" in text
 
 
 @in_browser
-def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
-    """They were among the tokens that can be drawn; folio/decoding/sampling.py leaves them out."""
+def test_padding_ids_are_never_sampled(new_viewer, servers):
+    """The page included them; folio/decoding/sampling.py excludes them."""
     viewer = new_viewer(servers("rotary")).open("output", token=8, temperature=1, top_k=0)
     table = viewer.table("distribution")
     by_id = {row[0]: row for row in table["rows"]}
@@ -658,7 +658,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
     expected = next_token_probabilities(logits[:257], Sampling())
     assert_same([by_id[token][-1] for token in range(260)], [*expected, 0, 0, 0])
     assert_same([by_id[token][3] for token in range(260)], logits.softmax(-1))  # the model's own
-    assert "257 of 260 tokens can be drawn" in viewer.find("distribution").inner_text()
+    assert "257 of 260 tokens can be sampled" in viewer.find("distribution").inner_text()
 
 
 # --- a large model ----------------------------------------------------------------------------------------------------
@@ -666,7 +666,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
 
 @in_browser
 @pytest.mark.slow
-def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
+def test_gpt2_size_with_a_full_context(new_viewer, tmp_path, seed):
     model = GPT(GPTConfig(), seed).requires_grad_(False).eval()
     run = save_run(tmp_path / "run", {1: model}, TOKENIZERS["bpe"], {})
     ids = np.random.default_rng(seed).integers(TOKENIZERS["bpe"].vocab_size, size=1024)
@@ -683,7 +683,7 @@ def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
         for view in ("attention-row", "output"):
             viewer.open(view, **state)
             CHECKS[view](viewer, numpy, place)
-        for head in range(12):  # the page keeps only some of them
+        for head in range(12):  # the cache holds only some of them
             viewer.press("[" if head < 7 else "]")
         heap = viewer.page.context.new_cdp_session(viewer.page).send("Runtime.getHeapUsage")
         assert heap["usedSize"] + heap.get("backingStorageSize", 0) < 300e6
@@ -719,20 +719,20 @@ def test_the_benchmark_measures_everything(browser, monkeypatch, capsys):
         assert 0 < float(median.split()[0]) <= float(worst.split()[0]) and at_most == bar, name
 
 
-def test_a_benchmark_without_a_browser_is_an_error_of_one_line(monkeypatch):
+def test_the_benchmark_needs_a_browser(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"chromium and google-chrome were not found.*--browser="):
         bench_view.main(ViewBenchConfig())
 
 
 @in_browser
-def test_the_style_of_the_page_is_that_of_the_style_sheet(char_viewer):
-    """It is shortened, but has the same rules. Spaces in the value of a variable are kept as they are written."""
+def test_the_minified_style_sheet_has_the_same_rules(char_viewer):
+    """Except for spaces in the value of a variable."""
     script = """style => {
       const sheet = new CSSStyleSheet();
       sheet.replaceSync(style);
       return [sheet, document.styleSheets[0]].map(({cssRules}) =>
         Array.from(cssRules, ({cssText}) => cssText.replace(/(--mono:.*?);/, value => value.replaceAll(" ", ""))));
     }"""
-    written, shown = char_viewer.show("tokens")(script, (PAGE / "style.css").read_text(encoding="utf-8"))
-    assert shown == written and len(shown) > 50
+    original, minified = char_viewer.show("tokens")(script, (PAGE / "style.css").read_text(encoding="utf-8"))
+    assert minified == original and len(minified) > 50
