@@ -292,12 +292,12 @@ def test_the_index_is_built_once(viewed, monkeypatch):
 
 def test_the_reason_for_not_searching(viewed, data_dir, tmp_path):
     question = {"kind": "memorized", "ids": [1, 2, 3]}
-    moved = {**viewed.saved.state, "config": {**viewed.saved.state["config"], "data_dir": str(tmp_path / "nowhere")}}
-    changed = {**viewed.saved.state, "dataset": {"hash": "another"}}
-    foreign = {"model": viewed.saved.state["model"]}
+    moved = {**viewed.checkpoint.state, "config": {**viewed.checkpoint.state["config"], "data_dir": str(tmp_path / "nowhere")}}
+    changed = {**viewed.checkpoint.state, "dataset": {"hash": "another"}}
+    foreign = {"model": viewed.checkpoint.state["model"]}
     for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
-        viewed.saved = replace(viewed.saved, state=state)
+        viewed.checkpoint = replace(viewed.checkpoint, state=state)
         facts, tensors = TraceProvider([viewed], "").answer(dict(question))
         assert facts.keys() == {"reason"} and reason in facts["reason"] and not tensors
-    viewed.saved = replace(viewed.saved, state=moved)
+    viewed.checkpoint = replace(viewed.checkpoint, state=moved)
     assert TraceProvider([viewed], "", str(data_dir)).answer(dict(question)).facts["reason"] is None
