@@ -114,7 +114,7 @@ def serving(files: dict[str, bytes]) -> Iterator[Hub]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub = Hub(f"http://127.0.0.1:{server.server_port}", files)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         yield hub
     finally:
