@@ -13,7 +13,11 @@ class GPU(NamedTuple):
 
 
 GPUS = {
+    "B300": GPU(2250.0, 288, None),
+    "GB200": GPU(2500.0, 186, 1200),
     "B200": GPU(2250.0, 180, 1000),
+    "GH200": GPU(989.4, 96, None),
+    "H200 NVL": GPU(835.5, 141, 600),
     "H200": GPU(989.4, 141, 700),
     "H100 PCIe": GPU(756.0, 80, 350),
     "H100 NVL": GPU(835.0, 94, 400),
@@ -21,9 +25,21 @@ GPUS = {
     "A100": GPU(312.0, 80, 400),
     "L40S": GPU(362.0, 48, 350),
     "L4": GPU(121.0, 24, 72),
+    "A40": GPU(149.7, 48, 300),
     "A10G": GPU(70.0, 24, 300),
+    "A10": GPU(125.0, 24, 150),
+    "RTX 6000 Ada": GPU(364.2, 48, 300),
+    "RTX A6000": GPU(154.8, 48, 300),
+    "RTX 5090": GPU(209.5, 32, 575),
     "RTX 4090": GPU(165.2, 24, 450),
+    "RTX 3090 Ti": GPU(80.0, 24, 450),
     "RTX 3090": GPU(71.0, 24, 350),
+    "RTX 3080 Ti": GPU(68.2, 12, 350),
+    "RTX 3080": GPU(59.5, 10, 320),
+    "RTX 3070 Ti": GPU(43.5, 8, 290),
+    "RTX 3070": GPU(40.6, 8, 220),
+    "RTX 3060 Ti": GPU(32.4, 8, 200),
+    "RTX 3060": GPU(25.5, 12, 170),
     "V100": GPU(125.0, 32, 300),
     "T4": GPU(65.0, 16, 70),
 }
@@ -37,7 +53,7 @@ def data_sheet(name: str) -> GPU | None:
     """
     model = re.sub(r"^((NVIDIA|Tesla|GeForce) )*", "", name)
     for key in sorted(GPUS, key=len, reverse=True):  # "H100 PCIe" before "H100"
-        if re.fullmatch(rf"{key}([ -](SXM\d?|PCIe|HBM\w*|\d+GB))*", model, re.IGNORECASE):
+        if re.fullmatch(rf"{key}([ -](SXM\d?|AC|PCIe|HBM\w*|\d+GB|Generation))*", model, re.IGNORECASE):
             return GPUS[key]
     return None
 

