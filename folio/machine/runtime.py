@@ -107,9 +107,7 @@ def resolve_runtime(
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if device == "cuda" and under_torchrun():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"  # one GPU per process
-    opened = _open_device(device)
+    opened = _open_device(_own_gpu(device) if under_torchrun() else device)
     is_cuda = opened.type == "cuda"
     if is_cuda:
         torch.cuda.set_device(opened)
@@ -147,20 +145,41 @@ def resolve_runtime(
     if compile == "auto" and same_device:
         resolved_compile, reason = saved["compile"], "as before"
     else:
-        resolved_compile, reason = group.broadcast(_resolve_compile(opened, compile, length))
+        resolved_compile, reason = group.broadcast(_resolve_compile(opened, compile, length, group.size))
     reasons.append(f"{'compiled' if resolved_compile else 'eager'} ({reason})")
     return Runtime(opened, DTYPES[chosen], resolved_compile, ", ".join(reasons), group)
 
 
+def _own_gpu(device: str) -> str:
+    """The GPU of this process under torchrun, where each has its own. Raises UserError."""
+    if device.startswith("cuda:"):
+        raise UserError(f"device={device}: all processes would use this GPU; use --device=cuda, for one GPU each")
+    if device != "cuda":
+        return device
+    local_rank, n_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if n_gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:  # a scheduler such as SLURM has assigned one to each
+        return "cuda:0"
+    if 0 < n_gpus <= local_rank:
+        raise UserError(f"device=cuda: process {local_rank} has no GPU; use --nproc_per_node={n_gpus}")
+    return f"cuda:{local_rank}"
+
+
 def _open_device(name: str) -> torch.device:
-    """The device with this name. Raises UserError if it is not available."""
+    """The device with this name. Raises UserError if it is not available, or has no kernels in this build of torch."""
     try:
         if name.split(":")[0] not in DEVICES:
             raise RuntimeError(f"Folio supports {', '.join(DEVICES)}")
         device = torch.device(name)
-        torch.empty(1, device=device)
+        (torch.ones(1, device=device) + 1).item()  # runs a kernel; allocating memory alone succeeds on any GPU
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
+        if "no kernel image" in reason:
+            major, minor = torch.cuda.get_device_capability(name)
+            raise UserError(
+                f"device={name}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(name)} "
+                f"(sm_{major}{minor}), only for {', '.join(torch.cuda.get_arch_list())}; install a wheel of torch that "
+                f"has them (for an older GPU, one for an older CUDA version), or use --device=cpu"
+            ) from None
         raise UserError(f"device={name}: it is not available ({reason}); use --device=auto") from None
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -208,14 +227,17 @@ EAGER_MFU = 0.25  # without torch.compile
 UNKNOWN_GPU_FLOPS = 50e12  # per second
 
 
-def _resolve_compile(device: torch.device, setting: bool | str, length: Length | None) -> tuple[bool | str, str]:
+def _resolve_compile(
+    device: torch.device, setting: bool | str, length: Length | None, processes: int = 1
+) -> tuple[bool | str, str]:
     """Whether to use torch.compile, and the reason. Raises UserError if it is set and does not work."""
     if setting is False:
         return False, "as set"
     if setting == "auto" and device.type != "cuda":
-        return False, "compiling gains almost nothing on a CPU"  # docs/performance.md
+        gain = "gains almost nothing on a CPU" if device.type == "cpu" else f"was not tried on {device.type}"
+        return False, f"compiling {gain}"  # docs/performance.md
     if setting == "auto" and length:
-        seconds = length.seconds or length.flops / (EAGER_MFU * (_peak_flops(device) or UNKNOWN_GPU_FLOPS))
+        seconds = length.seconds or length.flops / (processes * EAGER_MFU * (_peak_flops(device) or UNKNOWN_GPU_FLOPS))
         if seconds * COMPILE_GAIN < COMPILE_SECONDS:
             return False, f"compiling would not pay off in a run of about {seconds:,.0f} s"
     try:

@@ -120,6 +120,9 @@ def test_short_runs_are_not_compiled(monkeypatch):
     ):
         assert runtime._resolve_compile(cuda, "auto", length)[0] == compiles
     assert "about 4 s" in runtime._resolve_compile(cuda, "auto", Length(1e15))[1]
+    eight = [runtime._resolve_compile(cuda, "auto", Length(flops), processes=8)[0] for flops in (1e17, 8e17)]
+    assert eight == [False, True] and runtime._resolve_compile(cuda, "auto", Length(1e17))[0]
+    assert "on mps" in runtime._resolve_compile(torch.device("mps"), "auto", None)[1]  # it said "on a CPU"
     assert not runtime._resolve_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
 
@@ -128,6 +131,40 @@ def test_scripts_for_a_single_process_do_not_start_under_torchrun(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="start it with python, without torchrun"):
         resolve_runtime("cpu", "float32", False)
+
+
+def under_torchrun(monkeypatch, local_rank: int, n_gpus: int) -> None:
+    for name, value in {"RANK": "1", "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    """device=cuda:0 put all processes on one GPU, and SLURM's one visible GPU per process had the wrong number."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    under_torchrun(monkeypatch, local_rank=1, n_gpus=2)
+    assert runtime._own_gpu("cuda") == "cuda:1" and runtime._own_gpu("cpu") == "cpu"
+    with pytest.raises(UserError, match=r"device=cuda:0: .*--device=cuda"):
+        runtime._own_gpu("cuda:0")
+    under_torchrun(monkeypatch, local_rank=1, n_gpus=1)
+    with pytest.raises(UserError, match="--nproc_per_node=1"):
+        runtime._own_gpu("cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert runtime._own_gpu("cuda") == "cuda:0"
+
+
+def test_a_gpu_without_kernels_is_an_error_that_names_its_architecture(monkeypatch):
+    """Only memory was allocated, which succeeds on a V100 with a wheel for CUDA 13. The run failed later."""
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+    monkeypatch.setattr(torch, "ones", fail)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    with pytest.raises(UserError, match=r"device=cuda:0: .*V100.*\(sm_70\), only for sm_75, sm_90; .*--device=cpu"):
+        runtime._open_device("cuda:0")
 
 
 def test_compute_sets_the_dtype_of_matmuls():
