@@ -463,6 +463,8 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
     train(tiny(**settings, out_dir=resumed.out_dir, max_iters=6, lr_decay_iters=12))
     train(tiny(**settings, out_dir=resumed.out_dir, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, resumed.out_dir)
+    lines = Path(resumed.out_dir, "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [6, 12]  # cumsum failed in each sample
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -126,8 +126,7 @@ def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tenso
 def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Sample by inverse transform: return the first token at which the cumulative probability exceeds `uniform`.
 
-    probabilities: (B, V). uniform: (B, 1) in [0, 1), on sampling_device(probabilities.device). Returns ids (B, 1) on
-    the device of the probabilities.
+    probabilities: (B, V). uniform: (B, 1) in [0, 1), on the same device. Returns ids (B, 1).
     """
-    sums = probabilities.to(uniform.device).cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True).to(probabilities.device)
+    sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True)

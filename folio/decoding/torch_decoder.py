@@ -107,8 +107,13 @@ class TorchBatch:
 
     @torch.inference_mode()
     def sample(self, rows: list[int]) -> Callable[[], list[int]]:
-        self.sampled = self.sampled.index_copy(0, self.sampler.index(rows), self.sampler.sample(self.logits, rows))
+        ids = self.sampler.sample(self.logits.to(self.sampler.device), rows)
+        self.sampled = self.sampled.index_copy(0, self.index(rows), ids.to(self.runtime.device))
         return to_host(self.sampled)
+
+    def index(self, rows: list[int]) -> Tensor:
+        """The rows as a tensor on the model's device."""
+        return self.sampler.index(rows).to(self.runtime.device)
 
     @torch.inference_mode()
     def step(self, rows: list[int]) -> Callable[[], list[int]]:
@@ -122,7 +127,7 @@ class TorchBatch:
             self.lengths[row] += 1
         with inference_context(self.model, self.runtime), self.threads(len(rows)):
             logits = self.forward(self.sampled[: self.padded_rows(max(rows) + 1)])[0][:, 0].float()
-        index = self.sampler.index(rows)
+        index = self.index(rows)
         self.logits = self.logits.index_copy(0, index, logits[index])
         return self.sample(rows)
 
@@ -163,8 +168,12 @@ def inference_context(model: GPT, runtime: Runtime) -> AbstractContextManager:
 
 
 def sampling_device(device: torch.device) -> torch.device:
-    """The device on which to sample tokens: the model's, or the CPU if that does not support float64 (Apple's GPUs)."""
-    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
+    """The device on which to sample tokens: the model's, or the CPU if that cannot compute cumulative sums.
+
+    Apple's GPUs do not support float64, and CUDA's cumsum raises an error under deterministic algorithms.
+    """
+    can_sample = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+    return device if can_sample else torch.device("cpu")
 
 
 class TokenSampler:
@@ -173,11 +182,11 @@ class TokenSampler:
     CHUNK = 1024  # random numbers to compute at once per row
 
     def __init__(self, rows: int, V: int, vocab_size: int | None, device: torch.device):
-        self.shape, self.vocab_size, self.device = (rows, V), vocab_size or V, device
+        self.shape, self.vocab_size, self.device = (rows, V), vocab_size or V, sampling_device(device)
         self.samples: dict[int, Sample] = {}  # by row
         self.steps = [0] * rows
-        self.numbers = torch.zeros(rows, self.CHUNK, dtype=torch.float64, device=sampling_device(device))
-        self.next_number = torch.zeros(rows, 1, dtype=torch.long, device=self.numbers.device)
+        self.numbers = torch.zeros(rows, self.CHUNK, dtype=torch.float64, device=self.device)
+        self.next_number = torch.zeros(rows, 1, dtype=torch.long, device=self.device)
         self.occurred: Tensor | None = None  # bool (B, V), for the repetition penalty
         self.counts: Tensor | None = None  # float32 (B, V), for the presence and frequency penalties
         self.last_groups: tuple[list[int], Tensor, list[tuple[Sampling, Tensor]]] | None = None  # of the last rows
@@ -209,7 +218,7 @@ class TokenSampler:
         return self.last_groups[1:]
 
     def sample(self, logits: Tensor, rows: list[int]) -> Tensor:
-        """Sample the next tokens of some rows, (rows, 1), from the logits of all rows, (B, V)."""
+        """Sample the next tokens of some rows, (rows, 1), from the logits of all rows, (B, V), on self.device."""
         index, groups = self.groups(rows)
         logits = logits[index]  # (rows, V)
         logits[:, self.vocab_size :] = -torch.inf
@@ -223,7 +232,7 @@ class TokenSampler:
                 ids = logits[indices].argmax(dim=-1, keepdim=True)
             else:
                 probabilities = next_token_probabilities(logits[indices], sampling, occurred, counts)
-                ids = sample_token(probabilities, uniform[indices.to(uniform.device)])
+                ids = sample_token(probabilities, uniform[indices])
             if occurred is not None:
                 self.occurred[group[:, None], ids] = True
             if counts is not None:
@@ -237,9 +246,8 @@ class TokenSampler:
             if self.steps[row] % self.CHUNK == 0:
                 sample = self.samples[row]
                 numbers = uniforms(sample.seed, [sample.number], self.steps[row], self.CHUNK)
-                self.numbers[row], self.next_number[row] = numbers[0].to(self.numbers.device), 0
+                self.numbers[row], self.next_number[row] = numbers[0].to(self.device), 0
             self.steps[row] += 1
-        index = index.to(self.numbers.device)
         columns = self.next_number[index]
         self.next_number[index] = columns + 1
         return self.numbers[index].gather(1, columns)
@@ -252,7 +260,7 @@ def to_host(ids: Tensor) -> Callable[[], list[int]]:
     host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
     host.copy_(ids, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(ids.device))
 
     def fetch() -> list[int]:
         copied.synchronize()
@@ -281,7 +289,8 @@ class CUDAGraphDecoder:
         capacity = -(-max(lengths[:B]) // self.GRANULARITY) * self.GRANULARITY
         capacity = min(capacity, self.model.config.block_size)
         if (B, capacity) not in self.graphs:
-            self.graphs[B, capacity] = self.capture(B, capacity)
+            with torch.cuda.device(self.ids.device):  # the current device of a thread is 0, whatever the main thread's
+                self.graphs[B, capacity] = self.capture(B, capacity)
         graph, logits = self.graphs[B, capacity]
         graph.replay()
         self.cache.lengths = lengths

@@ -1,16 +1,25 @@
 """Special features of torch's decoder. test_decoders.py checks its tokens."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio.decoding import torch_decoder
+from folio.decoding.kv_cache import KVCache
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchDecoder, sampling_device
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig
 from tests.support.decoding import GREEDY, generate_tokens, random_model
+from tests.support.waiting import in_thread
 
 
 def test_tokens_that_are_fetched_one_step_late_are_the_same(model, monkeypatch):
@@ -34,8 +43,43 @@ def test_cuda_graphs_generate_the_same(model, monkeypatch):
         assert generate_tokens(model.cuda(), prompts, cuda, **settings) == expected
 
 
+class FakeCuda(threading.local):
+    """torch.cuda with a current device per thread, which is 0 at first. Records where streams and graphs are created.
+
+    The CPU, where the tensors of a test are, is the device on which they should be.
+    """
+
+    current = torch.device("cuda", 0)
+    created: ClassVar[list[tuple[str, torch.device]]] = []  # of all threads
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device
+        yield
+        self.current = before
+
+    def create(self, name: str, *args, **settings) -> mock.MagicMock:
+        self.created.append((name, self.current))
+        return mock.MagicMock()
+
+
+def test_graphs_are_captured_on_the_models_device_in_any_thread(model, monkeypatch):
+    """The current device of a thread is 0, so a server with --device=cuda:1 captured empty graphs on GPU 0."""
+    cuda = FakeCuda()
+    for name in ("CUDAGraph", "Stream", "current_stream", "stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, partial(cuda.create, name))
+    monkeypatch.setattr(torch.cuda, "device", cuda.device)
+    cache = KVCache(model.config, 2, torch.float32, torch.device("cpu"))
+    cache.set_lengths([1, 1])
+    decoder = torch_decoder.CUDAGraphDecoder(model.eval(), cache)
+    in_thread(torch.inference_mode()(decoder), torch.zeros(2, 1, dtype=torch.long))
+    assert {name for name, _ in cuda.created} >= {"CUDAGraph", "Stream", "current_stream", "stream", "graph"}
+    assert {device for _, device in cuda.created} == {torch.device("cpu")}
+
+
 class MetaWithoutFloat64(TorchDispatchMode):
-    """The meta device with the limits of Apple's GPUs: no float64, and no asynchronous copies from it.
+    """The meta device with the limits of Apple's GPUs, no float64 and no asynchronous copies from it, and of CUDA under
+    deterministic algorithms, no cumulative sums.
 
     Copies to the CPU are zeros, and conditions are false.
     """
@@ -49,15 +93,19 @@ class MetaWithoutFloat64(TorchDispatchMode):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         result = function(*args, **kwargs)
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            assert not (tensor.is_meta and tensor.dtype == torch.float64), function
+            assert not (tensor.is_meta and (tensor.dtype == torch.float64 or "cumsum" in str(function))), function
         return result
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.2, 0.9, top_k=5, top_p=0.9, min_p=0.01)])
-def test_tokens_are_sampled_on_the_cpu_for_devices_without_float64(sampling, monkeypatch):
-    """On Apple's GPUs, a cumulative sum in float64 is an error. The meta device simulates such a GPU."""
-    assert sampling_device(torch.device("mps")) == torch.device("cpu")
-    assert sampling_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+def test_tokens_are_sampled_on_the_cpu_for_devices_without_cumulative_sums(sampling, monkeypatch):
+    """On Apple's GPUs, a cumulative sum in float64 is an error, and in a deterministic run on CUDA any: its samples
+    failed. The meta device simulates such a GPU.
+    """
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
+    assert sampling_device(cpu) == sampling_device(torch.device("mps")) == cpu and sampling_device(gpu) == gpu
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert sampling_device(gpu) == cpu
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # does not accept the meta device
     monkeypatch.setattr(torch_decoder, "to_host", lambda ids: lambda: [1] * len(ids))
     with torch.device("meta"):
