@@ -252,14 +252,19 @@ class Mixture:
         for windows, dataset_counts in zip(self.training, counts, strict=True):
             yield windows, np.diff(dataset_counts) == 1, int(dataset_counts[0])
 
-    def all_tokens(self) -> np.ndarray:
-        """Return the training tokens of all shards, int32. Raises DatasetError for an id outside the vocabulary."""
-        tokens = np.concatenate([ids for windows in self.training for ids in windows.ids], dtype=np.int32)
-        check_ids(int(tokens.max()), self.vocab_size)
-        return tokens
+    def token_pieces(self, size: int = 2**24) -> Iterator[np.ndarray]:
+        """Yield the training tokens of all shards in order, up to `size` at a time, in the shards' dtype.
+
+        Raises DatasetError for an id outside the vocabulary.
+        """
+        for ids in (ids for windows in self.training for ids in windows.ids):
+            for begin in range(0, len(ids), size):
+                piece = np.array(ids[begin : begin + size])
+                check_ids(int(piece.max()), self.vocab_size)
+                yield piece
 
     def starts(self, first: int, count: int) -> np.ndarray:
-        """Return the start of sequences first .. first + count - 1 in `all_tokens`, (B,)."""
+        """Return the start of sequences first .. first + count - 1 among the tokens of `token_pieces`, (B,)."""
         starts, tokens_before = np.empty(count, dtype=np.int64), 0
         for windows, rows, begin in self._by_dataset(first, count):
             shard_starts = tokens_before + np.cumsum(windows.lengths) - windows.lengths

@@ -16,8 +16,23 @@ from folio.machine.runtime import Runtime
 
 def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
     """Bytes of training tokens to keep in device memory, of which `free` bytes are free; 0 if they are not kept."""
-    size = 4 * data.training_tokens
+    size = resident_dtype(data).itemsize * data.training_tokens
     return size if device == "cuda" and not data.masked and free is not None and size <= free / 4 else 0
+
+
+def resident_dtype(data: Mixture) -> torch.dtype:
+    """The dtype of tokens in device memory: int16 for the bits of uint16, for which torch has few operators."""
+    return torch.int16 if data.vocab_size <= 2**16 else torch.int32
+
+
+def upload_tokens(data: Mixture, device: torch.device) -> Tensor:
+    """Copy all training tokens to the device, in pieces, so that the host never has a copy of them all."""
+    tokens, offset = torch.empty(data.training_tokens, dtype=resident_dtype(data), device=device), 0
+    for piece in data.token_pieces():
+        bits = piece.astype(f"u{tokens.itemsize}", copy=False).view(f"i{tokens.itemsize}")
+        tokens[offset : offset + len(piece)] = torch.from_numpy(bits)
+        offset += len(piece)
+    return tokens
 
 
 class BatchLoader:
@@ -27,8 +42,8 @@ class BatchLoader:
     sequences, in micro-batches of at most batch_size. Shares differ by at most one sequence; padding, which is not
     counted in the loss, makes them equal.
 
-    resident: whether to keep all training tokens in device memory (4 bytes each), so that a step is one gather; None:
-    on CUDA, if they take at most a quarter of the free memory and no target is masked.
+    resident: whether to keep all training tokens in device memory, so that a step is one gather; None: on CUDA, if they
+    take at most a quarter of the free memory and no target is masked.
     """
 
     def __init__(
@@ -45,7 +60,7 @@ class BatchLoader:
             resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device)) > 0
         self.tokens: Tensor | None = None
         if resident:
-            self.tokens = torch.from_numpy(data.all_tokens()).to(runtime.device)
+            self.tokens = upload_tokens(data, runtime.device)
             self.window = torch.arange(data.block_size + 1, device=runtime.device)
 
     def micro_batches(self, first: int) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -59,10 +74,13 @@ class BatchLoader:
         if self.tokens is not None:
             (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.local_sequences), (0, padding)))
             ids = self.tokens[starts[:, None] + self.window].long()  # (count * B, T + 1)
+            if self.tokens.dtype == torch.int16:
+                ids &= 0xFFFF  # as uint16
             ids[self.local_sequences :, 1:] = -1
             counted = np.minimum(np.maximum(self.local_sequences - self.rows * np.arange(self.count), 0), self.rows)
             for rows, share in zip(ids.split(self.rows), counted / self.sequences, strict=True):
-                yield rows[:, :-1].clamp(min=0) if padding else rows[:, :-1], rows[:, 1:], float(share)
+                inputs = rows[:, :-1].clamp(min=0) if padding else rows[:, :-1]
+                yield inputs.contiguous(), rows[:, 1:].contiguous(), float(share)  # other strides are compiled again
             return
         inputs, targets = self.data.batch(first, self.local_sequences)  # (sequences, T) each
         if padding:

@@ -87,6 +87,18 @@ def test_an_id_outside_the_vocabulary_is_refused_at_its_first_use():
         TrainingWindows([Shard(np.full(100, 99, dtype="<u2"))], T, 50, 1, "epoch").batch(0, 4)
 
 
+def test_all_training_tokens_come_in_pieces():
+    data = Mixture(sets(30, 41, weights=(1, 1)), T, 7, "epoch")
+    pieces = list(data.token_pieces(size=16))
+    assert [len(piece) for piece in pieces] == [16, 14, 16, 16, 9] and pieces[0].dtype == np.uint16
+    tokens = np.concatenate(pieces)
+    for start, x in zip(data.starts(0, 6), data.batch(0, 6)[0], strict=True):
+        assert tokens[start : start + T].tolist() == x.tolist()
+    damaged = Dataset(Path("a"), [Shard(np.full(100, 99, dtype="<u2"))], shards(20), 50, "a", CharTokenizer("ab"))
+    with pytest.raises(DatasetError, match="token id 99 in the shards is outside the vocabulary of 50"):
+        list(Mixture([(damaged, 1)], T, 1, "epoch").token_pieces())
+
+
 def test_too_little_text_is_refused():
     with pytest.raises(DatasetError, match=r"fewer than block_size \+ 1 = 9"):
         TrainingWindows(shards(T), T, 1000, 1, "epoch")

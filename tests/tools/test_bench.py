@@ -5,10 +5,12 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from folio import UserError
 from folio.base import settings
@@ -318,6 +320,16 @@ def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch, forked)
     assert not (peer / "data").exists()
     with pytest.raises(UserError, match="not a checkout of nanoGPT"):
         training.main(TrainBenchConfig(peer=str(data_dir), **settings))
+
+
+def test_the_time_of_a_kernel_is_counted_once():
+    """On a GPU, the profile counted a kernel and the operation that launched it: twice the time of a step."""
+    operation = SimpleNamespace(
+        key="aten::mm", device_type=DeviceType.CPU, self_cpu_time_total=3, self_device_time_total=9
+    )
+    kernel = SimpleNamespace(key="gemm", device_type=DeviceType.CUDA, self_cpu_time_total=0, self_device_time_total=9)
+    assert training.operation_times([operation, kernel], on_cpu=False) == {"gemm": 9}
+    assert training.operation_times([operation], on_cpu=True) == {"aten::mm": 3}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -13,16 +13,20 @@ from folio.training.loader import BatchLoader
 
 
 def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):
-    """For one data set and for a mixture, with several shards each, across epochs. The shares are equal too."""
+    """For one data set and for mixtures, with several shards each, across epochs. The shares are equal too.
+
+    Ids from 2^15 on are negative as int16. Batches are contiguous: strides of T + 1 were compiled as variables.
+    """
     rng = np.random.default_rng(seed)
     runtime = resolve_runtime("cpu", "float32", False)
 
-    def dataset(name: str, *sizes: int) -> Dataset:
-        shards = [Shard(rng.integers(257, size=n).astype("<u2")) for n in sizes]
-        return Dataset(tmp_path / name, shards, shards[:1], 257, name, ByteTokenizer())
+    def dataset(name: str, *sizes: int, vocab_size: int = 50_000, dtype: str = "<u2") -> Dataset:
+        shards = [Shard(rng.integers(vocab_size, size=n).astype(dtype)) for n in sizes]
+        return Dataset(tmp_path / name, shards, shards[:1], vocab_size, name, ByteTokenizer())
 
-    a, b = dataset("a", 90, 5, 41), dataset("b", 33, 70)
-    for weighted_datasets in ([(a, 1.0)], [(a, 0.7), (b, 0.3)]):
+    a, b = dataset("a", 90, 5, 41), dataset("b", 33, 70, dtype="<u4")
+    large = dataset("large", 60, 31, vocab_size=100_000, dtype="<u4")
+    for weighted_datasets in ([(a, 1.0)], [(a, 0.7), (b, 0.3)], [(large, 1.0)]):
         for sampling in ("epoch", "random"):
             data = Mixture(weighted_datasets, 8, seed, sampling)
             assert BatchLoader(data, runtime, 3, 2).tokens is None  # by default, batches for a CPU are copied
@@ -32,6 +36,7 @@ def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):
                 micro_batches = zip(copying.micro_batches(first), gathering.micro_batches(first), strict=True)
                 for (x, y, share), (gathered_x, gathered_y, gathered_share) in micro_batches:
                     assert torch.equal(x, gathered_x) and torch.equal(y, gathered_y) and share == gathered_share
+                    assert gathered_x.is_contiguous() and gathered_y.is_contiguous()
                     assert x.shape == (3, 8) and share == 0.5
 
 

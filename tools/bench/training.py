@@ -18,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEventAvg
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -346,15 +349,21 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
     steps = 3
     with torch.profiler.profile() as profiler:
         time_calls(step, steps)
-    on_cpu = cfg.device == "cpu"
-    microseconds = {
-        event.key: event.self_cpu_time_total if on_cpu else event.self_device_time_total
-        for event in profiler.key_averages()
-    }
+    microseconds = operation_times(profiler.key_averages(), on_cpu=cfg.device == "cpu")
     total = sum(microseconds.values())
     largest = sorted(microseconds.items(), key=lambda item: -item[1])[:12]
     rows = [(f"`{operation}`", f"{spent / total:.1%}") for operation, spent in largest]
     print_table((f"{name}, Muon: share of a step of {total / steps / 1e3:,.0f} ms", ""), rows)
+
+
+def operation_times(events: Iterable[FunctionEventAvg], on_cpu: bool) -> dict[str, float]:
+    """Microseconds of each torch operation on a CPU, or of each kernel on a GPU.
+
+    On a GPU, an operation's device time repeats that of its kernels.
+    """
+    if on_cpu:
+        return {event.key: event.self_cpu_time_total for event in events}
+    return {event.key: event.self_device_time_total for event in events if event.device_type == DeviceType.CUDA}
 
 
 if __name__ == "__main__":
