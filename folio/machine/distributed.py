@@ -233,7 +233,9 @@ def shard(
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for block in blocks:
         if compile:
-            block.compile()  # block by block, because a graph cannot contain the all-gathers
+            # Block by block, because a graph cannot contain the all-gathers, which are in hooks around `forward`.
+            # Activation checkpointing must be inside the graph: torch compiles no code that it calls.
+            block.forward = torch.compile(block.forward)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "logits")

@@ -168,7 +168,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
     """The mean loss as a function of inputs and targets, (B, T) each. If compiled, model and loss are one graph.
 
-    A sharded model is already compiled block by block (distributed.shard).
+    DistributedDataParallel stays outside of the graph, so that its hooks can reduce gradients during the backward pass.
+    The blocks and the loss of a sharded model are already compiled (training/setup.py).
     """
 
     def loss_fn(idx: Tensor, targets: Tensor) -> Tensor:
@@ -177,7 +178,11 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
 
     if not runtime.compile or distributed.is_sharded(next(model.parameters())):
         return loss_fn
-    return torch.compile(loss_fn, mode=runtime.compile if isinstance(runtime.compile, str) else None)
+    mode = runtime.compile if isinstance(runtime.compile, str) else None
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model.module.compile(mode=mode)
+        return loss_fn
+    return torch.compile(loss_fn, mode=mode)
 
 
 def keep_freed_memory() -> None:

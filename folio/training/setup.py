@@ -87,6 +87,8 @@ def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -
         blocks, initial_value = model.transformer.h, model.initial_value
         if cfg.recompute:
             distributed.checkpoint_activations(blocks)
+        if runtime.compile:
+            model.cross_entropy = torch.compile(model.cross_entropy)
         distributed.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
         distributed.fill_shards(
             model, lambda name, shape: weights[name] if weights else initial_value(name, shape, cfg.seed)
