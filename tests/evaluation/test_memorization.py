@@ -292,7 +292,10 @@ def test_the_index_is_built_once(viewed, monkeypatch):
 
 def test_the_reason_for_not_searching(viewed, data_dir, tmp_path):
     question = {"kind": "memorized", "ids": [1, 2, 3]}
-    moved = {**viewed.checkpoint.state, "config": {**viewed.checkpoint.state["config"], "data_dir": str(tmp_path / "nowhere")}}
+    moved = {
+        **viewed.checkpoint.state,
+        "config": {**viewed.checkpoint.state["config"], "data_dir": str(tmp_path / "nowhere")},
+    }
     changed = {**viewed.checkpoint.state, "dataset": {"hash": "another"}}
     foreign = {"model": viewed.checkpoint.state["model"]}
     for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
