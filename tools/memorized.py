@@ -35,7 +35,7 @@ class MemorizedConfig(Settings):
     # --- models ---
     runs: tuple[str, ...] = ()  # runs ("out-*", latest) whose training data is available
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
-    data_dir: str | None = None  # directory of the data sets; None: as in training
+    data_dir: str | None = None  # directory of the data sets, used if the training data has moved
     # --- samples ---
     samples: PositiveInt = 1000  # number of samples to generate
     max_new_tokens: PositiveInt = 200  # maximum tokens per sample

@@ -52,7 +52,7 @@ class ReplayConfig(Settings):
     # --- step ---
     run: tuple[str, ...] = ()  # the run's folder
     step: PositiveInt | None = None  # step number in metrics.jsonl, from 1
-    data_dir: str | None = None  # directory of the data sets; None: as in training
+    data_dir: str | None = None  # directory of the data sets, used if the training data has moved
     # --- output ---
     output: NonEmptyStr | None = None  # file of the page; None: replay-STEP.html in the run's folder
     json: NonEmptyStr | None = None  # also write the report to this file
