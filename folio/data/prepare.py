@@ -68,7 +68,7 @@ class PrepareConfig(Settings):
 
     # --- the data set ---
     name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
-    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+    data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
     overwrite: bool = False  # True: replace another data set with this name
     val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
     dedup: Dedup = False  # True: remove duplicate documents; near: also near duplicates
@@ -76,8 +76,8 @@ class PrepareConfig(Settings):
     shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # maximum number of tokens per shard
     # --- the tokenizer ---
     tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
-    vocab_size: VocabSize = 8192  # number of tokens of a bpe; at least the 256 bytes, one merge, and end-of-text
-    on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace by U+FFFD
+    vocab_size: VocabSize = 8192  # vocabulary size of a bpe; at least the 256 bytes, one merge, and end-of-text
+    on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace with U+FFFD
     # --- the machine ---
     num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
 

@@ -13,7 +13,7 @@ from model import POSITIONS
 
 
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
-    """Rules across settings: (setting, what is wrong with it and how to fix it)."""
+    """Violations of rules that involve several settings, as (setting, problem and remedy)."""
     problems = []
     is_rate_known = cfg.init_from != "resume" or cfg.is_set("learning_rate")  # otherwise it is in the checkpoint
     if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate and is_rate_known:
@@ -53,7 +53,7 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
 
 
 def scaled_counts(cfg: Any, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> dict[str, int | None]:
-    """The step counts. Those of a config file are scaled if the command line overrides its max_iters."""
+    """Return the step counts. A config file's counts are scaled if the command line overrides its max_iters."""
     file_max_iters = overridden.get("max_iters", cfg.max_iters)
     counts = asdict(scaled_to_override(cfg.step_counts, origins, file_max_iters))
     old = asdict(cfg)

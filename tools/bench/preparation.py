@@ -50,7 +50,7 @@ class DataBenchConfig(Settings):
     text: tuple[str, ...] = ()  # text file
     split_on: NonEmptyStr = "\\n\\n"  # document separator; \n is a line break
     # --- measuring ---
-    repeats: PositiveInt = 3  # of each measurement
+    repeats: PositiveInt = 3  # repetitions of each measurement
 
     def problems(self) -> list[tuple[str, str]]:
         """Require one existing text file."""
