@@ -89,9 +89,9 @@ class Sampler(LanguageModel):
     def speed(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0
         speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s"
-        latency = f"the first after {1000 * self.first_token_seconds:.0f} ms"
-        source = f", by {self.path}" if self.path else ""
-        return f"{speed}, {latency}, in {self.dtype} on {self.runtime.device}{source}"
+        latency = f"first token after {1000 * self.first_token_seconds:.0f} ms"
+        source = f"; checkpoint {self.path}" if self.path else ""
+        return f"{speed}, {latency}; {self.dtype} on {self.runtime.device}{source}"
 
 
 def main(cfg: SampleConfig) -> None:

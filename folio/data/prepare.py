@@ -568,11 +568,11 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     split = report["validation"]
     most_common = [repr(token["text"]) for token in report["most_common_tokens"][:8]]
     lines = [
-        f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens of {vocab_size:,} "
-        f"({tokenizer.kind}), in {seconds:,.1f} s",
-        f"{documents['train']:,} + {documents['val']:,} documents, {report['bytes']:,} bytes, "
-        f"{report['bytes_per_token']:.2f} per token; the longest has {report['longest_document']['tokens']:,} tokens, "
-        f"{report['empty_documents']:,} are empty",
+        f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens "
+        f"({tokenizer.kind}, vocabulary of {vocab_size:,}), {seconds:,.1f} s",
+        f"{documents['train']:,} training and {documents['val']:,} validation documents, {report['bytes']:,} bytes, "
+        f"{report['bytes_per_token']:.2f} bytes per token; longest: {report['longest_document']['tokens']:,} tokens; "
+        f"empty: {report['empty_documents']:,}",
         f"validation: {SPLIT_METHODS[split['by']]} (val_fraction={split['val_fraction']})",
         f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary are used",
     ]

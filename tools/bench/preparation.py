@@ -56,7 +56,7 @@ class DataBenchConfig(Settings):
         """Require one existing text file."""
         if len(self.text) != 1:
             return [("text", "name one text file, as in python tools/bench/preparation.py novel.txt")]
-        return [] if Path(self.text[0]).is_file() else [("text", "there is no such file")]
+        return [] if Path(self.text[0]).is_file() else [("text", "no such file")]
 
 
 def main(cfg: DataBenchConfig) -> None:
