@@ -39,20 +39,20 @@ class SampleConfig(GenerationConfig):
     init_from: str = "resume"  # "resume": the run in out_dir; or a checkpoint, "gpt2", a Hugging Face folder, ckpt.pt
     checkpoint: Literal["best", "last"] = "best"  # the checkpoint of the run: best or last
     # --- text ---
-    start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, also .mid; "-" standard input
+    start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, also .mid; "-" reads standard input
     start_tokens: Count | None = None  # keep only the first tokens of the prompt; None: all
     save: str | None = None  # save the text to a new file instead of printing it: .mid for music, or .abc, .txt
     prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; the output is JSON lines, too
-    interactive: bool = False  # True: ask for prompts; Ctrl-C ends a text, Ctrl-D the program
+    interactive: bool = False  # True: ask for prompts; Ctrl-C stops the current text, Ctrl-D quits
     stream: bool = True  # print tokens as they are generated; False: print complete texts
     logprobs: Annotated[int, Ge(0)] | None = None  # print log-probabilities of each token and of the N most likely ones
     # --- machine ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # int8 and int4: on a CPU
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # int8 and int4 are CPU-only
     compile: bool = False  # a setting of nanoGPT; must be False
 
     def problems(self) -> list[tuple[str, str]]:
-        """Rules across settings: (setting, what is wrong with it and how to fix it)."""
+        """Violations of rules that involve several settings, as (setting, problem and remedy)."""
         problems = super().problems()
         if self.compile:
             problems.append(("compile", "torch.compile is not used for sampling; leave it out"))
@@ -89,9 +89,9 @@ class Sampler(LanguageModel):
     def speed(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0
         speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s"
-        latency = f"the first after {1000 * self.first_token_seconds:.0f} ms"
-        source = f", by {self.path}" if self.path else ""
-        return f"{speed}, {latency}, in {self.dtype} on {self.runtime.device}{source}"
+        latency = f"first token after {1000 * self.first_token_seconds:.0f} ms"
+        source = f"; checkpoint {self.path}" if self.path else ""
+        return f"{speed}, {latency}; {self.dtype} on {self.runtime.device}{source}"
 
 
 def main(cfg: SampleConfig) -> None:

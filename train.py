@@ -78,7 +78,7 @@ class TrainConfig(Settings):
     # --- files ---
     out_dir: NonEmptyStr = "out"  # folder of the checkpoints and metrics.jsonl
     overwrite: bool = False  # True: a new run may replace the checkpoints in out_dir
-    init_from: NonEmptyStr = "scratch"  # scratch, resume, or to finetune: a run, latest, gpt2, ckpt.pt, a HF folder
+    init_from: NonEmptyStr = "scratch"  # scratch, resume, or weights to finetune: a run, latest, gpt2, ckpt.pt
     print_config: bool = False  # True: print all settings and exit
     # --- data ---
     dataset: NonEmptyStr = "shakespeare_char"  # folder in data_dir, or a path; "a:0.7,b:0.3" mixes several by weight
@@ -103,15 +103,15 @@ class TrainConfig(Settings):
     max_iters: PositiveInt = 600_000  # total number of optimizer steps
     minutes: PositiveFloat | None = None  # time budget of the run; sets max_iters to the steps that fit; None: off
     optimizer: Literal[OPTIMIZERS] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
-    learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak
-    muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak; same schedule
+    learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak learning rate
+    muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak learning rate; same schedule
     lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd, constant; from learning_rate down to min_lr
     decay_lr: bool = True  # False: a constant rate without warmup; ignores lr_schedule
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
     wsd_decay_iters: PositiveInt | None = None  # decay steps at the end of "wsd"; None: a fifth of lr_decay_iters
     min_lr: NonNegativeFloat | None = None  # final learning rate; None: a tenth of learning_rate
-    weight_decay: NonNegativeFloat = 0.1  # of matrices and embeddings; 0: off
+    weight_decay: NonNegativeFloat = 0.1  # weight decay of matrices and embeddings; 0: off
     beta1: Probability = 0.9  # AdamW's decay rate of the mean gradient
     beta2: Probability = 0.95  # AdamW's decay rate of the mean squared gradient
     grad_clip: NonNegativeFloat = 1.0  # maximum norm of the gradient; 0: off
@@ -121,7 +121,7 @@ class TrainConfig(Settings):
     eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
     eval_iters: PositiveInt | None = None  # validation batches, always the same ones; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
-    save_interval_minutes: PositiveFloat | None = 30.0  # also save after this time; None: off
+    save_interval_minutes: PositiveFloat | None = 30.0  # minutes between additional saves; None: off
     async_save: bool = True  # write checkpoints in the background, from a copy in memory; False: wait for the disk
     keep_last: PositiveInt = 2  # number of newest checkpoints to keep, besides the best
     always_save_checkpoint: bool = True  # False: an evaluation saves only if the loss is the best so far
@@ -140,7 +140,7 @@ class TrainConfig(Settings):
     deterministic: bool = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
     parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: the whole model in each process; fsdp: sharded parameters (FSDP2)
-    backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
+    backend: str = "nccl"  # torch.distributed backend; without GPUs always gloo
     recompute: bool = False  # True: activation checkpointing, which trades time for memory; also in one process
 
     other_names = MappingProxyType(

@@ -73,7 +73,7 @@ class SummariesConfig(TextPairsConfig):
     pretraining: bool = False  # True: prepare only the documents, as the data set NAME-documents
     # --- the tokenizer ---
     tokenizer: str = "bpe"  # char, byte, gpt2, bpe, or a folder; the default for pretraining: that of the pairs
-    vocab_size: VocabSize | None = None  # number of tokens of a bpe; None: 2,048 for docstrings, otherwise 8,192
+    vocab_size: VocabSize | None = None  # vocabulary size of a bpe; None: 2,048 for docstrings, otherwise 8,192
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()

@@ -1,12 +1,12 @@
-"""Your text as a data set: files, folders, "patterns*", or - for standard input.
+"""Prepare your text as a data set: files, folders, "patterns*", or - for standard input.
 
     python prepare/text.py novel.txt
     python prepare/text.py *.txt
     python prepare/text.py letters/ diaries/ --name=mine --tokenizer=gpt2
     python prepare/text.py "crawl/*.jsonl.zst" --name=crawl --tokenizer=bpe --vocab_size=16384 --field=content
 
-It reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. The tail of a single text is for
-validation. Several documents (files, JSON lines, rows) are assigned to splits by a hash of their content.
+Reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. The tail of a single text is
+used for validation. Several documents (files, JSON lines, rows) are assigned to splits by a hash of their content.
 """
 
 import shutil

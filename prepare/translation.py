@@ -63,7 +63,7 @@ class TranslationConfig(TextPairsConfig):
     pairs: PositiveInt = 400_000  # number of training pairs
     held_out: PositiveInt = 2_000  # dates and numbers for validation, each translated to every language
     # --- the tokenizer ---
-    vocab_size: VocabSize | None = None  # number of tokens of a bpe; None: 512 for phrases, otherwise 8,192
+    vocab_size: VocabSize | None = None  # vocabulary size of a bpe; None: 512 for phrases, otherwise 8,192
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()

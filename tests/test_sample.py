@@ -200,7 +200,7 @@ def test_interactive_mode_continues_after_an_error_and_ctrl_c(run, monkeypatch, 
     main(SampleConfig(out_dir=run, interactive=True, max_new_tokens=40, dtype="float32", on_unknown="error"))
     out, err = capsys.readouterr()
     assert out.startswith("The king") and "\nA" in out and "the character 'Ω'" in err and "Ω" not in out
-    assert len(out.split("\nThe sword")[1].split("\nA")[0]) == 8 and " tokens/s, the first after " in err
+    assert len(out.split("\nThe sword")[1].split("\nA")[0]) == 8 and " tokens/s, first token after " in err
 
 
 def test_a_prompt_from_standard_input_that_is_longer_than_the_context(run, monkeypatch, capsys):
@@ -259,7 +259,7 @@ def run_command(out_dir: str, *arguments: str) -> str:
         ("--start=FILE:pipe", r"start=FILE:pipe: pipe is not a file; .*--start=-"),
         ("--prompts=pipe", r"prompts=pipe: .* \.jsonl file"),
         ("--prompts=-", r"prompts=-: .* \.jsonl file"),
-        ("--prompts=gone.jsonl", r"gone\.jsonl: there is no such file"),
+        ("--prompts=gone.jsonl", r"gone\.jsonl: no such file"),
         ("--prompts=empty.jsonl", r"prompts=empty\.jsonl: .* write \{"),
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: .* not JSON"),
         ("--prompts=other.jsonl", r'other\.jsonl:1: .* write \{"prompt": "TEXT"\}'),
@@ -423,7 +423,7 @@ def test_a_model_larger_than_memory_is_a_one_line_error(trained, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--dtype=int3"], "command line: dtype=int3: it takes 'auto', 'float32', .* 'int8' or 'int4'"),
+        (["--dtype=int3"], "command line: dtype=int3: expected 'auto', 'float32', .* 'int8' or 'int4'"),
         (["--dtype=float16", "--device=cpu"], "dtype=float16: it needs a CUDA GPU, and this run is on cpu; use .*"),
     ],
 )

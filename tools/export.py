@@ -59,10 +59,10 @@ class ExportConfig(Settings):
     to: Literal[(*FORMATS, "onnx", "html")] = "hf"
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     # --- HTML file ---
-    dtype: Literal[html_file.DTYPES] = "float16"  # of the weights; float32: generates the same text as sample.py
+    dtype: Literal[html_file.DTYPES] = "float16"  # dtype of the weights; float32: generates the same text as sample.py
     text: str = ""  # initial text, as in tools/view.py
     with_index: bool = False  # also store an index of the training data, for the view of memorized text
-    data_dir: str | None = None  # directory of the data sets, used if the training data has moved
+    data_dir: str | None = None  # folder of the data sets, used if the training data has moved
 
     def problems(self) -> list[tuple[str, str]]:
         """Require two paths, and settings of an HTML file only with --to=html."""

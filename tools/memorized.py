@@ -35,7 +35,7 @@ class MemorizedConfig(Settings):
     # --- models ---
     runs: tuple[str, ...] = ()  # runs ("out-*", latest) whose training data is available
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
-    data_dir: str | None = None  # directory of the data sets, used if the training data has moved
+    data_dir: str | None = None  # folder of the data sets, used if the training data has moved
     # --- samples ---
     samples: PositiveInt = 1000  # number of samples to generate
     max_new_tokens: PositiveInt = 200  # maximum tokens per sample
@@ -44,7 +44,7 @@ class MemorizedConfig(Settings):
     seed: NonNegativeInt = GenerationConfig.seed
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of the weights
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # dtype of the weights
     json: str | None = None  # also write the results to this file
 
     def problems(self) -> list[tuple[str, str]]:

@@ -175,7 +175,7 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
     The time multiplied by the micro-batches per step is slightly too long, because it includes an update each time.
     """
     if data is None:
-        raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}, or name a GPU, such as --device=H100")
+        raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}; to estimate, name a GPU, such as --device=H100")
     runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
@@ -203,10 +203,7 @@ def how_to_measure(cfg: PlanConfig) -> str:
     scripts = [f"prepare/{name}.py" for name in names if name not in SCRIPTS_FOR_ANY_INPUT]
     commands = [command(script, *data_dir) for script in scripts if (ROOT / script).is_file()]
     prepare = f" ({' and '.join(commands)})" if commands else ""
-    return (
-        f"prepare it to measure steps here{prepare}, or name a prepared data set with the same vocabulary, whose steps "
-        f"take the same time"
-    )
+    return f"to measure steps here, prepare it{prepare} or name a prepared data set with the same vocabulary size"
 
 
 def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:

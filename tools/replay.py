@@ -52,14 +52,14 @@ class ReplayConfig(Settings):
     # --- step ---
     run: tuple[str, ...] = ()  # the run's folder
     step: PositiveInt | None = None  # step number in metrics.jsonl, from 1
-    data_dir: str | None = None  # directory of the data sets, used if the training data has moved
+    data_dir: str | None = None  # folder of the data sets, used if the training data has moved
     # --- output ---
     output: NonEmptyStr | None = None  # file of the page; None: replay-STEP.html in the run's folder
     json: NonEmptyStr | None = None  # also write the report to this file
     # --- machine ---
     device: NonEmptyStr | None = None  # "cpu", "cuda", "cuda:1", "mps", "auto"; None: as in training
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None  # of matmuls; None: as in training
-    backend: str = "nccl"  # of torch.distributed; without GPUs, always gloo
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None  # dtype of matmuls; None: as in training
+    backend: str = "nccl"  # torch.distributed backend; without GPUs always gloo
 
     def problems(self) -> list[tuple[str, str]]:
         """Require a run and a step."""

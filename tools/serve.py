@@ -37,18 +37,18 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 @dataclass(frozen=True)
 class ServeConfig(Settings):
     # --- model ---
-    models: tuple[str, ...] = ()  # RUN: a run, a checkpoint, or what --init_from takes
+    models: tuple[str, ...] = ()  # RUN: a run, a checkpoint, or any value that --init_from accepts
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     device: str = "auto"  # cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of the weights
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # dtype of the weights
     # --- server ---
     host: str = "127.0.0.1"  # addresses other than loopback need a key; 0.0.0.0: all interfaces
-    port: Annotated[int, Ge(0), Le(65535)] = 8080  # if it is in use, or 0: a free port
-    key: str = ""  # API key that clients must send; the variable FOLIO_KEY does not appear in the process list
+    port: Annotated[int, Ge(0), Le(65535)] = 8080  # port to listen on; if it is in use, or 0: a free port
+    key: str = ""  # API key that clients must send; FOLIO_KEY in the environment sets it without showing it in ps
     allowed_hosts: CommaSeparated = ()  # host names that clients use for this server: gpu.example.org
     allowed_origins: CommaSeparated = ()  # web origins that may use the server (CORS): https://example.org
     # --- limits ---
-    rows: PositiveInt | None = None  # texts generated at once; None: 256, or fewer to fit into memory
+    rows: PositiveInt | None = None  # texts generated at once; None: up to 256, as memory allows
     max_waiting: PositiveInt = 64  # maximum length of the queue of texts; further requests are refused
     max_choices: PositiveInt = Limits.choices  # per request: prompts * n
     max_new_tokens: PositiveInt = Limits.new_tokens  # per request: choices * max_tokens

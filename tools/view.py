@@ -34,13 +34,13 @@ from folio.web.viewer import make_app  # noqa: E402
 @dataclass(frozen=True)
 class ViewConfig(Settings):
     # --- files ---
-    models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
+    models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or any value of --init_from; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     text: str = ""  # initial text, as sample.py's start; default: Shakespeare, a held-out piece, or a sample
-    data_dir: str | None = None  # directory of the data sets, used if the training data has moved
+    data_dir: str | None = None  # folder of the data sets, used if the training data has moved
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
-    port: Annotated[int, Ge(0), Le(65535)] = 8000  # if it is in use, or 0: a free port
+    port: Annotated[int, Ge(0), Le(65535)] = 8000  # port to listen on; if it is in use, or 0: a free port
     open: bool = True  # False: do not open the browser
     # --- machine ---
     device: str = "auto"  # cpu, cuda, mps

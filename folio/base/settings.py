@@ -128,7 +128,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
                 overridden[name] = values[name]
             values[name], origins[name] = converted, origin
         except (ValueError, OverflowError):
-            errors.append(f"{origin}: {name}={shorten(str(value))}: it takes {_describe(hints[name])}")
+            errors.append(f"{origin}: {name}={shorten(str(value))}: expected {_describe(hints[name])}")
 
     for option, text in _split_options(argv, hints, errors):
         if option:
@@ -157,7 +157,7 @@ def parse_setting(cls: type[Config], name: str, text: str) -> Any:
     try:
         value = _from_text(text, hints[name])
     except (ValueError, OverflowError):
-        raise ConfigError(f"{name}={text}: it takes {_describe(hints[name])}") from None
+        raise ConfigError(f"{name}={text}: expected {_describe(hints[name])}") from None
     if rule := broken_rule(value, annotated_hints[name]):
         raise ConfigError(f"{name}={text}: {rule}")
     return value
@@ -190,7 +190,7 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
         try:
             typed[name] = _coerce(values[name], hints[name])
         except (ValueError, OverflowError):
-            raise ConfigError(f"{name}={short_repr(values[name])}: it takes {_describe(hints[name])}") from None
+            raise ConfigError(f"{name}={short_repr(values[name])}: expected {_describe(hints[name])}") from None
     config = cls(**typed)
     check(config)
     return config

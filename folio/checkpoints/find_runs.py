@@ -87,7 +87,7 @@ def runs_of(folder: Path) -> list[Path]:
 def no_runs(folder: Path) -> NoReturn:
     """Raise UserError for a folder without runs."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder")
+        raise UserError(f"{folder}: no such folder")
     raise UserError(
         f"{folder}: there are no runs in this folder; train one: python train.py config/shakespeare_char.py"
     )

@@ -170,7 +170,7 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
     files = [Path(p) for p in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(p)]
     if not files:
         shown = name if len(name) < 200 else f"{name[:200]}..."
-        raise CorpusError(f"{shown}: there is no such file")
+        raise CorpusError(f"{shown}: no such file")
     return files
 
 

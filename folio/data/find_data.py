@@ -75,7 +75,7 @@ def _suggest_fix(name: str, root: Path) -> str:
     close = difflib.get_close_matches(path.name, sorted({*prepared, *_scripts()}), n=1, cutoff=0.7)
     others = f"did you mean {close[0]}" if close else f"prepared data sets: {', '.join(prepared) or 'none'}"
     prepare = command("prepare/text.py", "FILE", f"--name={path.name}", *_data_dir_option(root))
-    return f"there is no such data set ({others}); to prepare a text: {prepare}"
+    return f"no such data set ({others}); to prepare a text: {prepare}"
 
 
 def _suggest_prepare(text: Path, root: Path) -> str:

@@ -68,7 +68,7 @@ class PrepareConfig(Settings):
 
     # --- the data set ---
     name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
-    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+    data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
     overwrite: bool = False  # True: replace another data set with this name
     val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
     dedup: Dedup = False  # True: remove duplicate documents; near: also near duplicates
@@ -76,8 +76,8 @@ class PrepareConfig(Settings):
     shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # maximum number of tokens per shard
     # --- the tokenizer ---
     tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
-    vocab_size: VocabSize = 8192  # number of tokens of a bpe; at least the 256 bytes, one merge, and end-of-text
-    on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace by U+FFFD
+    vocab_size: VocabSize = 8192  # vocabulary size of a bpe; at least the 256 bytes, one merge, and end-of-text
+    on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace with U+FFFD
     # --- the machine ---
     num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
 
@@ -568,11 +568,11 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     split = report["validation"]
     most_common = [repr(token["text"]) for token in report["most_common_tokens"][:8]]
     lines = [
-        f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens of {vocab_size:,} "
-        f"({tokenizer.kind}), in {seconds:,.1f} s",
-        f"{documents['train']:,} + {documents['val']:,} documents, {report['bytes']:,} bytes, "
-        f"{report['bytes_per_token']:.2f} per token; the longest has {report['longest_document']['tokens']:,} tokens, "
-        f"{report['empty_documents']:,} are empty",
+        f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens "
+        f"({tokenizer.kind}, vocabulary of {vocab_size:,}), {seconds:,.1f} s",
+        f"{documents['train']:,} training and {documents['val']:,} validation documents, {report['bytes']:,} bytes, "
+        f"{report['bytes_per_token']:.2f} bytes per token; longest: {report['longest_document']['tokens']:,} tokens; "
+        f"empty: {report['empty_documents']:,}",
         f"validation: {SPLIT_METHODS[split['by']]} (val_fraction={split['val_fraction']})",
         f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary are used",
     ]

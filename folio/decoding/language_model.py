@@ -58,11 +58,11 @@ class GenerationConfig(Settings):
     min_p: Share | None = None  # sample from tokens at least this probable relative to the most likely one; None: off
     repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0  # above 1: tokens that occurred are less likely
     presence_penalty: Penalty = 0.0  # subtracted from the logits of tokens that were sampled before; 0: off
-    frequency_penalty: Penalty = 0.0  # times a token's count so far, subtracted from its logit; 0: off
-    seed: NonNegativeInt = 1337  # of the random numbers; sample k does not depend on num_samples
+    frequency_penalty: Penalty = 0.0  # subtracted from a token's logit for each time it was sampled; 0: off
+    seed: NonNegativeInt = 1337  # random seed; sample k does not depend on num_samples
 
     def problems(self) -> list[tuple[str, str]]:
-        """Rules that types do not express: (setting, what is wrong with it and how to fix it)."""
+        """Violations of rules that types do not express, as (setting, problem and remedy)."""
         problems = []
         if self.temperature and not 1e-6 <= self.temperature <= 1e6:  # outside, float32 overflows
             problems.append(("temperature", "it must be from 1e-6 to 1e6, or 0 for the most likely token"))

@@ -168,7 +168,7 @@ def compare_checkpoints(first: str, second: str, a: Measure, b: Measure) -> dict
         **comparison_row(a, difference),
         "n": len(a.values),
         "over": a.unit,
-        "sentence": f"{a.source}, {a.name}: on this text, {verdict}: {second} minus {first} is "
+        "sentence": f"{a.source}, {a.name}: on this text, {verdict}. The difference {second} minus {first} is "
         f"{difference.value:+.4f}{plus_minus} (p = {difference.p:.2g}, {len(a.values):,} {a.unit}). This compares "
         f"these two checkpoints, not their settings: other seeds may give another result.",
     }
@@ -192,8 +192,8 @@ def compare_settings(first: Sequence[Measure], second: Sequence[Measure], paired
         "n": len(a) + len(b),
         "over": "runs",
         "test": test,
-        "sentence": f"{first[0].source}, {first[0].name}: on this text, {verdict}: the mean of B minus that of A is "
-        f"{b.mean():.4f} - {a.mean():.4f} = {difference.value:+.4f} ± {difference.half_width:.4f} "
+        "sentence": f"{first[0].source}, {first[0].name}: on this text, {verdict}. The difference of the means, "
+        f"B minus A, is {b.mean():.4f} - {a.mean():.4f} = {difference.value:+.4f} ± {difference.half_width:.4f} "
         f"(p = {difference.p:.2g}, {runs}, {test}).",
     }
 

@@ -271,7 +271,7 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
     P = facts["passages"][0]["prefix"]
     reason = f", because the context has {facts['block_size']} tokens" if P < PREFIX_TOKENS else ""
     lines += [
-        f"Passages of {2 * P} tokens, of which the model is given the first {P}{reason}, with greedy decoding:",
+        f"{2 * P}-token passages, continued greedily from their first {P} tokens{reason}:",
         "",
         f"| occurrences in the training data | passages | next {P} tokens reproduced | tokens before the first error |",
         "|---|---|---|---|",

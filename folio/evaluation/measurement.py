@@ -34,7 +34,7 @@ PACKAGES = {"pairs": ("sacrebleu", "rouge_score"), "music": ("miditok", "symusic
 class MeasurementConfig(Settings):
     # --- text ---
     dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the training run's data set
-    data_dir: str | None = None  # directory of the data sets; None: as in training
+    data_dir: str | None = None  # folder of the data sets; None: as in training
     text: NonEmptyStr | None = None  # comma-separated text files or folders to evaluate on instead
     split_on: str | None = None  # document separator in --text; \n is a line break; None: each file is one document
     field: str = "text"  # JSON field or table column that contains the document
@@ -52,7 +52,7 @@ class MeasurementConfig(Settings):
     # --- models and output ---
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of matmuls, or of weights
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # dtype of matmuls, or of weights
     json: str | None = None  # also write the results to this file
 
     def problems(self) -> list[tuple[str, str]]:

@@ -124,7 +124,7 @@ def resolve_runtime(
     if dtype not in ("auto", *DTYPES):
         raise UserError(f"dtype={dtype}: use auto, {', '.join(DTYPES)}")
     if dtype != "auto":
-        chosen, reason = dtype, "as set"
+        chosen, reason = dtype, "as requested"
     else:  # rank 0 chooses, because machines may differ
         chosen, reason = group.broadcast((saved["dtype"], "as before") if same_device else _best_dtype(opened))
     reasons.append(f"{chosen} ({reason})")
@@ -232,7 +232,7 @@ def _resolve_compile(
 ) -> tuple[bool | str, str]:
     """Whether to use torch.compile, and the reason. Raises UserError if it is set and does not work."""
     if setting is False:
-        return False, "as set"
+        return False, "as requested"
     if setting == "auto" and device.type != "cuda":
         gain = "gains almost nothing on a CPU" if device.type == "cpu" else f"was not tried on {device.type}"
         return False, f"compiling {gain}"  # docs/performance.md
@@ -250,4 +250,4 @@ def _resolve_compile(
         if setting != "auto":
             raise UserError(f"compile={setting}: torch.compile fails here: {reason}; use --compile=False") from None
         return False, f"torch.compile fails here: {reason}"
-    return (True, "torch.compile works here") if setting == "auto" else (setting, "as set")
+    return (True, "torch.compile works here") if setting == "auto" else (setting, "as requested")

@@ -65,7 +65,7 @@ def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
 def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None:
     """The reason why a run with train.py's settings ends now; None if it continues."""
     if state.step >= schedule.max_iters:
-        steps = f"{state.step:,} of {schedule.max_iters:,} steps are done"
+        steps = f"{state.step:,} of {schedule.max_iters:,} steps"
         if state.step > schedule.max_iters:
             steps = f"{state.step:,} steps are done, more than max_iters={schedule.max_iters:,}"
         return f"the time budget of {counted(cfg.minutes, 'minute')} is used up, {steps}" if cfg.minutes else steps

@@ -13,7 +13,7 @@ from model import POSITIONS
 
 
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
-    """Rules across settings: (setting, what is wrong with it and how to fix it)."""
+    """Violations of rules that involve several settings, as (setting, problem and remedy)."""
     problems = []
     is_rate_known = cfg.init_from != "resume" or cfg.is_set("learning_rate")  # otherwise it is in the checkpoint
     if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate and is_rate_known:
@@ -23,10 +23,12 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     if cfg.n_head > 0 and cfg.n_embd % divisor:
         candidates = [h for h in range(1, min(cfg.n_embd, 4096) + 1) if cfg.n_embd % (multiple * h) == 0]
         nearest = sorted(sorted(candidates, key=lambda h: abs(h - cfg.n_head))[:3])
-        rule = f"n_embd={cfg.n_embd} is not divisible by it"
+        rule = f"it must divide n_embd={cfg.n_embd}"
         if cfg.n_embd % cfg.n_head == 0:
             rule = f"position={cfg.position} needs an even head size, and n_embd / n_head is {cfg.n_embd // cfg.n_head}"
-        remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-cfg.n_embd // divisor) * divisor}"
+        remedy = (
+            " or ".join(", ".join(map(str, nearest)).rsplit(", ", 1)) or f"n_embd={-(-cfg.n_embd // divisor) * divisor}"
+        )
         problems.append(("n_head", f"{rule}; use {remedy}"))
     if cfg.out_dir == LATEST and cfg.init_from != "resume" and not Path(LATEST).is_dir():
         rule = "it names the newest run; resume that with --init_from=resume, or choose another --out_dir"
@@ -45,7 +47,7 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     if problems or micro_batch <= 0:
         return problems
     if cfg.accumulation * cfg.batch_size >= 2**31:
-        rule = "times batch_size, it must be less than 2**31"
+        rule = "its product with batch_size must be less than 2**31"
         problems.append(("gradient_accumulation_steps", rule))
     if cfg.compile == "reduce-overhead" and cfg.accumulation > 1:
         problems.append(("compile", "CUDA graphs need steps of one micro-batch; use auto"))
@@ -53,7 +55,7 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
 
 
 def scaled_counts(cfg: Any, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> dict[str, int | None]:
-    """The step counts. Those of a config file are scaled if the command line overrides its max_iters."""
+    """Return the step counts. A config file's counts are scaled if the command line overrides its max_iters."""
     file_max_iters = overridden.get("max_iters", cfg.max_iters)
     counts = asdict(scaled_to_override(cfg.step_counts, origins, file_max_iters))
     old = asdict(cfg)

@@ -150,7 +150,7 @@ class Session:
         """
         if losses:
             vocab_size = self.data.tokenizer.vocab_size
-            remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
+            remark = f" (uniform baseline: {math.log(vocab_size):.4f})"
             self.metrics.log(self._metrics_line(0, losses), remark)
         if losses and not self.runtime.compile:  # compiling would distort the measurement
             self.pacer.measure_evaluation()
@@ -361,7 +361,7 @@ class Session:
         if not (self.sample_text and self.cfg.sample_tokens) or self.group.rank:
             return
         deadline = self.pacer.sample_deadline(is_last=True)
-        heading = f"a sample of the model after step {self.state.step:,}"
+        heading = f"sample from the model at step {self.state.step:,}"
         if self.state.best_step != self.state.step:
             heading += f" (sample.py takes the best checkpoint, of step {self.state.best_step:,})"
         print(f"{heading}:\n")

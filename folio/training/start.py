@@ -318,7 +318,7 @@ def load_weights(init_from: str) -> Checkpoint:
     """Load a checkpoint to finetune: a run, a name on the Hugging Face hub, or a foreign format. Raises UserError."""
     if not Path(init_from).exists() and init_from not in foreign.HUB:
         known = ", ".join(["scratch", "resume", *foreign.HUB])
-        raise UserError(f"init_from={init_from}: it is not {known}, or the path of a checkpoint")
+        raise UserError(f"init_from={init_from}: expected {known}, or the path of a checkpoint")
     return foreign.load(init_from)
 
 

@@ -232,7 +232,9 @@ def test_numbers_must_be_finite(number, write):
         (SampleConfig, "temperature"),
         (SampleConfig, "top_k"),
     ):
-        with pytest.raises(ConfigError, match=rf"^command line: {name}=\S+: it (takes|must be) (an integer|.*number)"):
+        with pytest.raises(
+            ConfigError, match=rf"^command line: {name}=\S+: (expected|it must be) (an integer|.*number)"
+        ):
             settings.load(cls, [f"--{name}={number}"])
     with pytest.raises(ConfigError, match=r"x.py:1: learning_rate=inf: it must be a finite number"):
         settings.load(TrainConfig, [write("learning_rate = 1e400")])

@@ -434,7 +434,7 @@ def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
     shape = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024)  # replaced by the checkpoint's shape
     cfg = tiny(**shape, init_from=str(tmp_path / "out" / "ckpt.pt"), dataset="abc", data_dir=str(tmp_path / "data"))
     assert train(cfg).best_val_loss < 1.3
-    with pytest.raises(UserError, match="it is not scratch, resume, gpt2, gpt2-medium"):
+    with pytest.raises(UserError, match="expected scratch, resume, gpt2, gpt2-medium"):
         train(tiny(init_from="gtp2"))
 
 

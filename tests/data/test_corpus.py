@@ -183,7 +183,7 @@ def test_files_in_folders_and_patterns_are_returned_once_in_order(tmp_path, monk
     assert names == ["a.md", "b.txt", "c.jsonl.gz", "code.py"]
     assert [source.path.name for source in find_sources(["*.txt", "**/*.gz"])] == ["b.txt", "c.jsonl.gz"]
     assert [source.format for source in find_sources(["code.py"])] == ["text"]
-    with pytest.raises(CorpusError, match="there is no such file"):
+    with pytest.raises(CorpusError, match="no such file"):
         find_sources(["missing*.txt"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match="this folder has no text files"):
@@ -380,10 +380,10 @@ def test_paths_that_are_not_text_files_are_refused(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(CorpusError, match=r"pipe\.txt is not a file or a folder; .*standard input"):
         find_sources([str(tmp_path / "pipe.txt")])
-    with pytest.raises(CorpusError, match=r"^x{200}\.\.\.: there is no such file"):
+    with pytest.raises(CorpusError, match=r"^x{200}\.\.\.: no such file"):
         find_sources(["x" * 5000])
     (tmp_path / "broken.txt").symlink_to("nowhere")
-    with pytest.raises(CorpusError, match=r"broken\.txt: there is no such file"):
+    with pytest.raises(CorpusError, match=r"broken\.txt: no such file"):
         find_sources([str(tmp_path / "broken.txt")])
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(CorpusError, match=r"folder\.txt: this folder has no text files"):

@@ -449,7 +449,7 @@ def test_values_of_dedup(words, dedup):
     cfg = load(TextConfig, [*words, "--name=a", "a.txt"])
     assert cfg.dedup == dedup and cfg.inputs == ("a.txt",)
     assert load(TextConfig, ["--dedup", "a.txt"]).dedup is True
-    with pytest.raises(ConfigError, match="dedup=close: it takes True or False or 'near'"):
+    with pytest.raises(ConfigError, match="dedup=close: expected True or False or 'near'"):
         load(TextConfig, ["--dedup=close", "a.txt"])
 
 

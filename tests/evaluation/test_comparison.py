@@ -31,9 +31,12 @@ def test_a_comparison_names_the_better_checkpoint_or_none():
     """Only one seed was compared, and the sentence read as if it were about the settings."""
     same, worse, noise = measure_of([2, 3, 2, 3]), measure_of([2.5, 3.6, 2.5, 3.5]), measure_of([2.5, 2.4, 2.1, 3])
     sentence = compare_models([same], [worse])[0]["sentence"]
-    assert "on this text, the checkpoint a is better than b: b minus a is +0.5250" in sentence
+    assert "on this text, the checkpoint a is better than b. The difference b minus a is +0.5250" in sentence
     assert "these two checkpoints, not their settings" in sentence
-    assert "the checkpoint b is better than a: b minus a is -0.5250" in compare_models([worse], [same])[0]["sentence"]
+    assert (
+        "the checkpoint b is better than a. The difference b minus a is -0.5250"
+        in compare_models([worse], [same])[0]["sentence"]
+    )
     sentence = compare_models([same], [noise])[0]["sentence"]
     assert "the checkpoints a and b do not differ significantly" in sentence and "not their settings" in sentence
     high = measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher")
@@ -96,7 +99,7 @@ def test_a_comparison_of_settings_is_over_runs():
         assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
         assert comparison["over"] == "runs" and comparison["n"] == 6
         assert (
-            "the settings of A are better than those of B: the mean of B minus that of A is 2.6333 - 1.6000 = +1.0333 ±"
+            "of A are better than those of B. The difference of the means, B minus A, is 2.6333 - 1.6000 = +1.0333 ±"
             in comparison["sentence"]
         )
         assert f"3 + 3 runs, {name})." in comparison["sentence"] and "checkpoint" not in comparison["sentence"]

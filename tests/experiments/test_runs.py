@@ -264,7 +264,7 @@ def test_the_table_shows_different_settings_the_best_loss_and_the_state(four, ca
         (["--filter=n_layer>6"], "filter=n_layer>6.* 4 runs.*n_layer: 2, 6"),
         (["--filter=zzz"], "filter=zzz.* 4 runs.*name: a, d, sweep-x/b, sweep-x/c"),
         (["--filter=n_layer=2,loss<2"], "filter=n_layer=2,loss<2.* 4 runs.*all"),
-        (["nothing"], "nothing: there is no such folder"),
+        (["nothing"], "nothing: no such folder"),
         (["a/step-000008"], "step-000008: there are no runs in this folder; train one: python train.py config/"),
         (["out-*"], r"out-\*: no folder matches this pattern"),
         (["--json=a"], "json=a cannot be written"),

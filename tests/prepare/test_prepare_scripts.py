@@ -315,7 +315,7 @@ def test_many_small_files_with_the_default_settings(tmp_path, capsys):
         ("x.parquet", b"text", [], "x.parquet is not a parquet file"),
         ("x.txt.gz", b"text", [], "x.txt.gz is damaged"),
         ("folder/x.png", b"text", [], "this folder has no text files"),
-        ("y.txt", b"text", [], "x.txt: there is no such file"),
+        ("y.txt", b"text", [], "x.txt: no such file"),
     ],
 )
 def test_an_error_in_the_input_prints_one_line(file, content, words, message, tmp_path, monkeypatch, capsys):

@@ -252,7 +252,7 @@ def test_downloads_from_a_hub(tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["none.jsonl"], r"^none.jsonl: there is no such file$"),
+        (["none.jsonl"], r"^none.jsonl: no such file$"),
         (["a.txt"], r'inputs=.*a.txt is not JSON lines; write {"document": "...", "summary": "..."}, or '),
         (["field.jsonl"], r'^field.jsonl:2: it has no summary: write {"document": '),
         (["number.jsonl"], r"^number.jsonl:1: document and summary must be strings: write "),

@@ -84,7 +84,7 @@ def test_a_grid_runs_every_combination_with_every_seed(arguments, in_process, tm
 def test_a_failed_trial_is_reported_and_the_sweep_continues(arguments, in_process, tmp_path, capsys):
     sweep.main(["n_head=2,3", "--seeds=1", *arguments])
     output = capsys.readouterr().out
-    assert "trial 1, seed 1337 (n_head=3): failed: command line: n_head=3: n_embd=16 is not divisible by it" in output
+    assert "trial 1, seed 1337 (n_head=3): failed: command line: n_head=3: it must divide n_embd=16" in output
     states = {trial["params"]["n_head"]: trial["state"] for trial in results_of(tmp_path)["trials"]}
     assert states == {2: "finished", 3: "failed"}
     assert "One seed gives no estimate of the variance" in output
@@ -142,7 +142,7 @@ def test_unpruned_trials_of_a_search_are_trained_with_all_seeds(arguments, in_pr
             "storage=postgresql.*cannot be reached",
         ),
         (["n_head=2,4", "--storage=sqlite:///a"], "storage=sqlite:///a.*--out_dir"),
-        (["n_head=2,4", "--dataset=none_such"], "there is no such data set"),
+        (["n_head=2,4", "--dataset=none_such"], "no such data set"),
     ],
 )
 def test_bad_arguments_are_an_error_in_one_line_before_training(words, message, arguments, in_process):

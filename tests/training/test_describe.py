@@ -21,13 +21,13 @@ def test_overfitting_is_reported(tiny, monkeypatch, capsys):
     """The validation loss rose by 1.19, but nothing was printed except a sample of the last, worst model."""
     out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
     rise = "the validation loss has risen by 1.1900 since step 2, from 4.5400 to 5.7300: the model overfits"
-    before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
+    before_the_end, at_the_end = out.split("finished: 5 of 5 steps")
     assert ", val 4.5400, " in out
     assert "val 4.5600 (0.0200 above the best, of step 2)" in out
     assert "step 4: the validation loss has risen by 0.0600 since step 2" in before_the_end
     assert before_the_end.count("the model overfits") == 1
     assert rise in at_the_end and "sample.py takes the best checkpoint, of step 2" in at_the_end
-    assert "a sample of the model after step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
+    assert "sample from the model at step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
 
 
 def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
@@ -42,7 +42,7 @@ def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch,
 def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch, capsys, val_losses):
     out = run_with_losses(tiny, monkeypatch, capsys, val_losses)
     assert "the validation loss has risen" not in out.split("finished:")[1]
-    assert f"a sample of the model after step {len(val_losses)}" in out
+    assert f"sample from the model at step {len(val_losses)}" in out
 
 
 def test_a_rise_after_the_learning_rate_was_raised_is_not_reported_as_overfitting(tiny, monkeypatch, capsys):
@@ -155,7 +155,7 @@ def test_a_run_with_more_steps_than_max_iters_is_reported(tiny, capsys):
     capsys.readouterr()
     train(tiny(max_iters=3, init_from="resume"))
     out = capsys.readouterr().out
-    assert "nothing to train: 4 steps are done, more than max_iters=3" in out and "a sample of the model" not in out
+    assert "nothing to train: 4 steps are done, more than max_iters=3" in out and "sample from the model" not in out
 
 
 def test_the_losses_of_several_data_sets_are_printed_after_their_mean():

@@ -24,14 +24,14 @@ def test_all_invalid_training_settings_are_reported_together():
         settings.load(TrainConfig, invalid)
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
-    assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
+    assert "it must divide n_embd=30; use 2, 3 or 5" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "n_embd, n_head, message",
     [
-        (30, 2, "n_head=2: position=rotary needs an even head size, and n_embd / n_head is 15; use 1 or 3 or 5"),
-        (30, 4, "n_head=4: n_embd=30 is not divisible by it; use 1 or 3 or 5"),
+        (30, 2, "n_head=2: position=rotary needs an even head size, and n_embd / n_head is 15; use 1, 3 or 5"),
+        (30, 4, "n_head=4: it must divide n_embd=30; use 1, 3 or 5"),
         (33, 3, "n_head=3: position=rotary needs an even head size, and n_embd / n_head is 11; use n_embd=36"),
     ],
 )
@@ -43,13 +43,13 @@ def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
     for number in map(int, re.findall(r"\d+", remedy)):
         changed = {"n_embd": number} if "n_embd" in remedy else {"n_head": number}
         GPTConfig(**{"n_embd": n_embd, "n_head": n_head, "position": "rotary", **changed})
-    with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
+    with pytest.raises(ConfigError, match=r"position=rope: expected 'learned', .*'rotary'"):
         settings.load(TrainConfig, ["--position=rope"])
 
 
 @pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
 def test_an_invalid_setting_causes_only_one_error(words):
-    """Rules across settings were checked with the default of an invalid one: "n_embd=768 is not divisible by it"."""
+    """Rules across settings were checked with the default of an invalid one: "it must divide n_embd=768"."""
     with pytest.raises(ConfigError) as error:
         settings.load(TrainConfig, words)
     assert str(error.value) == f"command line: {words[0].removeprefix('--')}: it must be at least 1"

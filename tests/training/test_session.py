@@ -131,7 +131,7 @@ def test_a_run_begins_with_the_loss_before_the_first_step(tiny, text, capsys):
     assert first["step"] == first["tokens"] == 0 and first["loss"] is None
     assert first["val_loss"] == pytest.approx(math.log(V), abs=0.1)
     lines = capsys.readouterr().out.splitlines()
-    assert f"step 0/3: val {first['val_loss']:.4f} (if all {V} tokens were equally likely: {math.log(V):.4f})" in lines
+    assert f"step 0/3: val {first['val_loss']:.4f} (uniform baseline: {math.log(V):.4f})" in lines
     state = checkpoint.load(Path(tiny().out_dir)).state
     assert state["best_step"] == 3 and state["evaluations_since_best"] == 0  # it is not one of the evaluations
     train(tiny(max_iters=5, init_from="resume"))

@@ -50,13 +50,13 @@ class DataBenchConfig(Settings):
     text: tuple[str, ...] = ()  # text file
     split_on: NonEmptyStr = "\\n\\n"  # document separator; \n is a line break
     # --- measuring ---
-    repeats: PositiveInt = 3  # of each measurement
+    repeats: PositiveInt = 3  # repetitions of each measurement
 
     def problems(self) -> list[tuple[str, str]]:
         """Require one existing text file."""
         if len(self.text) != 1:
             return [("text", "name one text file, as in python tools/bench/preparation.py novel.txt")]
-        return [] if Path(self.text[0]).is_file() else [("text", "there is no such file")]
+        return [] if Path(self.text[0]).is_file() else [("text", "no such file")]
 
 
 def main(cfg: DataBenchConfig) -> None:

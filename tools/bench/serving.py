@@ -69,7 +69,7 @@ class ServeBenchConfig(BenchConfig):
     clients: str = "200"  # load: numbers of concurrent clients, comma-separated
     tokens: PositiveInt = 100  # load, llama: tokens per client, or fewer to fit into the context
     requests: PositiveInt = 10_000  # memory: number of requests
-    seed: NonNegativeInt = 1337  # of prompts
+    seed: NonNegativeInt = 1337  # random seed of the prompts
     llama: str | None = None  # folder of node-llama-cpp
     llama_clients: str = "1,8,32"  # numbers of concurrent clients, comma-separated
     llama_threads: str = "1,2"  # numbers of threads of llama.cpp, comma-separated

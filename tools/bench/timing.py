@@ -24,7 +24,7 @@ Name, Result = TypeVar("Name"), TypeVar("Result")
 class BenchConfig(Settings):
     # --- measuring ---
     device: Literal["cpu", "cuda"] = "cpu"
-    repeats: PositiveInt = 3  # of each measurement
+    repeats: PositiveInt = 3  # repetitions of each measurement
     busy: NonNegativeInt = 0  # number of background processes that each load a core
     peer: str | None = None  # folder of a nanoGPT checkout to compare with
 

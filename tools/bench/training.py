@@ -94,9 +94,9 @@ class TrainBenchConfig(BenchConfig):
     # --- measurements ---
     parts: str = "speed,race,profile"  # comma-separated
     # comma-separated; others are char 0.6M, char 10.7M without dropout, GPT-2 124M
-    models: str = "char 0.8M,char 10.7M"  # comma-separated; also char 0.6M, char 10.7M without dropout, GPT-2 124M
-    seeds: str = "1337,1,2"  # of the races, comma-separated
-    data_dir: str | None = None  # directory of the data sets; None: data/ next to train.py
+    models: str = "char 0.8M,char 10.7M"
+    seeds: str = "1337,1,2"  # seeds of the races, comma-separated
+    data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
 
     def problems(self) -> list[tuple[str, str]]:
         """Require known parts and models, and integer seeds."""

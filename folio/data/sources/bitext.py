@@ -77,8 +77,8 @@ def read_aligned(first: Source, second: Source) -> Iterator[Texts]:
             yield texts
     if counts[0] != counts[1]:
         raise CorpusError(
-            f"{first.name} has {counts[0]:,} lines and {second.name} {counts[1]:,}, so they are not aligned; use "
-            f"files with the same sentence on each line"
+            f"{first.name} has {counts[0]:,} lines and {second.name} {counts[1]:,}, so they are not aligned; "
+            f"line N of both files must be translations of each other"
         )
 
 

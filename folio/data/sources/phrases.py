@@ -57,7 +57,7 @@ class Item(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The date or the number, which is held out with every unit, as a cardinal and as an ordinal."""
+        """The date or number as text. Items with the same key are held out together, for every kind and unit."""
         return str(self.value)
 
     @property
@@ -108,7 +108,7 @@ def is_held_out(item: Item, fraction: float) -> bool:
 def draw_item(kind: str, rng: random.Random) -> Item:
     """Draw a random item. Dates are uniformly distributed. Integers with d digits have a total weight of d.
 
-    So small numbers, whose words are irregular, occur often enough. Numbers with a unit have 0, 1, or 2 decimals.
+    Small numbers, whose words are irregular, are therefore frequent. Numbers with a unit have 0, 1, or 2 decimals.
     """
     if kind == "date":
         return Item(kind, FIRST_DATE + timedelta(days=rng.randrange((LAST_DATE - FIRST_DATE).days + 1)))
@@ -127,7 +127,7 @@ def draw_item(kind: str, rng: random.Random) -> Item:
 
 
 def draw_items(held_out: bool, fraction: float, rng: random.Random) -> Iterator[Item]:
-    """Yield random items without end, alternating between kinds, that are held out or not."""
+    """Yield an endless stream of random items, cycling through KINDS: only held-out items, or only the others."""
     while True:
         for kind in KINDS:
             item = draw_item(kind, rng)

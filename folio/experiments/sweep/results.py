@@ -110,8 +110,8 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
     """Return explanations of the table, failures, and the cost."""
     compared = [row for row in rows if row.difference is not None]
     lines = [
-        "Validation loss: the lowest of each run in nats per token, as the mean ± half the width of its 95 % interval "
-        "over seeds. Tokens and seconds are of training, as means per run."
+        "Validation loss: lowest of each run (nats per token), mean ± half-width of the 95 % interval over seeds. "
+        "Tokens and seconds: training only, mean per run."
     ]
     if len(seeds) == 1:
         lines.append("One seed gives no estimate of the variance: the same command with --seeds=3 adds two more.")

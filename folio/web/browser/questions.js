@@ -40,7 +40,7 @@ function requireIds({ids}) {
 function checkType(name, value, {type, optional}) {
   if (Array.isArray(type) ? type.includes(value) : TYPES[type](value)) return;
   const options = Array.isArray(type) ? type.map(quoted).join(", ").replace(/, (?!.*, )/, " or ") : type;
-  throw new Error(`${name}=${inPython(value)}: it takes ${options}${optional ? " or None" : ""}`);
+  throw new Error(`${name}=${inPython(value)}: expected ${options}${optional ? " or None" : ""}`);
 }
 
 // The rule that a value violates, or null.

@@ -193,7 +193,7 @@ def test_language_codes():
         (["corpus.en"], r"^corpus.en: .*two files with one sentence per line$"),
         (["corpus.en", "s.tsv"], r"^corpus.en, s.tsv: .*two files"),
         (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv, t.csv: .*two files"),
-        (["none.tsv", "--languages=en,de"], r"^none.tsv: there is no such file$"),
+        (["none.tsv", "--languages=en,de"], r"^none.tsv: no such file$"),
         (["latin.tsv", "--languages=en,de"], r"^latin.tsv, line 1, is not UTF-8 text at byte 2"),
         (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr: set --languages"),
         (["s.jsonl"], r"^s.jsonl:1: .*no prompt and completion.* set --languages"),
