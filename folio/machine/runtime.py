@@ -124,10 +124,10 @@ def resolve_runtime(
     if dtype not in ("auto", *DTYPES):
         raise UserError(f"dtype={dtype}: use auto, {', '.join(DTYPES)}")
     if dtype != "auto":
-        chosen, reason = dtype, "as requested"
+        chosen, reason = dtype, ""
     else:  # rank 0 chooses, because machines may differ
         chosen, reason = group.broadcast((saved["dtype"], "as before") if same_device else _best_dtype(opened))
-    reasons.append(f"{chosen} ({reason})")
+    reasons.append(_with_reason(chosen, reason))
     if is_cuda and chosen == "bfloat16" and not _has_bf16():
         raise UserError(f"dtype=bfloat16: {name} does not support it; use --dtype=float16")
     if not is_cuda and chosen == "float16":
@@ -146,8 +146,13 @@ def resolve_runtime(
         resolved_compile, reason = saved["compile"], "as before"
     else:
         resolved_compile, reason = group.broadcast(_resolve_compile(opened, compile, length, group.size))
-    reasons.append(f"{'compiled' if resolved_compile else 'eager'} ({reason})")
+    reasons.append(_with_reason("compiled" if resolved_compile else "eager", reason))
     return Runtime(opened, DTYPES[chosen], resolved_compile, ", ".join(reasons), group)
+
+
+def _with_reason(choice: str, reason: str) -> str:
+    """A choice and the reason for it, which is empty if it was set by name."""
+    return f"{choice} ({reason})" if reason else choice
 
 
 def _own_gpu(device: str) -> str:
@@ -230,9 +235,12 @@ UNKNOWN_GPU_FLOPS = 50e12  # per second
 def _resolve_compile(
     device: torch.device, setting: bool | str, length: Length | None, processes: int = 1
 ) -> tuple[bool | str, str]:
-    """Whether to use torch.compile, and the reason. Raises UserError if it is set and does not work."""
+    """Whether to use torch.compile, and the reason. Raises UserError if it is set and does not work.
+
+    The reason is empty if the setting names the choice.
+    """
     if setting is False:
-        return False, "as requested"
+        return False, ""
     if setting == "auto" and device.type != "cuda":
         gain = "gains almost nothing on a CPU" if device.type == "cpu" else f"was not tried on {device.type}"
         return False, f"compiling {gain}"  # docs/performance.md
@@ -250,4 +258,4 @@ def _resolve_compile(
         if setting != "auto":
             raise UserError(f"compile={setting}: torch.compile fails here: {reason}; use --compile=False") from None
         return False, f"torch.compile fails here: {reason}"
-    return (True, "torch.compile works here") if setting == "auto" else (setting, "as requested")
+    return (True, "torch.compile works here") if setting == "auto" else (setting, "")

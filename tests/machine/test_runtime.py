@@ -60,8 +60,9 @@ def test_float32_as_set_is_true_float32(monkeypatch):
     monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: None)
     resolve_runtime("cpu", "auto", False)
     assert torch.get_float32_matmul_precision() == "medium"
-    resolve_runtime("cpu", "float32", False)
+    by_name = resolve_runtime("cpu", "float32", False)
     assert torch.get_float32_matmul_precision() == "highest"
+    assert by_name.description.endswith(", float32, eager")  # no reason: "as set" was printed for a tool's own choice
 
 
 def test_a_resumed_run_keeps_what_auto_chose():
