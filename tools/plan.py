@@ -247,7 +247,7 @@ def describe(
     cfg: PlanConfig, model: GPT, data: Mixture | None, machine: Machine, plan: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Yield the plan as pairs of a name and a text."""
-    yield "by", plan["by"]
+    yield "basis", plan["by"]
     unknown = "" if data else f", with a vocabulary of {GPT2_VOCABULARY:,}, because {cfg.dataset} is not prepared"
     yield "parameters", f"{plan['parameters']:,}{unknown}"
     yield "memory", describe_memory(cfg, model, machine)

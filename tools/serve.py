@@ -49,10 +49,10 @@ class ServeConfig(Settings):
     allowed_origins: CommaSeparated = ()  # web origins that may use the server (CORS): https://example.org
     # --- limits ---
     rows: PositiveInt | None = None  # texts generated at once; None: up to 256, as memory allows
-    max_waiting: PositiveInt = 64  # maximum length of the queue of texts; further requests are refused
+    max_waiting: PositiveInt = 64  # maximum number of queued texts; further requests are refused
     max_choices: PositiveInt = Limits.choices  # per request: prompts * n
     max_new_tokens: PositiveInt = Limits.new_tokens  # per request: choices * max_tokens
-    max_prompt_tokens: PositiveInt = Limits.prompt_tokens  # per request: tokens of all prompts
+    max_prompt_tokens: PositiveInt = Limits.prompt_tokens  # per request: total tokens of its prompts
     timeout: PositiveFloat = 600.0  # seconds per response
 
     @property

@@ -54,12 +54,12 @@ class SweepConfig(Settings):
     trials: PositiveInt | None = None  # number of combinations in an optuna search; None: the whole grid
     prune: bool = True  # in a search, stop trials that are worse than the median at the same evaluation
     retry_failed: bool = False  # True: retry failed runs
-    tokens: PositiveInt | None = None  # training tokens per run, sets max_iters; None: --max_iters or --minutes
+    tokens: PositiveInt | None = None  # training tokens per run; sets max_iters; None: use --max_iters or --minutes
     # --- machines and output ---
     out_dir: NonEmptyStr | None = None  # folder of the sweep; None: sweep-NAME, after the config file
     jobs: PositiveInt | None = None  # number of concurrent runs; None: one per GPU, or 1 without GPUs
     storage: NonEmptyStr | None = None  # database to share a search among machines; None: OUT_DIR/study.db
-    grace_period: PositiveInt = 120  # seconds without a heartbeat until a worker is considered dead (--storage)
+    grace_period: PositiveInt = 120  # seconds without a heartbeat after which a worker is considered dead (--storage)
 
 
 def main(argv: list[str]) -> None:

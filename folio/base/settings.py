@@ -362,6 +362,8 @@ def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
     if "init_from" in hints and (replacement := NANOGPT_CONFIGS.get(Path(name).name)):
         return f"{COMMAND_LINE}: no config file {shorten(name)} exists; write {replacement}"
+    if name.partition("=")[0] in hints:
+        return f"{COMMAND_LINE}: no config file {shorten(name)} exists; to change the setting, write --{shorten(name)}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
     return f"{COMMAND_LINE}: no config file {shorten(name)} exists{hint}"

@@ -20,7 +20,7 @@ def format_results(models: Sequence[Evaluation], results: dict[str, Any]) -> str
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table with a line per measure of each model. rows: from Evaluation.rows."""
-    lines = ["| model | on | measure | value | 95 % interval | over |", "|---|---|---|---|---|---|"]
+    lines = ["| model | data | measure | value | 95 % interval | samples |", "|---|---|---|---|---|---|"]
     for row in rows:
         digits = 4 if abs(row["value"]) < 100 else 1
         interval = "unknown"

@@ -339,6 +339,8 @@ def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, m
     """The message suggested a config file with a similar name."""
     monkeypatch.chdir(tmp_path)
     Path("out-novel").mkdir()
+    with pytest.raises(ConfigError, match=r"no config file n_layer=3 exists.*--n_layer=3"):
+        settings.load(TrainConfig, ["n_layer=3"])
     with pytest.raises(ConfigError, match="no config file  exists"):
         settings.load(TrainConfig, [""])
     with pytest.raises(ConfigError, match=r"out-novel is a folder, not a config file; name a run with --out_dir=out-n"):

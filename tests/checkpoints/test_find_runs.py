@@ -82,7 +82,7 @@ def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
         options = ["--start=the", "--max_new_tokens=5", "--temperature=0", "--device=cpu", setting]
         sample(settings.load(SampleConfig, options))
         captured = capsys.readouterr()
-        assert captured.out == f"the{expected}\n" and f"by {two}" in captured.err
+        assert captured.out == f"the{expected}\n" and f"checkpoint {two}" in captured.err
     assert expand_runs(["old,latest"]) == ["old", str(two)] and expand_runs(["latest"]) == [str(two)]
     with pytest.raises(UserError, match="is on both sides"):
         choose_sides(["latest", str(two)])

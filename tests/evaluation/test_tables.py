@@ -13,7 +13,7 @@ def test_a_row_has_a_value_its_interval_and_its_samples():
     coverage = Coverage(probes=20, probes_matched=3)
     first = Evaluation("a", [measure_of([999, 1000, 1001])], {"text": coverage})
     header, _, row = format_table(first.rows()).splitlines()
-    assert header == "| model | on | measure | value | 95 % interval | over |"
+    assert header == "| model | data | measure | value | 95 % interval | samples |"
     source = "text (3 of 20 probes are in its training data)"
     assert row == f"| a | {source} | bits per byte | 1,000.0 | 997.5 to 1,002.5 | 3 documents |"
     second = Evaluation("b", [measure_of([1.5])], {"text": Coverage(probes=20, probes_matched=0)})
