@@ -180,7 +180,7 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
         return loss_fn
     mode = runtime.compile if isinstance(runtime.compile, str) else None
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        model.module.compile(mode=mode)
+        model.module = torch.compile(model.module, mode=mode)  # the model itself stays eager, for samples
         return loss_fn
     return torch.compile(loss_fn, mode=mode)
 
