@@ -289,7 +289,7 @@ class CUDAGraphDecoder:
         capacity = -(-max(lengths[:B]) // self.GRANULARITY) * self.GRANULARITY
         capacity = min(capacity, self.model.config.block_size)
         if (B, capacity) not in self.graphs:
-            with torch.cuda.device(self.ids.device):  # the current device of a thread is 0, whatever the main thread's
+            with torch.cuda.device(self.ids.device):  # a new thread's current device is 0
                 self.graphs[B, capacity] = self.capture(B, capacity)
         graph, logits = self.graphs[B, capacity]
         graph.replay()
