@@ -93,8 +93,7 @@ PARTS = ("speed", "race", "profile")
 class TrainBenchConfig(BenchConfig):
     # --- measurements ---
     parts: str = "speed,race,profile"  # comma-separated
-    # comma-separated; others are char 0.6M, char 10.7M without dropout, GPT-2 124M
-    models: str = "char 0.8M,char 10.7M"
+    models: str = "char 0.8M,char 10.7M"  # comma-separated; also char 0.6M, char 10.7M without dropout, GPT-2 124M
     seeds: str = "1337,1,2"  # seeds of the races, comma-separated
     data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
 
