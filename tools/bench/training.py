@@ -37,7 +37,7 @@ from folio.base.settings import comma_separated, run_script  # noqa: E402
 from folio.base.workers import child_options  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
 from folio.data.shards import data_root, open_dataset  # noqa: E402
-from folio.machine.kernels import adapt, compile_loss  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import resolve_runtime  # noqa: E402
 from folio.training.optim import make_optimizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -333,8 +333,9 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
     shape = {key: value for key, value in settings.items() if key != "batch_size"}
     runtime = resolve_runtime(cfg.device, "auto", False)
     model = GPT(GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)).to(runtime.device)
-    optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
+    pad_vocabulary(model, runtime.size_multiple)
     adapt(model, runtime)
+    optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
     loss_fn = compile_loss(model, runtime)
     x, y = torch.randint(vocab_size, (2, B, T), device=runtime.device)
 
