@@ -431,12 +431,21 @@ def test_bfloat16_on_a_cpu(tiny):
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("mode", [True, pytest.param("reduce-overhead", marks=pytest.mark.slow)])
-def test_compiled_training_on_a_cpu(tiny, tmp_path, mode):
+def test_compiled_training_on_a_cpu(tiny, tmp_path, mode, capsys):
     """On a CPU, both modes compile the same code; they differ in CUDA graphs."""
     settings = dict(dropout=0.0, n_layer=1, batch_size=8, eval_iters=2)
     eager = train(tiny(**settings)).best_val_loss
     compiled = train(tiny(**settings, compile=mode, out_dir=str(tmp_path / "compiled")))
     assert compiled.best_val_loss == pytest.approx(eager, abs=1e-3)
+    assert "compiled: 2 graphs, 0 graph breaks" in capsys.readouterr().out  # evaluation and training
+
+
+def test_a_run_reports_that_nothing_was_compiled(tiny, monkeypatch, capsys):
+    """With FSDP and activation checkpointing, torch.compile compiled nothing, and the run said "compiled"."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    train(tiny(compile=True, max_iters=2))
+    output = capsys.readouterr().out
+    assert output.count("torch.compile compiled nothing: training runs in eager mode") == 1
 
 
 @pytest.mark.gpu

@@ -151,7 +151,7 @@ def resolve_runtime(
         resolved_compile, reason = saved["compile"], "as before"
     else:
         resolved_compile, reason = group.broadcast(_resolve_compile(opened, compile, length, group.size))
-    reasons.append(_with_reason("compiled" if resolved_compile else "eager", reason))
+    reasons.append(_with_reason("torch.compile" if resolved_compile else "eager", reason))
     return Runtime(opened, DTYPES[chosen], resolved_compile, ", ".join(reasons), group)
 
 
@@ -263,4 +263,16 @@ def _resolve_compile(
         if setting != "auto":
             raise UserError(f"compile={setting}: torch.compile fails here: {reason}; use --compile=False") from None
         return False, f"torch.compile fails here: {reason}"
-    return (True, "torch.compile works here") if setting == "auto" else (setting, "")
+    torch._dynamo.utils.counters.clear()  # for describe_compilation
+    return (True, "it works here") if setting == "auto" else (setting, "")
+
+
+def describe_compilation() -> str:
+    """What torch.compile has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    graphs, breaks = counters["stats"]["unique_graphs"], counters["graph_break"]
+    if not graphs:
+        return "torch.compile compiled nothing: training runs in eager mode"
+    text = f"compiled: {counted(graphs, 'graph')}, {counted(breaks.total(), 'graph break')}"
+    return f"{text} ({next(iter(breaks)).splitlines()[0]})" if breaks else text

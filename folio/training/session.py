@@ -17,7 +17,7 @@ from folio.checkpoints.checkpoint import NullSaver, Saver
 from folio.checkpoints.snapshots import remove_snapshots
 from folio.data.windows import Mixture
 from folio.machine.distributed import Group, Requests
-from folio.machine.runtime import Runtime
+from folio.machine.runtime import Runtime, describe_compilation
 from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
 from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
@@ -82,6 +82,7 @@ class Session:
         self.pacer = Pacer(budget, schedule, self.group, self.metrics)
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         self.stopped_by = 0  # the signal that ends the run
+        self.will_describe_compilation = bool(runtime.compile)  # after the first step
         # The best loss and its step, in the last checkpoint and in the one that is being written.
         self.saved_best = self.pending_best = state.best_val_loss, state.best_step
         self.last_save = time.perf_counter()
@@ -166,6 +167,9 @@ class Session:
         """
         step = self.state.step
         self.metrics.advance()
+        if self.will_describe_compilation:
+            self.metrics.say(describe_compilation())
+            self.will_describe_compilation = False
         if self.reader.sent:  # the device is busy with the next step now
             self._read_step()
             self.log({})
