@@ -7,7 +7,6 @@ import ctypes
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,7 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     Call it before the model is wrapped or compiled.
     """
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
-    model.cross_entropy = partial(
-        chunked_cross_entropy, vocab_size=model.config.vocab_size, row_multiple=runtime.size_multiple
-    )
+    model.cross_entropy = make_cross_entropy(model.config.vocab_size, runtime.size_multiple)
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -165,6 +162,19 @@ def chunked_cross_entropy(
     chunks = -(-N * V // max_logits)
     rows = round_up(-(-N // chunks), row_multiple)
     return ChunkedCrossEntropy.apply(x, weight, mask, targets, rows, torch.is_grad_enabled())
+
+
+def make_cross_entropy(vocab_size: int, row_multiple: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """chunked_cross_entropy with these arguments.
+
+    It is a function, not a partial object: torch compiles all partial objects as one function of its own, so that after
+    calls with different shapes (a block's, the loss's), the sizes become variables of the graphs.
+    """
+
+    def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        return chunked_cross_entropy(x, weight, targets, vocab_size=vocab_size, row_multiple=row_multiple)
+
+    return cross_entropy
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
