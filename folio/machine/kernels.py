@@ -164,7 +164,9 @@ def chunked_cross_entropy(
     return ChunkedCrossEntropy.apply(x, weight, mask, targets, rows, torch.is_grad_enabled())
 
 
-def make_cross_entropy(vocab_size: int, row_multiple: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def make_cross_entropy(
+    vocab_size: int, row_multiple: int, max_logits: int = MAX_LOGITS
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """chunked_cross_entropy with these arguments.
 
     It is a function, not a partial object: torch compiles all partial objects as one function of its own, so that after
@@ -172,7 +174,7 @@ def make_cross_entropy(vocab_size: int, row_multiple: int) -> Callable[[Tensor, 
     """
 
     def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        return chunked_cross_entropy(x, weight, targets, vocab_size=vocab_size, row_multiple=row_multiple)
+        return chunked_cross_entropy(x, weight, targets, max_logits, vocab_size, row_multiple)
 
     return cross_entropy
 
