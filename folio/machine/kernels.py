@@ -193,7 +193,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         total, grads_x, grad_weight = torch.zeros((), device=x.device), [], None
         for x_n, targets_n in zip(x.split(rows), targets.split(rows), strict=True):  # (n, C), (n,)
             loss, grad_x, grad_w = ChunkedCrossEntropy.chunk_loss(x_n, weight, mask, targets_n, needs_gradients)
-            total += loss
+            total = total + loss  # not +=: with torch 2.11, the compiled gradients would be 0
             if needs_gradients:
                 grads_x.append(grad_x)
                 grad_weight = grad_w.float() if grad_weight is None else grad_weight.add_(grad_w)
