@@ -347,7 +347,7 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
 
     time_calls(step, 3)  # warmup
     steps = 3
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:  # the default warns in torch 2.11
         time_calls(step, steps)
     microseconds = operation_times(profiler.key_averages(), on_cpu=cfg.device == "cpu")
     total = sum(microseconds.values())
