@@ -234,7 +234,7 @@ class TokenSampler:
                 probabilities = next_token_probabilities(logits[indices], sampling, occurred, counts)
                 ids = sample_token(probabilities, uniform[indices])
             if occurred is not None:
-                self.occurred[group[:, None], ids] = True
+                self.occurred[group[:, None], ids] = torch.ones_like(ids, dtype=torch.bool)  # True is on the host
             if counts is not None:
                 self.counts[group[:, None], ids] += 1
             tokens[indices] = ids
