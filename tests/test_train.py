@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import signal
 from dataclasses import fields, replace
@@ -23,13 +24,15 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.data.find_data import find_datasets
 from folio.data.shards import DatasetError, Shard
 from folio.data.windows import Mixture, ValidationWindows
+from folio.machine import kernels
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
-from folio.training.session import TrainingError
-from model import GPT, GPTConfig
+from folio.training.session import Due, Session, TrainingError
+from model import GPT, POSITIONS, GPTConfig
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
-from train import mean_loss, train
+from tests.support.simulated_gpu import SimulatedGPU
+from train import TrainConfig, mean_loss, train
 
 # --- a run and what it writes -----------------------------------------------------------------------------------------
 
@@ -465,6 +468,104 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
     assert_same_run(uninterrupted.out_dir, resumed.out_dir)
     lines = Path(resumed.out_dir, "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [6, 12]  # cumsum failed in each sample
+
+
+# --- on a simulated GPU -----------------------------------------------------------------------------------------------
+
+
+def train_on(gpu: SimulatedGPU, cfg: TrainConfig, dtype: torch.dtype = torch.float32) -> dict[int, list[str]]:
+    """Train on a simulated GPU. Returns what the host waited for in each step until its end_step."""
+    waits, step, end_step = {}, train_script.train_step, Session.end_step
+
+    def begin(*args):
+        gpu.waits.clear()
+        step(*args)
+
+    def end(session: Session) -> Due:
+        due = end_step(session)
+        waits[session.state.step] = list(gpu.waits)
+        return due
+
+    gpu.monkeypatch.setattr(train_script, "train_step", begin)
+    gpu.monkeypatch.setattr(Session, "end_step", end)
+    gpu.monkeypatch.setattr(setup, "resolve_runtime", lambda *args: gpu.runtime(dtype))
+    with gpu:
+        train(cfg)
+    return waits
+
+
+ON_THE_GPU = {
+    "adamw": dict(gradient_accumulation_steps=3),
+    "muon": dict(optimizer="muon", skip_spikes=5.0, recompute=True, position="relative"),
+    "masked": dict(position="rotary"),
+    "float16": dict(position="alibi"),
+}
+
+
+@pytest.mark.parametrize("case", ON_THE_GPU)
+def test_the_host_waits_for_a_gpu_only_at_logged_steps(tiny, masked_dir, tmp_path, monkeypatch, case):
+    """Steps are queued on a GPU ahead of time. The losses are those on a CPU.
+
+    A logged step is read one step later; the last one at once, because it is evaluated and saved.
+    """
+    settings = dict(**ON_THE_GPU[case], dropout=0.0, max_iters=10, log_interval=4, eval_interval=99, sample_tokens=0)
+    if case == "masked":
+        settings["data_dir"] = masked_dir
+    expected, cfg = tiny(**settings, out_dir=str(tmp_path / "cpu")), tiny(**settings)
+    train(expected)
+    waits = train_on(SimulatedGPU(monkeypatch), cfg, torch.float16 if case == "float16" else torch.float32)
+    assert waits == {step: ["Event.synchronize"] * (step in (2, 5, 9, 10)) for step in range(1, 11)}
+    for line, other in zip(read_losses(cfg.out_dir), read_losses(expected.out_dir), strict=True):
+        assert [n or 0 for n in line] == pytest.approx([n or 0 for n in other], rel=1e-4)
+    assert bool(checkpoint.load(Path(cfg.out_dir)).state["grad_scaler"]) == (case == "float16")
+
+
+RAISING = {  # operators on CUDA, by their names in the documentation of torch.use_deterministic_algorithms
+    "torch.nn.AvgPool3d": {"avg_pool3d_backward"},
+    "torch.nn.AdaptiveAvgPool2d": {"_adaptive_avg_pool2d_backward"},
+    "torch.nn.AdaptiveAvgPool3d": {"_adaptive_avg_pool3d_backward"},
+    "torch.nn.AdaptiveMaxPool2d": {"adaptive_max_pool2d_backward"},
+    "torch.nn.FractionalMaxPool2d": {"fractional_max_pool2d_backward"},
+    "torch.nn.FractionalMaxPool3d": {"fractional_max_pool3d_backward"},
+    "torch.nn.MaxUnpool1d": {"max_unpool2d"},
+    "torch.nn.MaxUnpool2d": {"max_unpool2d"},
+    "torch.nn.MaxUnpool3d": {"max_unpool3d"},
+    "torch.nn.functional.interpolate": {
+        f"upsample_{mode}_backward" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+    },
+    **{f"torch.nn.ReflectionPad{n}d": {f"reflection_pad{n}d_backward"} for n in (1, 2, 3)},
+    "torch.nn.NLLLoss": {"nll_loss2d_forward"},  # aten/src/ATen/native/cuda/NLLLoss2d.cu; not nll_loss_forward
+    "torch.nn.CTCLoss": {"_ctc_loss_backward"},
+    "torch.nn.EmbeddingBag": {"_embedding_bag_dense_backward"},
+    "torch.Tensor.put_": {"put", "put_"},
+    "torch.histc": {"histc"},
+    "torch.bincount": {"bincount"},
+    "torch.median": {"median", "nanmedian", "kthvalue"},
+    "torch.nn.functional.grid_sample": {"grid_sampler_2d_backward", "grid_sampler_3d_backward"},
+    "torch.cumsum": {"cumsum", "cumsum_"},
+    "torch.Tensor.scatter_reduce": {"scatter_reduce", "scatter_reduce_"},
+    "torch.Tensor.resize_": set(),  # of a quantized tensor
+}
+
+
+def test_the_list_of_operators_that_raise_is_complete():
+    text = torch.use_deterministic_algorithms.__doc__
+    documentation = text.split("operations will throw a")[1].split("In addition")[0]
+    names = re.findall(r"\* :(?:class|func):`(.*?)`", documentation)
+    assert len(names) > 20 and {*names} <= RAISING.keys()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_deterministic_run_on_a_gpu_uses_no_operator_that_raises(tiny, monkeypatch, position):
+    """Training, evaluation and sampling, which ran a cumulative sum on the GPU. Now the CPU does."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(kernels, "chunked_cross_entropy", partial(kernels.chunked_cross_entropy, max_logits=2000))
+    optimizer = "muon" if position in ("relative", "none") else "adamw"
+    gpu = SimulatedGPU(monkeypatch)
+    train_on(gpu, tiny(position=position, optimizer=optimizer, skip_spikes=5.0, max_iters=2, eval_iters=1))
+    assert not gpu.operators["cuda"] & set().union(*RAISING.values())
+    assert "cumsum" in gpu.operators["cpu"] and gpu.replays
+    assert {"_fused_adamw_", "_foreach_norm", "_log_softmax"} <= gpu.operators["cuda"]
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -22,11 +22,10 @@ from folio.machine.runtime import Runtime
 
 CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda", 0)
 WAITING = {  # operators whose result on the host, or whose shape, depends on values on the device
-    *("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"),
-    *("nonzero", "argwhere", "masked_select", "bincount", "repeat_interleave"),
+    *("_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount", "repeat_interleave"),
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
 }
-COPIES = {"to", "_to_copy", "copy_", "copy"}
+COPIES = {"_to_copy", "copy_"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
@@ -85,6 +84,7 @@ class SimulatedGPU:
         self.monkeypatch.setattr(Runtime, "compute", lambda runtime: nullcontext())
         self.monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         self.monkeypatch.setattr(_foreach_utils, "_foreach_supported_types", [Tensor, GPUTensor])
+        self.monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "meta"])
         with ExitStack() as stack:
             swaps = torch.__future__.get_swap_module_params_on_conversion()
             stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
@@ -183,9 +183,13 @@ class Operators(TorchDispatchMode):
         on_gpu = [isinstance(tensor, GPUTensor) for tensor in tensors]
         device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)  # of the result
         to_gpu = device.type == "meta" if device else on_gpu[0] if name == "copy_" else any(on_gpu)
-        self.gpu.operators["cuda" if to_gpu or any(on_gpu) else "cpu"].add(name)
         if not to_gpu and not any(on_gpu):
+            self.gpu.operators["cpu"].add(name)
             return operator(*args, **kwargs)
+        with self:  # in inference mode, operators are not divided into simpler ones before
+            if (results := operator.decompose(*args, **kwargs)) is not NotImplemented:
+                return results
+        self.gpu.operators["cuda"].add(name)
         arguments, crosses = arguments_of(operator, args, kwargs), name in COPIES and not (to_gpu and all(on_gpu))
         if reason := reason_to_wait(name, arguments, tensors, on_gpu, crosses):
             self.gpu.wait(reason)
@@ -193,8 +197,6 @@ class Operators(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             graph = self.gpu.capturing
             results = graph.run(operator, args, kwargs) if graph else operator(*args, **kwargs)
-            if crosses and name != "copy_" and any(results is leaf for leaf in tree_leaves(args)):
-                results = results.clone()
             if crosses and not to_gpu and arguments.get("non_blocking"):
                 self.gpu.copies.append((results, results.clone()))
                 overwrite(results)  # until an event
