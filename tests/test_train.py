@@ -10,7 +10,9 @@ import shutil
 import signal
 from dataclasses import fields, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +30,10 @@ from folio.machine import kernels
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
+from folio.training.guard import StepGuard
+from folio.training.optim import make_optimizer
 from folio.training.session import Due, Session, TrainingError
+from folio.training.state import TrainState
 from model import GPT, POSITIONS, GPTConfig
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
 from tests.support.simulated_gpu import SimulatedGPU
@@ -423,6 +428,42 @@ def test_a_float16_gradient_that_overflows_at_every_loss_scale_stops_the_run(tin
     monkeypatch.setattr(GPT, "forward", forward_with_infinite_gradient)
     with pytest.raises(TrainingError, match="the gradient is not finite"):
         train(tiny(max_iters=50, max_bad_steps=3))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("infinite", ["loss", "gradient"])
+def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, infinite, seed):
+    """It changes no weight, moment or count of updates. The scale doubles after two good steps in a row."""
+    torch.manual_seed(seed)
+    half, x = Runtime(torch.device("cpu"), torch.float16, False, "float16"), torch.randint(20, (2, 2, 8))
+    batches = [(x[0], x[1], 0.5), (x[1], x[0], 0.5)]
+    loader = SimpleNamespace(runtime=half, count=2, sequences=4, micro_batches=lambda first: batches)
+    model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16))
+    scaler, guard = (
+        torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2),
+        StepGuard(half.device, None, None),
+    )
+    updates = make_optimizer(model, optimizer, 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02)
+    state, loss_fn = TrainState(model, model, updates, scaler, guard), compile_loss(model, half)
+
+    def bad_loss(x, y):
+        loss = loss_fn(x, y)
+        if infinite == "gradient":
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss * math.inf if infinite == "loss" else loss
+
+    scales, tensors = [], []
+    for function in (loss_fn, loss_fn, loss_fn, bad_loss, loss_fn, loss_fn):
+        train_script.train_step(state, function, loader, 1e-2, 1.0, seed)
+        scales.append(scaler.get_scale())
+        weights, moments = state.tensors(keep=True, copy=True)
+        tensors.append(weights | moments)
+    assert scales == [2.0**n for n in (10, 11, 11, 10, 10, 11)]
+    assert [same_tensors(*pair) for pair in pairwise(tensors)] == [False, False, True, False, False]
+    assert {value.item() for name, value in tensors[-1].items() if name.endswith("/step")} == {5.0}
+    guard.send()
+    losses = [step.loss for step in guard.read(state.step)]
+    assert state.step == 6 and guard.skipped == (infinite == "loss") and losses[5] < losses[0]
 
 
 # --- dtype, compilation, device ---------------------------------------------------------------------------------------
