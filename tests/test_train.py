@@ -514,25 +514,35 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
 # --- on a simulated GPU -----------------------------------------------------------------------------------------------
 
 
-def train_on(gpu: SimulatedGPU, cfg: TrainConfig, dtype: torch.dtype = torch.float32) -> dict[int, list[str]]:
-    """Train on a simulated GPU. Returns what the host waited for in each step until its end_step."""
-    waits, step, end_step = {}, train_script.train_step, Session.end_step
+def train_on(
+    gpu: SimulatedGPU, cfg: TrainConfig, dtype: torch.dtype = torch.float32
+) -> tuple[dict[int, list[str]], list[list[str]]]:
+    """Train on a simulated GPU. Returns what the host waited for in each step, and in each evaluation."""
+    in_steps, in_evaluations = {}, []
+    step, end_step, evaluate = train_script.train_step, Session.end_step, train_script.evaluate
 
-    def begin(*args):
+    def recorded_step(*args):
         gpu.waits.clear()
         step(*args)
 
-    def end(session: Session) -> Due:
+    def recorded_end(session: Session) -> Due:
         due = end_step(session)
-        waits[session.state.step] = list(gpu.waits)
+        in_steps[session.state.step] = list(gpu.waits)
         return due
 
-    gpu.monkeypatch.setattr(train_script, "train_step", begin)
-    gpu.monkeypatch.setattr(Session, "end_step", end)
+    def recorded_evaluation(*args) -> dict[str, float]:
+        gpu.waits.clear()
+        losses = evaluate(*args)
+        in_evaluations.append(list(gpu.waits))
+        return losses
+
+    gpu.monkeypatch.setattr(train_script, "train_step", recorded_step)
+    gpu.monkeypatch.setattr(train_script, "evaluate", recorded_evaluation)
+    gpu.monkeypatch.setattr(Session, "end_step", recorded_end)
     gpu.monkeypatch.setattr(setup, "resolve_runtime", lambda *args: gpu.runtime(dtype))
     with gpu:
         train(cfg)
-    return waits
+    return in_steps, in_evaluations
 
 
 ON_THE_GPU = {
@@ -554,8 +564,10 @@ def test_the_host_waits_for_a_gpu_only_at_logged_steps(tiny, masked_dir, tmp_pat
         settings["data_dir"] = masked_dir
     expected, cfg = tiny(**settings, out_dir=str(tmp_path / "cpu")), tiny(**settings)
     train(expected)
-    waits = train_on(SimulatedGPU(monkeypatch), cfg, torch.float16 if case == "float16" else torch.float32)
-    assert waits == {step: ["Event.synchronize"] * (step in (2, 5, 9, 10)) for step in range(1, 11)}
+    dtype = torch.float16 if case == "float16" else torch.float32
+    in_steps, in_evaluations = train_on(SimulatedGPU(monkeypatch), cfg, dtype)
+    assert in_steps == {step: ["Event.synchronize"] * (step in (2, 5, 9, 10)) for step in range(1, 11)}
+    assert in_evaluations == [["tolist"]] * 2
     for line, other in zip(read_losses(cfg.out_dir), read_losses(expected.out_dir), strict=True):
         assert [n or 0 for n in line] == pytest.approx([n or 0 for n in other], rel=1e-4)
     assert bool(checkpoint.load(Path(cfg.out_dir)).state["grad_scaler"]) == (case == "float16")

@@ -122,22 +122,22 @@ def test_captured_steps_compute_what_eager_ones_do(position, seed, monkeypatch):
     assert len(expected[0][0]) == 22 and expected[2][1] == "stop"
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(sampling, seed, monkeypatch):
+@pytest.mark.parametrize("dtype, sampling", [(torch.bfloat16, "greedy"), *((torch.float32, s) for s in SAMPLINGS)])
+def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(dtype, sampling, seed, monkeypatch):
     """With penalties, each token copied a number to the GPU, and with a bias also the bias. Both copies wait.
 
-    The rows and the graph stay the same during these steps.
+    The rows and the graph stay the same during these steps. Steps with autocast are not captured.
     """
     model = random_model(seed, position="rotary")
     with SimulatedGPU(monkeypatch) as gpu:
-        decoder = TorchDecoder(model.to("cuda"), gpu.runtime())
-        steps = generate(decoder, [[1, 2], [3, 4, 5]], max_new_tokens=30, sampling=sampling)
+        decoder = TorchDecoder(model.to("cuda"), gpu.runtime(dtype))
+        steps = generate(decoder, [[1, 2], [3, 4, 5]], max_new_tokens=30, sampling=SAMPLINGS[sampling])
         for _ in zip(range(6), steps):  # noqa: B905
             pass
         gpu.waits.clear()
         for _ in zip(range(20), steps):  # noqa: B905
             pass
-    assert gpu.waits == ["Event.synchronize"] * 20
+    assert gpu.waits == ["Event.synchronize"] * 20 and (gpu.captures > 0) == (dtype == torch.float32)
 
 
 class MetaWithoutFloat64(TorchDispatchMode):

@@ -190,14 +190,14 @@ class Operators(TorchDispatchMode):
             if (results := operator.decompose(*args, **kwargs)) is not NotImplemented:
                 return results
         self.gpu.operators["cuda"].add(name)
-        arguments, crosses = arguments_of(operator, args, kwargs), name in COPIES and not (to_gpu and all(on_gpu))
-        if reason := reason_to_wait(name, arguments, tensors, on_gpu, crosses):
+        arguments = arguments_of(operator, args, kwargs)
+        if reason := reason_to_wait(name, arguments, tensors, on_gpu, to_gpu):
             self.gpu.wait(reason)
         args, kwargs = tree_map(to_cpu, (args, kwargs))
         with torch._C.DisableTorchFunction():
             graph = self.gpu.capturing
             results = graph.run(operator, args, kwargs) if graph else operator(*args, **kwargs)
-            if crosses and not to_gpu and arguments.get("non_blocking"):
+            if name in COPIES and not to_gpu and arguments.get("non_blocking"):
                 self.gpu.copies.append((results, results.clone()))
                 overwrite(results)  # until an event
         originals = {id(tensor.values): tensor for tensor in tensors if isinstance(tensor, GPUTensor)}
@@ -205,18 +205,19 @@ class Operators(TorchDispatchMode):
 
 
 def reason_to_wait(
-    name: str, arguments: dict[str, Any], tensors: list[Tensor], on_gpu: list[bool], crosses: bool
+    name: str, arguments: dict[str, Any], tensors: list[Tensor], on_gpu: list[bool], to_gpu: bool
 ) -> str | None:
-    """Why the host waits for the device in an operator. Asserts that it accepts tensors on these devices.
+    """Why the host waits for the device in an operator. Asserts that CUDA accepts tensors on these devices.
 
-    crosses: whether it copies from one device to the other.
+    to_gpu: whether the result is on the GPU.
     """
     if name in WAITING:
         return name
     if name in COPIES:
         to_pageable = name == "copy_" and not on_gpu[0] and not hasattr(tensors[0], "is_page_locked")
-        is_asynchronous = arguments.get("non_blocking") and not to_pageable
-        return f"{name} {'from' if any(on_gpu) else 'to'} the GPU" if crosses and not is_asynchronous else None
+        if (to_gpu and all(on_gpu)) or (arguments.get("non_blocking") and not to_pageable):
+            return None
+        return f"{name} {'to' if to_gpu else 'from'} the GPU"
     if name in INDEXING:
         if not all(on_gpu):
             return f"{name} with a tensor on the CPU"

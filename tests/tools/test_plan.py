@@ -63,9 +63,10 @@ from torch.nn import parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from folio.machine.distributed import Group
+from folio.machine.distributed import Group, to_local
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import resolve_runtime
+from folio.training.forecast import memory_per_process
 from folio.training.guard import StepGuard
 from folio.training.setup import build_optimizer, wrap
 from folio.training.state import TrainState
@@ -119,11 +120,17 @@ for kind in ("ddp", "fsdp"):
         with Sent() as sent:
             train_step(state, compile_loss(net, runtime), loader, 1e-3, 1.0, 1)
         planned = traffic(cfg, model, 4 if dtype == "float32" else 2)
-        print(json.dumps([kind, planned, sent.total, len([*model.parameters()])]))
+        required = memory_per_process(cfg, model, runtime.dtype, "cuda", 8)
+        moments = [value for values in state.optimizer.state.values() for value in values.values() if value.dim()]
+        print(json.dumps(dict(
+            kind=kind, planned=planned, sent=sent.total, parameters=len([*model.parameters()]),
+            forecast=[required.weights, required.optimizer],
+            held=[sum(to_local(t).nbytes for t in tensors) for tensors in (model.parameters(), moments)],
+        )))
 """
 
 
-def test_the_planned_traffic_is_what_a_process_sends():
+def test_the_planned_traffic_and_memory_are_those_of_a_process():
     """Counted from the collectives of a step of rank 0 of 8, with torch's FakeProcessGroup, which sends nothing.
 
     The loss and the norms of FSDP's gradients are not planned. FSDP keeps the weights outside of the blocks between the
@@ -133,9 +140,10 @@ def test_the_planned_traffic_is_what_a_process_sends():
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(lines) == 6
-    for kind, planned, sent, parameters in lines:
-        numbers = 1 + parameters if kind == "fsdp" else 1
-        assert sent - planned == 2 * 4 * numbers * 7 / 8, kind
+    for line in lines:
+        numbers = 1 + line["parameters"] if line["kind"] == "fsdp" else 1
+        assert line["sent"] - line["planned"] == 2 * 4 * numbers * 7 / 8, line
+        assert line["held"] == line["forecast"], line
 
 
 def test_a_plan_of_a_short_run_has_only_the_final_evaluation(tmp_path):
