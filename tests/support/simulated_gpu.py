@@ -6,7 +6,7 @@ The values of a GPUTensor are in a tensor on the CPU. For torch's C++ code it is
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -156,8 +156,8 @@ class Functions(TorchFunctionMode):
                 args = (first, index, *args[2:])
             if function is Tensor.__setitem__ and not isinstance(args[2], Tensor):
                 args = (*args[:2], torch.tensor(args[2], dtype=first.dtype))  # on the CPU, as in THPVariable_setitem
-        args, kwargs = tree_map(lambda leaf: META if is_cuda(leaf) else leaf, (args, kwargs))
-        return function(*args, **kwargs)
+        args = (META if is_cuda(value) else value for value in args)
+        return function(*args, **{name: META if is_cuda(value) else value for name, value in kwargs.items()})
 
     def from_host(self, data: Any, **settings: Any) -> GPUTensor:
         """Like torch.tensor, which copies synchronously."""
@@ -186,9 +186,9 @@ class Operators(TorchDispatchMode):
         if not to_gpu and not any(on_gpu):
             self.gpu.operators["cpu"].add(name)
             return operator(*args, **kwargs)
-        with self:  # in inference mode, operators are not divided into simpler ones before
-            if (results := operator.decompose(*args, **kwargs)) is not NotImplemented:
-                return results
+        if is_composite(operator):  # in inference mode; otherwise it consists of simpler ones by now
+            with self:
+                return operator.decompose(*args, **kwargs)
         self.gpu.operators["cuda"].add(name)
         arguments = arguments_of(operator, args, kwargs)
         if reason := reason_to_wait(name, arguments, tensors, on_gpu, to_gpu):
@@ -227,6 +227,11 @@ def reason_to_wait(
     return None
 
 
+@cache
+def is_composite(operator: torch._ops.OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+
+
 def arguments_of(operator: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     names = (argument.name for argument in operator._schema.arguments)
     return {**dict(zip(names, args, strict=False)), **kwargs}
@@ -252,22 +257,25 @@ class RecordedGraph:
 
     def __init__(self, gpu: SimulatedGPU):
         self.gpu = gpu
-        self.calls: list[tuple[Callable, tuple, dict[str, Any], Any]] = []
+        self.calls: list[tuple[Callable, tuple, dict[str, Any], Tensor | None]] = []  # the last one: a new result
         self.created: dict[int, Tensor] = {}  # tensors in the graph's memory, by storage
         self.changed: dict[int, tuple[Tensor, Tensor]] = {}  # existing tensors by storage, and their values before
 
     def run(self, operator: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        arguments = arguments_of(operator, args, kwargs)
+        arguments, writes = arguments_of(operator, args, kwargs), False
         for argument in operator._schema.arguments:
             if argument.alias_info and argument.alias_info.is_write:
+                writes = True
                 for tensor in tree_leaves(arguments[argument.name]):
                     if storage(tensor) not in self.created and storage(tensor) not in self.changed:
                         everything = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
                         self.changed[storage(tensor)] = everything, everything.clone()
         results = operator(*args, **kwargs)
         existing = {storage(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
-        self.created |= {storage(t): t for t in tree_leaves(results) if storage(t) not in existing}
-        self.calls.append((operator, args, kwargs, results))
+        new = {storage(tensor): tensor for tensor in tree_leaves(results) if storage(tensor) not in existing}
+        self.created |= new
+        if new or writes:  # not a view
+            self.calls.append((operator, args, kwargs, results if new else None))
         return results
 
     def end(self) -> None:
@@ -278,10 +286,11 @@ class RecordedGraph:
 
     def replay(self) -> None:
         self.gpu.replays += 1
-        for operator, args, kwargs, results in self.calls:
-            for old, new in zip(tree_leaves(results), tree_leaves(operator(*args, **kwargs)), strict=True):
-                if storage(old) != storage(new):  # otherwise a view, or changed in place
-                    old.copy_(new)
+        with torch._C.DisableTorchFunction():
+            for operator, args, kwargs, results in self.calls:
+                for old, new in zip(tree_leaves(results), tree_leaves(operator(*args, **kwargs)), strict=False):
+                    if old is not None:
+                        old.copy_(new)
 
 
 def storage(tensor: Tensor) -> int:
