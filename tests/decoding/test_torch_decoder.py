@@ -140,6 +140,16 @@ def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(dtype, sampling, seed, mo
     assert gpu.waits == ["Event.synchronize"] * 20 and (gpu.captures > 0) == (dtype == torch.float32)
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_nan_after_the_prefill_gives_ids_of_the_vocabulary(model, sampling):
+    """An id beyond it was sampled, at which the embedding failed. On a GPU, this ends all work of a process."""
+    with torch.no_grad():
+        model.transformer.wpe.weight[4] = torch.nan
+    decoder = TorchDecoder(model, resolve_runtime("cpu", "float32", False))
+    (tokens,) = generate_tokens(decoder, [[1, 2]], sampling=SAMPLINGS[sampling], max_new_tokens=6, vocab_size=18)
+    assert len(tokens) == 6 and max(tokens) < 18
+
+
 class MetaWithoutFloat64(TorchDispatchMode):
     """The meta device with the limits of Apple's GPUs, no float64 and no asynchronous copies from it, and of CUDA under
     deterministic algorithms, no cumulative sums.
