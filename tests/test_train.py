@@ -5,11 +5,14 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import signal
 from dataclasses import fields, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,13 +26,18 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.data.find_data import find_datasets
 from folio.data.shards import DatasetError, Shard
 from folio.data.windows import Mixture, ValidationWindows
+from folio.machine import kernels
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
-from folio.training.session import TrainingError
-from model import GPT, GPTConfig
+from folio.training.guard import StepGuard
+from folio.training.optim import make_optimizer
+from folio.training.session import Due, Session, TrainingError
+from folio.training.state import TrainState
+from model import GPT, POSITIONS, GPTConfig
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
-from train import mean_loss, train
+from tests.support.simulated_gpu import SimulatedGPU
+from train import TrainConfig, mean_loss, train
 
 # --- a run and what it writes -----------------------------------------------------------------------------------------
 
@@ -422,6 +430,42 @@ def test_a_float16_gradient_that_overflows_at_every_loss_scale_stops_the_run(tin
         train(tiny(max_iters=50, max_bad_steps=3))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("infinite", ["loss", "gradient"])
+def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, infinite, seed):
+    """It changes no weight, moment or count of updates. The scale doubles after two good steps in a row."""
+    torch.manual_seed(seed)
+    half, x = Runtime(torch.device("cpu"), torch.float16, False, "float16"), torch.randint(20, (2, 2, 8))
+    batches = [(x[0], x[1], 0.5), (x[1], x[0], 0.5)]
+    loader = SimpleNamespace(runtime=half, count=2, sequences=4, micro_batches=lambda first: batches)
+    model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16))
+    scaler, guard = (
+        torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2),
+        StepGuard(half.device, None, None),
+    )
+    updates = make_optimizer(model, optimizer, 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02)
+    state, loss_fn = TrainState(model, model, updates, scaler, guard), compile_loss(model, half)
+
+    def bad_loss(x, y):
+        loss = loss_fn(x, y)
+        if infinite == "gradient":
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss * math.inf if infinite == "loss" else loss
+
+    scales, tensors = [], []
+    for function in (loss_fn, loss_fn, loss_fn, bad_loss, loss_fn, loss_fn):
+        train_script.train_step(state, function, loader, 1e-2, 1.0, seed)
+        scales.append(scaler.get_scale())
+        weights, moments = state.tensors(keep=True, copy=True)
+        tensors.append(weights | moments)
+    assert scales == [2.0**n for n in (10, 11, 11, 10, 10, 11)]
+    assert [same_tensors(*pair) for pair in pairwise(tensors)] == [False, False, True, False, False]
+    assert {value.item() for name, value in tensors[-1].items() if name.endswith("/step")} == {5.0}
+    guard.send()
+    losses = [step.loss for step in guard.read(state.step)]
+    assert state.step == 6 and guard.skipped == (infinite == "loss") and losses[5] < losses[0]
+
+
 # --- dtype, compilation, device ---------------------------------------------------------------------------------------
 
 
@@ -474,6 +518,116 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
     assert_same_run(uninterrupted.out_dir, resumed.out_dir)
     lines = Path(resumed.out_dir, "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [6, 12]  # cumsum failed in each sample
+
+
+# --- on a simulated GPU -----------------------------------------------------------------------------------------------
+
+
+def train_on(
+    gpu: SimulatedGPU, cfg: TrainConfig, dtype: torch.dtype = torch.float32
+) -> tuple[dict[int, list[str]], list[list[str]]]:
+    """Train on a simulated GPU. Returns what the host waited for in each step, and in each evaluation."""
+    in_steps, in_evaluations = {}, []
+    step, end_step, evaluate = train_script.train_step, Session.end_step, train_script.evaluate
+
+    def recorded_step(*args):
+        gpu.waits.clear()
+        step(*args)
+
+    def recorded_end(session: Session) -> Due:
+        due = end_step(session)
+        in_steps[session.state.step] = list(gpu.waits)
+        return due
+
+    def recorded_evaluation(*args) -> dict[str, float]:
+        gpu.waits.clear()
+        losses = evaluate(*args)
+        in_evaluations.append(list(gpu.waits))
+        return losses
+
+    gpu.monkeypatch.setattr(train_script, "train_step", recorded_step)
+    gpu.monkeypatch.setattr(train_script, "evaluate", recorded_evaluation)
+    gpu.monkeypatch.setattr(Session, "end_step", recorded_end)
+    gpu.monkeypatch.setattr(setup, "resolve_runtime", lambda *args: gpu.runtime(dtype))
+    with gpu:
+        train(cfg)
+    return in_steps, in_evaluations
+
+
+ON_THE_GPU = {
+    "adamw": dict(gradient_accumulation_steps=3),
+    "muon": dict(optimizer="muon", skip_spikes=5.0, recompute=True, position="relative"),
+    "masked": dict(position="rotary"),
+    "float16": dict(position="alibi"),
+}
+
+
+@pytest.mark.parametrize("case", ON_THE_GPU)
+def test_the_host_waits_for_a_gpu_only_at_logged_steps(tiny, masked_dir, tmp_path, monkeypatch, case):
+    """Steps are queued on a GPU ahead of time. The losses are those on a CPU.
+
+    A logged step is read one step later; the last one at once, because it is evaluated and saved.
+    """
+    settings = dict(**ON_THE_GPU[case], dropout=0.0, max_iters=10, log_interval=4, eval_interval=99, sample_tokens=0)
+    if case == "masked":
+        settings["data_dir"] = masked_dir
+    expected, cfg = tiny(**settings, out_dir=str(tmp_path / "cpu")), tiny(**settings)
+    train(expected)
+    dtype = torch.float16 if case == "float16" else torch.float32
+    in_steps, in_evaluations = train_on(SimulatedGPU(monkeypatch), cfg, dtype)
+    assert in_steps == {step: ["Event.synchronize"] * (step in (2, 5, 9, 10)) for step in range(1, 11)}
+    assert in_evaluations == [["tolist"]] * 2
+    for line, other in zip(read_losses(cfg.out_dir), read_losses(expected.out_dir), strict=True):
+        assert [n or 0 for n in line] == pytest.approx([n or 0 for n in other], rel=1e-4)
+    assert bool(checkpoint.load(Path(cfg.out_dir)).state["grad_scaler"]) == (case == "float16")
+
+
+RAISING = {  # operators on CUDA, by their names in the documentation of torch.use_deterministic_algorithms
+    "torch.nn.AvgPool3d": {"avg_pool3d_backward"},
+    "torch.nn.AdaptiveAvgPool2d": {"_adaptive_avg_pool2d_backward"},
+    "torch.nn.AdaptiveAvgPool3d": {"_adaptive_avg_pool3d_backward"},
+    "torch.nn.AdaptiveMaxPool2d": {"adaptive_max_pool2d_backward"},
+    "torch.nn.FractionalMaxPool2d": {"fractional_max_pool2d_backward"},
+    "torch.nn.FractionalMaxPool3d": {"fractional_max_pool3d_backward"},
+    "torch.nn.MaxUnpool1d": {"max_unpool2d"},
+    "torch.nn.MaxUnpool2d": {"max_unpool2d"},
+    "torch.nn.MaxUnpool3d": {"max_unpool3d"},
+    "torch.nn.functional.interpolate": {
+        f"upsample_{mode}_backward" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+    },
+    **{f"torch.nn.ReflectionPad{n}d": {f"reflection_pad{n}d_backward"} for n in (1, 2, 3)},
+    "torch.nn.NLLLoss": {"nll_loss2d_forward"},  # aten/src/ATen/native/cuda/NLLLoss2d.cu; not nll_loss_forward
+    "torch.nn.CTCLoss": {"_ctc_loss_backward"},
+    "torch.nn.EmbeddingBag": {"_embedding_bag_dense_backward"},
+    "torch.Tensor.put_": {"put", "put_"},
+    "torch.histc": {"histc"},
+    "torch.bincount": {"bincount"},
+    "torch.median": {"median", "nanmedian", "kthvalue"},
+    "torch.nn.functional.grid_sample": {"grid_sampler_2d_backward", "grid_sampler_3d_backward"},
+    "torch.cumsum": {"cumsum", "cumsum_"},
+    "torch.Tensor.scatter_reduce": {"scatter_reduce", "scatter_reduce_"},
+    "torch.Tensor.resize_": set(),  # of a quantized tensor
+}
+
+
+def test_the_list_of_operators_that_raise_is_complete():
+    text = torch.use_deterministic_algorithms.__doc__
+    documentation = text.split("operations will throw a")[1].split("In addition")[0]
+    names = re.findall(r"\* :(?:class|func):`(.*?)`", documentation)
+    assert len(names) > 20 and {*names} <= RAISING.keys()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_deterministic_run_on_a_gpu_uses_no_operator_that_raises(tiny, monkeypatch, position):
+    """Training, evaluation and sampling, which ran a cumulative sum on the GPU. Now the CPU does."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(kernels, "chunked_cross_entropy", partial(kernels.chunked_cross_entropy, max_logits=2000))
+    optimizer = "muon" if position in ("relative", "none") else "adamw"
+    gpu = SimulatedGPU(monkeypatch)
+    train_on(gpu, tiny(position=position, optimizer=optimizer, skip_spikes=5.0, max_iters=2, eval_iters=1))
+    assert not gpu.operators["cuda"] & set().union(*RAISING.values())
+    assert "cumsum" in gpu.operators["cpu"] and gpu.replays
+    assert {"_fused_adamw_", "_foreach_norm", "_log_softmax"} <= gpu.operators["cuda"]
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -154,15 +154,16 @@ def from_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
 def traffic(cfg: PlanConfig, model: GPT, weight_bytes: int) -> float:
     """Return the bytes that a process sends per step in ring collectives. weight_bytes: bytes of a weight in matmuls.
 
-    DDP all-reduces the gradients in float32, which sends them twice. FSDP all-gathers the weights for the forward and
-    the backward pass of each micro-batch, and reduce-scatters the gradients. Muon all-gathers the updates, of which
-    each process computes a share, and under FSDP also their inputs.
+    DDP all-reduces the gradients in float32, which sends them twice. In each micro-batch, FSDP all-gathers the weights
+    of the blocks for the forward and again for the backward pass, the other weights once, and reduce-scatters the
+    gradients. Muon all-gathers the updates, of which each process computes a share, and under FSDP also their inputs.
     """
     N = sum(p.numel() for p in model.parameters())
+    blocks = sum(p.numel() for p in model.transformer.h.parameters())
     sequences = -(-cfg.accumulation * cfg.batch_size // cfg.gpus)
     sent = 2 * 4 * N
     if cfg.parallel == "fsdp":
-        sent = -(-sequences // cfg.batch_size) * (2 * weight_bytes + 4) * N
+        sent = -(-sequences // cfg.batch_size) * (weight_bytes * (N + blocks) + 4 * N)
     if cfg.optimizer == "muon":
         gathers = 2 if cfg.parallel == "fsdp" else 1
         sent += gathers * weight_bytes * sum(p.numel() for p in muon_matrices(model).values())

@@ -257,7 +257,10 @@ class LanguageModel:
         """Yield the text that follows each prompt: at each step, a piece for each row."""
         texts, ended = [TextStream(self.tokenizer, config.stop) for _ in prompts], [False] * len(prompts)
         for step in self.steps(prompts, samples, config, ended):
-            yield [text.push(token) for text, token in zip(texts, step.tokens, strict=True)]
+            yield [
+                text.push(token) if token is not None or has_ended else ""
+                for text, token, has_ended in zip(texts, step.tokens, ended, strict=True)
+            ]
             ended[:] = [text.ended for text in texts]
         yield [text.push(None) for text in texts]
 

@@ -5,6 +5,7 @@ Dimensions: B batch (rows), V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -54,9 +55,17 @@ def penalize(logits: Tensor, occurred: Tensor, penalty: float) -> Tensor:
 
 def add_bias(logits: Tensor, bias: tuple[tuple[int, float], ...]) -> Tensor:
     """Add a value to the logits (..., V) of each id in `bias`."""
+    ids, values = bias_tensors(bias, logits.device, logits.dtype)
+    return logits.index_add(-1, ids, values.expand(*logits.shape[:-1], -1))
+
+
+@lru_cache(maxsize=64)
+def bias_tensors(
+    bias: tuple[tuple[int, float], ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The ids and the values of a bias on a device. They are cached, because copying them to a GPU waits for it."""
     ids, values = zip(*bias, strict=True)
-    source = logits.new_tensor(values).expand(*logits.shape[:-1], -1)
-    return logits.index_add(-1, torch.tensor(ids, device=logits.device), source)
+    return torch.tensor(ids, device=device), torch.tensor(values, device=device, dtype=dtype)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:

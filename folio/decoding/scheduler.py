@@ -301,7 +301,7 @@ def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
 class Step(NamedTuple):
     """One token of each row."""
 
-    tokens: list[int | None]  # None for a row that has ended
+    tokens: list[int | None]  # None for a row that has ended, and on a GPU while its context is prefilled again
     logits: Tensor  # (B, V), float32, before any filter; valid until the next step
 
 

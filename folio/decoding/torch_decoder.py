@@ -232,9 +232,10 @@ class TokenSampler:
                 ids = logits[indices].argmax(dim=-1, keepdim=True)
             else:
                 probabilities = next_token_probabilities(logits[indices], sampling, occurred, counts)
-                ids = sample_token(probabilities, uniform[indices])
+                # NaN probabilities give id V, at which the embedding fails, on a GPU for all work of the process.
+                ids = sample_token(probabilities, uniform[indices]).clamp(max=self.vocab_size - 1)
             if occurred is not None:
-                self.occurred[group[:, None], ids] = True
+                self.occurred[group[:, None], ids] = torch.ones_like(ids, dtype=torch.bool)  # True is on the host
             if counts is not None:
                 self.counts[group[:, None], ids] += 1
             tokens[indices] = ids

@@ -144,7 +144,8 @@ class Muon(AdamW):
                 u.reshape(p.shape) if p.shape[1] == long else u.mT.reshape(p.shape) * (long / short) ** 0.5
                 for u, p in zip(update.split([len(m) for m in wide]), params, strict=True)
             ]
-            torch._foreach_add_([self.state[p]["step"] for p in params], apply)
+            # Without alpha, torch would convert `apply` to a number on the host, which waits for the device.
+            torch._foreach_add_([self.state[p]["step"] for p in params], apply, alpha=1)
             torch._foreach_mul_(shards, 1 - lr * group["weight_decay"] * apply)
             torch._foreach_add_(shards, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:

@@ -9,10 +9,12 @@ import torch
 import folio
 from folio import UserError
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.decoding import language_model
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from model import GPT, GPTConfig
 from sample import SampleConfig, main
 from tests.support.processes import ROOT
+from tests.support.simulated_gpu import SimulatedGPU
 from train import train
 
 
@@ -113,6 +115,17 @@ def test_unknown_characters_can_be_left_out(gpt):
     assert gpt.encode_prompt("Ω", "skip") == ([10], "", 1)  # without a prompt, text begins after a line break
     with pytest.raises(UserError):  # on_unknown is a setting of each call
         gpt.generate("aΩb")
+
+
+def test_texts_do_not_depend_on_the_device(gpt, monkeypatch):
+    """On a GPU, a text ended when its context was full, unless those of all other rows were full at the same step."""
+    requests, config = [([0, 1, 2], 0), ([3], 1), ([4, 5, 6, 7, 8], 2)], GenerationConfig(max_new_tokens=60)
+    expected = list(gpt.complete(requests, 3, config))
+    with SimulatedGPU(monkeypatch) as gpu:
+        monkeypatch.setattr(language_model, "resolve_runtime", lambda *args: gpu.runtime())
+        on_gpu = LanguageModel(gpt.model, gpt.tokenizer)
+        assert list(on_gpu.complete(requests, 3, config)) == expected
+    assert list(map(len, expected)) == [60] * 3 and gpu.replays
 
 
 def test_the_model_is_a_plain_gpt_in_eval_mode(gpt):

@@ -12,13 +12,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio.decoding import torch_decoder
+from folio.decoding.decoders import Decoder
 from folio.decoding.kv_cache import KVCache
 from folio.decoding.sampling import Sampling
-from folio.decoding.scheduler import generate
+from folio.decoding.scheduler import Completion, Scheduler, generate
 from folio.decoding.torch_decoder import TorchDecoder, sampling_device
 from folio.machine.runtime import Runtime, resolve_runtime
-from model import GPT, GPTConfig
+from model import GPT, POSITIONS, GPTConfig
 from tests.support.decoding import GREEDY, generate_tokens, random_model
+from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.waiting import in_thread
 
 
@@ -75,6 +77,77 @@ def test_graphs_are_captured_on_the_models_device_in_any_thread(model, monkeypat
     in_thread(torch.inference_mode()(decoder), torch.zeros(2, 1, dtype=torch.long))
     assert {name for name, _ in cuda.created} >= {"CUDAGraph", "Stream", "current_stream", "stream", "graph"}
     assert {device for _, device in cuda.created} == {torch.device("cpu")}
+
+
+EOT = 19
+PENALTIES = dict(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "filters": Sampling(temperature=1.2, top_k=9, top_p=0.9, min_p=0.01),
+    "penalties": Sampling(**PENALTIES, temperature=0.9, top_k=9, logit_bias=((EOT, -100.0), (3, 1.0))),
+}
+
+
+def decode_requests(decoder: Decoder) -> list[tuple[list[int], str]]:
+    """The tokens and finish reasons of requests that share three rows, with contexts of 8 tokens."""
+    endless, ending = Sampling(logit_bias=((EOT, -100.0),)), Sampling(logit_bias=((EOT, 5.0),), top_p=0.95)
+    completions = [
+        Completion([1], SAMPLINGS["penalties"], 22),
+        Completion([3, 4, 5], endless, 16, context_stride=3),  # prefills again, also if a context could slide
+        Completion([6, 7], ending, 40),
+        Completion([9, 10, 11], SAMPLINGS["filters"], 3),  # the next two take the row of one that has ended
+        Completion([1, 2, 12], GREEDY, 12),
+    ]
+    scheduler = Scheduler(decoder, 3, eot=EOT)
+    for number, completion in enumerate(completions):
+        completion.sample = number
+        scheduler.add(completion)
+    while scheduler.is_busy:
+        scheduler.step()
+    return [(completion.tokens, completion.finish_reason) for completion in completions]
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_captured_steps_compute_what_eager_ones_do(position, seed, monkeypatch):
+    """With CUDA graphs of 4 and 8 positions and 1 to 3 rows on a simulated GPU, which refuses to wait in a capture.
+
+    Rows have unequal lengths, start and end at different times, slide or are prefilled again.
+    """
+    monkeypatch.setattr(torch_decoder.CUDAGraphDecoder, "GRANULARITY", 4)
+    model = random_model(seed, position=position)
+    expected = decode_requests(TorchDecoder(model, resolve_runtime("cpu", "float32", False)))
+    with SimulatedGPU(monkeypatch) as gpu:
+        assert decode_requests(TorchDecoder(model.to("cuda"), gpu.runtime())) == expected
+    assert gpu.captures >= 3 and gpu.replays >= 20
+    assert len(expected[0][0]) == 22 and expected[2][1] == "stop"
+
+
+@pytest.mark.parametrize("dtype, sampling", [(torch.bfloat16, "greedy"), *((torch.float32, s) for s in SAMPLINGS)])
+def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(dtype, sampling, seed, monkeypatch):
+    """With penalties, each token copied a number to the GPU, and with a bias also the bias. Both copies wait.
+
+    The rows and the graph stay the same during these steps. Steps with autocast are not captured.
+    """
+    model = random_model(seed, position="rotary")
+    with SimulatedGPU(monkeypatch) as gpu:
+        decoder = TorchDecoder(model.to("cuda"), gpu.runtime(dtype))
+        steps = generate(decoder, [[1, 2], [3, 4, 5]], max_new_tokens=30, sampling=SAMPLINGS[sampling])
+        for _ in zip(range(6), steps):  # noqa: B905
+            pass
+        gpu.waits.clear()
+        for _ in zip(range(20), steps):  # noqa: B905
+            pass
+    assert gpu.waits == ["Event.synchronize"] * 20 and (gpu.captures > 0) == (dtype == torch.float32)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_nan_after_the_prefill_gives_ids_of_the_vocabulary(model, sampling):
+    """An id beyond it was sampled, at which the embedding failed. On a GPU, this ends all work of a process."""
+    with torch.no_grad():
+        model.transformer.wpe.weight[4] = torch.nan
+    decoder = TorchDecoder(model, resolve_runtime("cpu", "float32", False))
+    (tokens,) = generate_tokens(decoder, [[1, 2]], sampling=SAMPLINGS[sampling], max_new_tokens=6, vocab_size=18)
+    assert len(tokens) == 6 and max(tokens) < 18
 
 
 class MetaWithoutFloat64(TorchDispatchMode):

@@ -13,6 +13,7 @@ from folio.experiments.runs import Run
 from folio.machine import memory
 from folio.training import forecast
 from model import GPT, GPTConfig
+from tests.support.processes import run_code
 from tests.support.simulated import SimulatedMachine
 from tools import plan
 from train import TrainConfig, train
@@ -50,6 +51,99 @@ def test_a_plan_from_a_data_sheet(tmp_path, capsys):
     assert one_hour["steps"] == pytest.approx(19072 * 3600 / planned["seconds"], rel=0.01)
     run_plan(*args[:-1], "--device=T4", "--batch_size=64")
     assert re.search(r"memory .* of 14.9 GiB: does not fit; use --batch_size=\d+", capsys.readouterr().out)
+
+
+COUNT_TRAFFIC = """
+import json, torch
+from dataclasses import replace
+from types import SimpleNamespace
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import parallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from folio.machine.distributed import Group, to_local
+from folio.machine.kernels import compile_loss
+from folio.machine.runtime import resolve_runtime
+from folio.training.forecast import memory_per_process
+from folio.training.guard import StepGuard
+from folio.training.setup import build_optimizer, wrap
+from folio.training.state import TrainState
+from model import GPTConfig
+from tools.plan import PlanConfig, traffic
+from train import train_step
+
+class Sent(TorchDispatchMode):
+    total = 0.0  # bytes that this process sends in ring collectives
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor's collectives come here later
+        result = operator(*args, **(kwargs or {}))
+        name, factor = operator.overloadpacket.__name__, 7 / 8
+        if name in ("allreduce_", "all_reduce"):
+            self.total += 2 * factor * max(t.nbytes for t in tree_leaves(args) if isinstance(t, torch.Tensor))
+        elif name == "allgather_":  # lists of outputs and inputs
+            self.total += factor * sum(t.nbytes for t in tree_leaves(args[0]))
+        elif name in ("_allgather_base_", "_reduce_scatter_base_", "all_gather_into_tensor"):
+            self.total += factor * max(t.nbytes for t in tree_leaves((args, result)) if isinstance(t, torch.Tensor))
+        else:
+            assert "c10d" not in operator._schema.name or name in ("wait_tensor", "_wrap_tensor_autograd"), name
+        return result
+
+def all_reduce(state, bucket):
+    dist.all_reduce(bucket.buffer())
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())  # a FakeProcessGroup returns none
+    return future
+
+class VisibleDDP(parallel.DistributedDataParallel):
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.register_comm_hook(None, all_reduce)
+
+parallel.DistributedDataParallel = VisibleDDP
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+group, x = Group(0, 8, dist.group.WORLD), torch.zeros(2, 16, dtype=torch.long)
+config = GPTConfig(block_size=16, vocab_size=64, n_layer=8, n_head=2, n_embd=32)
+for kind in ("ddp", "fsdp"):
+    for optimizer, dtype in (("adamw", "float32"), ("adamw", "bfloat16"), ("muon", "bfloat16")):
+        sizes = dict(block_size=16, batch_size=2, gradient_accumulation_steps=16, gpus=8)  # 2 micro-batches each
+        cfg = PlanConfig(parallel=kind, optimizer=optimizer, **sizes)
+        runtime = replace(resolve_runtime("cpu", dtype, False), group=group)
+        model, net = wrap(None, config, cfg, runtime)
+        scaler, guard = torch.amp.GradScaler("cpu", enabled=False), StepGuard(runtime.device, None, None)
+        state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
+        batches = [(x, x, 1 / 16)] * 2
+        loader = SimpleNamespace(runtime=runtime, count=2, sequences=32, micro_batches=lambda first: batches)
+        with Sent() as sent:
+            train_step(state, compile_loss(net, runtime), loader, 1e-3, 1.0, 1)
+        planned = traffic(cfg, model, 4 if dtype == "float32" else 2)
+        required = memory_per_process(cfg, model, runtime.dtype, "cuda", 8)
+        moments = [value for values in state.optimizer.state.values() for value in values.values() if value.dim()]
+        print(json.dumps(dict(
+            kind=kind, planned=planned, sent=sent.total, parameters=len([*model.parameters()]),
+            forecast=[required.weights, required.optimizer],
+            held=[sum(to_local(t).nbytes for t in tensors) for tensors in (model.parameters(), moments)],
+        )))
+"""
+
+
+def test_the_planned_traffic_and_memory_are_those_of_a_process():
+    """Counted from the collectives of a step of rank 0 of 8, with torch's FakeProcessGroup, which sends nothing.
+
+    The loss and the norms of FSDP's gradients are not planned. FSDP keeps the weights outside of the blocks between the
+    passes, which was not considered: 9 % too much for GPT-2 124M in bfloat16.
+    """
+    result = run_code(COUNT_TRAFFIC)
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        numbers = 1 + line["parameters"] if line["kind"] == "fsdp" else 1
+        assert line["sent"] - line["planned"] == 2 * 4 * numbers * 7 / 8, line
+        assert line["held"] == line["forecast"], line
 
 
 def test_a_plan_of_a_short_run_has_only_the_final_evaluation(tmp_path):

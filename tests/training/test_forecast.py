@@ -3,15 +3,17 @@
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from folio import UserError
 from folio.machine import distributed, memory
-from folio.machine.kernels import adapt, chunked_cross_entropy
+from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.forecast import (
     loss_bytes,
@@ -24,10 +26,31 @@ from folio.training.forecast import (
 )
 from folio.training.loader import resident_bytes
 from folio.training.setup import open_data
-from model import GPT, POSITIONS, GPTConfig
+from model import GPT, POSITIONS, AttentionKernel, GPTConfig
 from train import train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
+
+
+class SavedStorages(saved_tensors_hooks):
+    """The storages that autograd saves in this context, except the parameters of the model."""
+
+    def __init__(self, model: GPT):
+        self.parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.sizes: dict[int, int] = {}  # bytes, by address
+        self.tensors: list[torch.Tensor] = []  # kept alive, so that addresses are unique
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.parameters:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+            self.tensors.append(tensor)
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())
 
 
 def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtype, recompute: bool = False) -> int:
@@ -36,28 +59,18 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     adapt(model, Runtime(torch.device("cpu"), dtype, False, ""))
     if recompute:
         distributed.checkpoint_activations(model.transformer.h)
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    sizes: dict[int, int] = {}  # bytes, by address
-    saved = []  # keeps the tensors alive, so that addresses are unique
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            saved.append(tensor)
-        return tensor
+    saved = SavedStorages(model)
 
     def keep_mask(block: torch.nn.Module, inputs: tuple) -> None:
         _, attention_fn = inputs
         if attention_fn.mask is not None:
-            pack(attention_fn.mask)
+            saved.pack(attention_fn.mask)
 
     model.transformer.h[0].register_forward_pre_hook(keep_mask)
     idx = torch.zeros(sequences, config.block_size, dtype=torch.long)
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with saved, torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         model(idx, idx)
-    return sum(sizes.values())
+    return saved.bytes
 
 
 @pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
@@ -84,6 +97,57 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     block = 4 * 64 * saved_bytes_per_token(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
+
+
+@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*is deprecated")  # from torch
+@pytest.mark.parametrize(
+    "dtype, position, recompute, chunks", [(torch.bfloat16, "rotary", False, 1), (torch.float32, "alibi", True, 4)]
+)
+def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recompute, chunks, monkeypatch):
+    """Between the passes, with a GPU's attention and the partitioner of torch.compile's default backend.
+
+    At this time, no block is recomputed, and of the loss only log-probabilities exist, or if it is computed in chunks,
+    two gradients. Its backward pass then has no matmul with the vocabulary.
+    """
+    config, tokens, s = replace(TINY, vocab_size=1000, position=position), 4 * 64, dtype.itemsize
+    limit = tokens * 1000 // chunks
+    monkeypatch.setattr("folio.training.forecast.MAX_LOGITS", limit)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    model, runtime = GPT(config).train(), Runtime(torch.device("cpu"), dtype, True, "")
+    adapt(model, runtime)
+    model.kernel, model.cross_entropy = AttentionKernel(), partial(chunked_cross_entropy, max_logits=limit)
+    if recompute:
+        distributed.checkpoint_activations(model.transformer.h)
+    loss_fn, idx = compile_loss(model, runtime), torch.zeros(4, 64, dtype=torch.long)
+    loss_fn(idx, idx).backward()  # compiles it
+    saved = SavedStorages(model)
+    with saved:
+        loss = loss_fn(idx, idx)
+    with MatmulShapes() as backward:
+        loss.backward()
+    required = training_memory(model, 4, optimizer="adamw", dtype=dtype, device="cuda", recompute=recompute)
+    forecast = required.activations - loss_bytes(tokens, config, s)
+    forecast += 4 * tokens * 1000 if chunks == 1 else s * (tokens + 1000) * 64
+    if recompute:
+        forecast -= tokens * saved_bytes_per_token(config, dtype, "cuda")
+    assert 0.7 * forecast <= saved.bytes <= forecast
+    assert 64 in backward.sizes and (1000 in backward.sizes) == (chunks == 1)
+
+
+class MatmulShapes(TorchDispatchMode):
+    """Records the sizes of the dimensions of all matrices in matmuls."""
+
+    supports_higher_order_operators = True  # such as recomputed attention
+
+    def __init__(self):
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if getattr(operator, "overloadpacket", operator).__name__ in ("mm", "addmm", "bmm", "baddbmm"):
+            self.sizes.update(size for matrix in args if isinstance(matrix, torch.Tensor) for size in matrix.shape)
+        return operator(*args, **(kwargs or {}))
 
 
 class PeakBytes(TorchDispatchMode):

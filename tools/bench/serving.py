@@ -256,8 +256,9 @@ def batch_speed(gpt: LanguageModel, prompts: list[list[int]], config: Generation
     texts = [TextStream(gpt.tokenizer) for _ in prompts]
     for step in gpt.steps(prompts, range(len(prompts)), config):
         for text, token in zip(texts, step.tokens, strict=True):
-            text.push(token)
-            count += token is not None
+            if token is not None:
+                text.push(token)
+                count += 1
     return count / (time.perf_counter() - start_time)
 
 
