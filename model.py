@@ -381,8 +381,9 @@ class GPT(nn.Module):
                 parts["attention"] += p.numel()
             elif ".mlp." in name:
                 parts["MLP"] += p.numel()
-            else:
-                parts["embeddings" if "wte" in name else "positions"] += p.numel()
+            elif "wte" not in name:
+                parts["positions"] += p.numel()
+        parts["embeddings"] = self.config.vocab_size * self.config.n_embd  # without padding (kernels.pad_vocabulary)
         return {**parts, "total": sum(parts.values())}
 
 

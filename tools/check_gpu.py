@@ -59,8 +59,7 @@ from folio.decoding.scheduler import Completion, generate  # noqa: E402
 from folio.decoding.torch_decoder import TorchDecoder  # noqa: E402
 from folio.machine import memory  # noqa: E402
 from folio.machine.gpus import data_sheet  # noqa: E402
-from folio.machine import kernels  # noqa: E402
-from folio.machine.kernels import adapt, compile_loss, describe_attention  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss, describe_attention, pad_vocabulary  # noqa: E402
 from folio.machine.memory import format_bytes  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.forecast import training_memory  # noqa: E402
@@ -73,7 +72,6 @@ from tools.bench.baselines import copy_checkout  # noqa: E402
 from tools.bench.timing import time_calls, unknown_names, wait_for  # noqa: E402
 from tools.bench.training import largest_operations, make_step, matmul_rate, nanogpt_speed  # noqa: E402
 
-pad_vocabulary = getattr(kernels, 'pad_vocabulary', lambda model, multiple: None)
 CPU = torch.device("cpu")
 
 

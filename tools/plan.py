@@ -33,7 +33,7 @@ from folio.data.shards import data_root, has_data  # noqa: E402
 from folio.data.windows import Mixture, parse_mixture  # noqa: E402
 from folio.machine import memory  # noqa: E402
 from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
-from folio.machine.kernels import adapt, compile_loss  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.training.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
 from folio.training.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
@@ -186,6 +186,7 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
         return machine._replace(description=runtime.description, unknown=unknown)
     print(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}", flush=True)
     trained_model = GPT(model.config, cfg.seed).to(runtime.device)
+    pad_vocabulary(trained_model, runtime.size_multiple)
     adapt(trained_model, runtime)
     loader = BatchLoader(data, runtime, cfg.batch_size, accumulation=1)
     loss_fn = compile_loss(trained_model, runtime)

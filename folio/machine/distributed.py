@@ -244,10 +244,10 @@ def shard(
 
 
 @torch.no_grad()
-def fill_shards(model: nn.Module, value_of: Callable[[str, torch.Size], Tensor]) -> None:
+def fill_shards(model: nn.Module, value_of: Callable[[str], Tensor]) -> None:
     """Initialize each parameter's local shard from its full value, which exists on every process temporarily."""
     for name, p in model.named_parameters():
-        to_local(p).copy_(to_local(distribute_like(p, value_of(name, p.shape))))
+        to_local(p).copy_(to_local(distribute_like(p, value_of(name))))
 
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:

@@ -7,6 +7,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend
 
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
-from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, cross_entropy
+from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -26,7 +27,9 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     Call it before the model is wrapped or compiled.
     """
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
-    model.cross_entropy = chunked_cross_entropy
+    model.cross_entropy = partial(
+        chunked_cross_entropy, vocab_size=model.config.vocab_size, row_multiple=runtime.size_multiple
+    )
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -40,6 +43,27 @@ def adapt(model: GPT, runtime: Runtime) -> None:
 def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> Tensor:
     """Under autocast, which casts only matmuls, the residual stream would stay in float32."""
     return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
+
+
+def pad_vocabulary(model: GPT, multiple: int) -> None:
+    """Add rows of zeros to the token embeddings, up to a multiple of `multiple`, for faster matmuls on GPUs.
+
+    The rows stay zero in training: no id selects them, chunked_cross_entropy masks their logits, and `lm_head` returns
+    logits without them. Checkpoints do not contain them. Call it before the optimizer is built.
+    """
+    V = model.config.vocab_size
+    rows = round_up(V, multiple)
+    if rows == V:
+        return
+    model.transformer.wte.weight = nn.Parameter(pad_rows(model.transformer.wte.weight.detach(), rows))
+    model.tie_weights()
+    model.lm_head.register_forward_hook(lambda module, args, logits: logits[..., :V])
+
+
+def pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    """The tensor with rows of zeros added, up to `rows`."""
+    padding = tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])
+    return torch.cat([tensor, padding]) if len(padding) else tensor
 
 
 def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> AttentionKernel:
@@ -116,13 +140,31 @@ class CPUDropout(nn.Dropout):
 
 
 MAX_LOGITS = 2**26  # per chunk: 1,335 tokens with GPT-2's vocabulary, 256 MiB in float32
+GRADIENT_SCALE = {torch.float16: 256}  # of the logits' gradients, most of which are near 1 / V
 
 
-def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
-    """model.cross_entropy, computed in chunks of tokens if there are more than `max_logits` logits."""
-    if len(targets) * len(weight) > max_logits:
-        return ChunkedCrossEntropy.apply(x, weight, targets, max_logits, torch.is_grad_enabled())
-    return cross_entropy(x, weight, targets)
+def chunked_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    max_logits: int = MAX_LOGITS,
+    vocab_size: int | None = None,
+    row_multiple: int = 1,
+) -> Tensor:
+    """model.cross_entropy, computed in chunks of tokens if there are more than `max_logits` logits.
+
+    vocab_size: the number of rows of `weight` without padding (see pad_vocabulary); None: all. A chunk's number of
+    tokens is rounded up to a multiple of row_multiple.
+    """
+    N, V, mask = len(targets), len(weight), None
+    if vocab_size is not None and vocab_size < V:
+        mask = weight.new_zeros(V)  # added to the logits
+        mask[vocab_size:] = -math.inf
+    if N * V <= max_logits:
+        return F.cross_entropy(F.linear(x, weight, mask), targets, ignore_index=-1, reduction="sum")
+    chunks = -(-N * V // max_logits)
+    rows = round_up(-(-N // chunks), row_multiple)
+    return ChunkedCrossEntropy.apply(x, weight, mask, targets, rows, torch.is_grad_enabled())
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -133,36 +175,55 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int, needs_gradients: bool) -> Tensor:
-        chunks = -(-len(targets) * len(weight) // max_logits)
+    def forward(
+        ctx, x: Tensor, weight: Tensor, mask: Tensor | None, targets: Tensor, rows: int, needs_gradients: bool
+    ) -> Tensor:
         total, grads_x, grad_weight = torch.zeros((), device=x.device), [], None
-        for x_n, targets_n in zip(x.chunk(chunks), targets.chunk(chunks), strict=True):  # (n, C), (n,)
-            loss, grad_x, grad_w = ChunkedCrossEntropy.chunk_loss(x_n, weight, targets_n, needs_gradients)
+        for x_n, targets_n in zip(x.split(rows), targets.split(rows), strict=True):  # (n, C), (n,)
+            loss, grad_x, grad_w = ChunkedCrossEntropy.chunk_loss(x_n, weight, mask, targets_n, needs_gradients)
             total += loss
             if needs_gradients:
                 grads_x.append(grad_x)
                 grad_weight = grad_w.float() if grad_weight is None else grad_weight.add_(grad_w)
         if needs_gradients:
+            ctx.scale = GRADIENT_SCALE.get(grads_x[0].dtype, 1)
             ctx.save_for_backward(torch.cat(grads_x).type_as(x), grad_weight.type_as(weight))
         return total
 
     @staticmethod
-    def chunk_loss(x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> tuple[Tensor | None, ...]:
-        """The summed loss of a chunk, and its gradients with respect to x (n, C) and weight (V, C)."""
-        logits = F.linear(x, weight)  # (n, V)
+    def chunk_loss(
+        x: Tensor, weight: Tensor, mask: Tensor | None, targets: Tensor, needs_gradients: bool
+    ) -> tuple[Tensor | None, ...]:
+        """The summed loss of a chunk, and its gradients with respect to x (n, C) and weight (V, C).
+
+        That of x is multiplied by GRADIENT_SCALE.
+        """
+        logits = F.linear(x, weight, mask)  # (n, V)
         log_p = logits.log_softmax(dim=-1, dtype=torch.float)
         loss = F.nll_loss(log_p, targets, ignore_index=-1, reduction="sum")
         if not needs_gradients:
             return loss, None, None
-        target, counted = targets.clamp(min=0)[:, None], (targets != -1)[:, None]  # (n, 1) each
-        p_minus_one_hot = log_p.exp_().scatter_add_(1, target, -torch.ones_like(log_p[:, :1])).mul_(counted)
-        grad_logits = p_minus_one_hot.to(logits.dtype)  # (n, V)
-        return loss, grad_logits @ weight, grad_logits.T @ x
+        scale = GRADIENT_SCALE.get(logits.dtype, 1)
+        grad_logits = p_minus_one_hot(log_p, targets).mul_((targets != -1)[:, None] * scale).to(logits.dtype)  # (n, V)
+        grad_weight = grad_logits.T @ (x if scale == 1 else x / scale)  # dividing x avoids an overflow of the sums
+        return loss, grad_logits @ weight, grad_weight
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight = ctx.saved_tensors
-        return grad_x * grad, grad_weight * grad, None, None, None
+        return grad_x * (grad / ctx.scale), grad_weight * grad, None, None, None, None
+
+
+def p_minus_one_hot(log_p: Tensor, targets: Tensor) -> Tensor:
+    """exp(log_p) - one_hot(targets), (n, V), in place in eager mode. A compiler fuses an expression without scatter."""
+    if torch.compiler.is_compiling():
+        is_target = torch.arange(log_p.shape[1], device=log_p.device) == targets[:, None]
+        return log_p.exp() - is_target.float()
+    return log_p.exp_().scatter_add_(1, targets.clamp(min=0)[:, None], -torch.ones_like(log_p[:, :1]))
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:

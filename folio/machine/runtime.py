@@ -53,6 +53,11 @@ class Runtime:
         """Whether the fused optimizers can skip a step by a flag on the device (found_inf)."""
         return self.device.type in ("cpu", "cuda")
 
+    @property
+    def size_multiple(self) -> int:
+        """Sizes of matrices that can be chosen should be multiples of this. Tensor cores need 8, and tiles have 128."""
+        return 128 if self.device.type == "cuda" else 1
+
     def compute(self) -> AbstractContextManager:
         """The context of a forward pass: autocast to `dtype`."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)

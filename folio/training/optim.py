@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from folio.machine.distributed import SINGLE_PROCESS, Group, distribute_like, gather_like, to_local
+from folio.machine.kernels import pad_rows
 
 
 def make_optimizer(
@@ -237,5 +238,7 @@ def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tenso
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("/")
         p = parameters[name]
-        state.setdefault(indices[id(p)], {})[kind] = distribute_like(p, tensor) if tensor.dim() else tensor
+        if tensor.dim():
+            tensor = distribute_like(p, pad_rows(tensor, len(p)))
+        state.setdefault(indices[id(p)], {})[kind] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -20,7 +20,7 @@ from folio.checkpoints.schema import PartRecord
 from folio.data.find_data import open_mixture
 from folio.data.windows import Mixture
 from folio.machine import distributed, memory
-from folio.machine.kernels import adapt
+from folio.machine.kernels import adapt, pad_rows, pad_vocabulary
 from folio.machine.runtime import Length, Runtime, resolve_runtime
 from folio.training import forecast
 from folio.training.budget import Budget, evaluation_seconds, with_time_budget
@@ -83,18 +83,24 @@ def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -
         weights = dict(model.named_parameters()) if model else {}
         with torch.device("meta"):
             model = GPT(model.config if model else gpt_config)
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        pad_vocabulary(model, runtime.size_multiple)
         adapt(model, runtime)
-        blocks, initial_value = model.transformer.h, model.initial_value
+        blocks = model.transformer.h
         if cfg.recompute:
             distributed.checkpoint_activations(blocks)
         if runtime.compile:
             model.cross_entropy = torch.compile(model.cross_entropy)
         distributed.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
-        distributed.fill_shards(
-            model, lambda name, shape: weights[name] if weights else initial_value(name, shape, cfg.seed)
-        )
+
+        def full_value(name: str) -> Tensor:
+            value = weights[name] if weights else model.initial_value(name, shapes[name], cfg.seed)
+            return pad_rows(value, len(model.get_parameter(name)))
+
+        distributed.fill_shards(model, full_value)
         return model, model
     model = (model or GPT(gpt_config, cfg.seed)).to(device)
+    pad_vocabulary(model, runtime.size_multiple)
     adapt(model, runtime)
     if cfg.recompute:
         distributed.checkpoint_activations(model.transformer.h)

@@ -53,14 +53,25 @@ class TrainState:
 
     def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights and the optimizer state; see `weights`."""
-        return self.weights(keep, copy), _gather(state_tensors(self.model, self.optimizer), keep, copy)
+        return self.weights(keep, copy), self._gather(state_tensors(self.model, self.optimizer), keep, copy)
 
     def weights(self, keep: bool, copy: bool) -> dict[str, Tensor]:
         """The weights by name, on the CPU. Sharded tensors are gathered, so every rank must call this.
 
         keep: whether this rank gets the tensors; otherwise the dict is empty. copy: whether to copy tensors on the CPU.
         """
-        return _gather(dict(self.model.named_parameters()), keep, copy)
+        return self._gather(dict(self.model.named_parameters()), keep, copy)
+
+    def _gather(self, tensors: dict[str, Tensor], keep: bool, copy: bool) -> dict[str, Tensor]:
+        """The tensors as in a checkpoint: whole, on the CPU, and without the rows of pad_vocabulary."""
+        gathered = {}
+        for name, tensor in tensors.items():
+            full = full_tensor(tensor.detach())
+            if name.startswith("transformer.wte.") and full.dim():
+                full = full[: self.model.config.vocab_size]
+            if keep:
+                gathered[name] = full.to("cpu", copy=copy)
+        return gathered
 
     def is_out_of(self, patience: int | None) -> bool:
         """Whether `patience` evaluations in a row did not improve; None: never."""
@@ -74,8 +85,3 @@ class TrainState:
         else:
             self.evaluations_since_best += 1
         return improved
-
-
-def _gather(tensors: dict[str, Tensor], keep: bool, copy: bool) -> dict[str, Tensor]:
-    full_tensors = ((name, full_tensor(tensor.detach())) for name, tensor in tensors.items())
-    return {name: tensor.to("cpu", copy=copy) for name, tensor in full_tensors if keep}

@@ -37,7 +37,7 @@ from folio.base.settings import comma_separated, run_script  # noqa: E402
 from folio.base.workers import child_options  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
 from folio.data.shards import data_root, open_dataset  # noqa: E402
-from folio.machine.kernels import adapt, compile_loss  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.optim import make_optimizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -331,7 +331,8 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     shape = {key: value for key, value in settings.items() if key != "batch_size"}
     config = GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)
-    step = make_step(config, settings["batch_size"], resolve_runtime(cfg.device, "auto", False), "muon")
+    runtime = resolve_runtime(cfg.device, "auto", False)
+    step = make_step(config, settings["batch_size"], runtime, "muon", runtime.size_multiple)
     milliseconds, rows = largest_operations(step, on_cpu=cfg.device == "cpu")
     print_table((f"{name}, Muon: share of a step of {milliseconds:,.0f} ms", ""), rows)
 
@@ -341,6 +342,7 @@ def make_step(
 ) -> Callable[[], None]:
     """Return a training step on random tokens. vocabulary_multiple: see pad_vocabulary."""
     model = GPT(config).to(runtime.device)
+    pad_vocabulary(model, vocabulary_multiple)
     adapt(model, runtime)
     optimizer = make_optimizer(model, optimizer_kind, 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
     loss_fn = compile_loss(model, runtime)
