@@ -212,7 +212,8 @@ def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
 
 
 def matmul_rate(dtype: torch.dtype, device: str, precision: str = "highest", size: int | None = None) -> float:
-    """Measure the FLOP/s of a large matmul. precision: of float32; see torch.set_float32_matmul_precision."""
+    """Measure the FLOP/s of a large matmul. precision: of float32, see torch.set_float32_matmul_precision."""
+    previous_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     n = size or MATMUL_SIZES[torch.device(device).type]
     a = torch.randn(n, n, device=device).to(dtype)  # a GPU needs less power for constants, and is faster
@@ -222,7 +223,9 @@ def matmul_rate(dtype: torch.dtype, device: str, precision: str = "highest", siz
         wait_for(a.device)
 
     multiply()
-    return 2 * n**3 / min(time_calls(multiply, 1) for _ in range(5))
+    seconds = min(time_calls(multiply, 1) for _ in range(5))
+    torch.set_float32_matmul_precision(previous_precision)
+    return 2 * n**3 / seconds
 
 
 # --- races ------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from folio.machine.kernels import adapt, compile_loss, pad_vocabulary
 from folio.machine.runtime import Runtime
 from folio.training.optim import make_optimizer, state_tensors, update
 from model import GPT, POSITIONS, GPTConfig
-from tools.gpu.part import Part, compiler_counters, name_of, quick_compiler, supported_dtypes
+from tools.gpu.part import Part, can_compile, compiler_counters, name_of, quick_compiler, supported_dtypes
 
 B, T, V = 5, 64, 500
 CHUNK = 100 * V  # logits per chunk: at most 128 of the 320 tokens
@@ -112,7 +112,7 @@ def applicable_positions(part: Part, variant: Variant) -> list[str]:
         return [*POSITIONS]
     if part.is_small:
         return ["rotary"] if variant.dtype == torch.bfloat16 and variant.is_chunked == variant.is_padded else []
-    return [] if part.device.type == "mps" or part.is_late else [*POSITIONS]
+    return [] if part.is_late or not can_compile(part.device) else [*POSITIONS]
 
 
 def check_variant(

@@ -19,6 +19,7 @@ from folio.base.settings import ROOT
 from folio.base.workers import child_options
 from folio.data.corpus import Corpus, find_sources
 from folio.data.prepare import PrepareConfig, prepare
+from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import read_lines
 
 
@@ -113,6 +114,14 @@ def supported_dtypes(device: torch.device) -> list[torch.dtype]:
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether train.py compiles long runs on the device. On a CPU it does not, but a rehearsal does."""
+    precision = torch.get_float32_matmul_precision()
+    compiled = resolve_runtime(str(device), "auto", "auto").compile
+    torch.set_float32_matmul_precision(precision)
+    return bool(compiled) or device.type == "cpu"
 
 
 @contextmanager

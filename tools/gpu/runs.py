@@ -26,6 +26,7 @@ from tools.gpu.part import (
     TINY_RUN,
     Part,
     Skip,
+    can_compile,
     compiler_counters,
     logged,
     name_of,
@@ -46,8 +47,8 @@ def check_control(part: Part) -> None:
     prepare_text(part, "sentences")
     part.table("compile", "dtype", "first losses", "last", "graphs, breaks", "CUDA graphs skipped", "sample", "")
     for mode in (False, True, "reduce-overhead"):
-        if (mode and part.device.type == "mps") or (mode == "reduce-overhead" and part.is_small):
-            part.note(f"not run: compile={mode}, which does not apply to {part.device.type}")
+        if mode and not (can_compile(part.device) and (mode is True or part.device.type == "cuda")):
+            part.note(f"not run: compile={mode}, which does not apply to this device")
             continue
         for dtype in supported_dtypes(part.device)[: 1 if mode and part.is_small else None]:
             with part.attempt(f"compile={mode}, {name_of(dtype)}"):
@@ -149,7 +150,7 @@ def check_processes(part: Part) -> None:
     variants = [*product(("ddp", "fsdp"), (False, True), (False, True))]
     for parallel, compiled, recompute in variants if not part.is_small else [("fsdp", False, True)]:
         what, failures = f"{parallel}, compile={compiled}, recompute={recompute}", part.failures
-        if part.is_late:
+        if part.is_late or (compiled and not can_compile(part.device)):
             part.note(f"not run: {what}")
             continue
         with part.attempt(what):

@@ -1,5 +1,6 @@
 """Parts 1 and 5 of tools/check_gpu.py: the rates of the hardware, and the speed and memory of training GPT-2."""
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ from folio.machine import memory
 from folio.machine.gpus import data_sheet
 from folio.machine.kernels import describe_attention
 from folio.machine.memory import HEADROOM, format_bytes
-from folio.machine.runtime import Runtime
+from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.forecast import Memory, training_memory
 from model import GPT, GPTConfig
 from tools.bench.baselines import copy_checkout
@@ -72,20 +73,25 @@ def copy_rate(source: torch.device, target: torch.device, small: bool = False, p
 
 GPT2 = GPTConfig(bias=False)
 SMALL_GPT2 = GPTConfig(block_size=32, vocab_size=300, n_layer=2, n_head=2, n_embd=64, bias=False)
-BACKENDS = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
 
 
 def check_training_speed(part: Part, peer: str | None = None) -> None:
     """Measure steps with AdamW in the fastest dtype, compiled on CUDA. peer: a checkout of nanoGPT."""
     device, config = part.device, SMALL_GPT2 if part.is_small else GPT2
-    runtime = Runtime(device, supported_dtypes(device)[0], device.type == "cuda", "")
+    runtime = resolve_runtime(str(device), "auto", "auto")  # as in a long run of train.py
     sizes = [4] if part.is_small else [size for size in (4, 16, 32, 64) if size == 4 or fits(config, size, runtime)]
     base = 32 if 32 in sizes else sizes[-1]
     matmul, sheet = matmul_rate(runtime.dtype, str(device), size=256 if part.is_small else None), runtime.peak_flops()
-    part.note(f"{name_of(runtime.dtype)}; attention by {describe_attention(runtime, meta_model(config))}")
-    time_attention(part, config, base, runtime.dtype)
+    part.note(f"{runtime.description}; attention by {describe_attention(runtime, meta_model(config))}")
+    backends = time_attention(part, config, base, runtime.dtype)
     cells = [(base, True, None), (base, False, None), *((size, True, None) for size in sizes if size != base)]
-    cells += [(base, True, backend) for backend in BACKENDS if device.type == "cuda"]
+    cells += [(base, True, backend) for backend in backends if backend != SDPBackend.MATH and device.type == "cuda"]
     part.table("sequences", "vocabulary", "attention", "tokens/s", "MFU by the data sheet", "of a matmul",
                "peak memory", "forecast", "first step, s")  # fmt: skip
     for size, padded, backend in cells:
@@ -126,6 +132,7 @@ def fits(config: GPTConfig, size: int, runtime: Runtime) -> bool:
 
 def new_step(config: GPTConfig, size: int, runtime: Runtime, padded: bool) -> Callable[[], None]:
     """A training step, compiled independently of earlier ones."""
+    gc.collect()  # models in reference cycles
     if runtime.compile:
         torch._dynamo.reset()
     if runtime.device.type == "cuda":
@@ -154,8 +161,8 @@ def timed(action: Callable[[], object], count: int, device: torch.device) -> flo
     return time_calls(run, 1)
 
 
-def time_attention(part: Part, config: GPTConfig, size: int, dtype: torch.dtype) -> None:
-    """Measure attention by itself with each of torch's implementations."""
+def time_attention(part: Part, config: GPTConfig, size: int, dtype: torch.dtype) -> list[SDPBackend]:
+    """Measure attention by itself with each of torch's implementations. Returns those that are available."""
     H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
     q, k, v = (torch.randn(size, H, T, D, device=part.device, dtype=dtype, requires_grad=True) for _ in range(3))
     flops = 14 * size * H * T**2 * D  # of 2 matmuls forward and 5 backward, also for masked scores
@@ -164,14 +171,17 @@ def time_attention(part: Part, config: GPTConfig, size: int, dtype: torch.dtype)
         scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
     part.table("attention, forward and backward", "ms per layer", "TFLOP/s")
-    for backend in (*BACKENDS, SDPBackend.MATH):
+    available = []
+    for backend in BACKENDS:
         try:
             with sdpa_kernel(backend):
                 timed(step, 2, part.device)
                 seconds = timed(step, 10, part.device) / 10
             part.row(backend.name, f"{1000 * seconds:.3g}", f"{flops / seconds / 1e12:.3g}")
+            available.append(backend)
         except RuntimeError as error:
             part.row(backend.name, f"not available: {str(error).splitlines()[0]}", "")
+    return available
 
 
 def profile(part: Part, config: GPTConfig, size: int, runtime: Runtime) -> None:
