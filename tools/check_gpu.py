@@ -72,7 +72,7 @@ class CheckConfig(Settings):
     def problems(self) -> list[tuple[str, str]]:
         """Require known parts and an available device."""
         available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        kind, problems = self.device.partition(":")[0], unknown_names("parts", self.parts, map(str, PARTS))
+        kind, problems = self.device.partition(":")[0], unknown_names("parts", self.parts, [*map(str, PARTS)])
         if kind not in ("auto", *DEVICES):
             problems.append(("device", f"use auto, {', '.join(DEVICES)}"))
         elif not (available["cuda"] or available["mps"] if kind == "auto" else available[kind]):

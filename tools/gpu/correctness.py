@@ -111,7 +111,7 @@ def applicable_positions(part: Part, variant: Variant) -> list[str]:
     if not variant.is_compiled:
         return [*POSITIONS]
     if part.is_small:
-        return ["rotary"] if variant.dtype == torch.bfloat16 and variant.is_chunked == variant.is_padded else []
+        return ["rotary"] if variant == Variant(torch.bfloat16, True, True, True) else []
     return [] if part.is_late or not can_compile(part.device) else [*POSITIONS]
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from folio.machine import memory
 from folio.machine.gpus import data_sheet
-from folio.machine.kernels import describe_attention
+from folio.machine.kernels import adapt, describe_attention
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.forecast import Memory, training_memory
@@ -88,7 +88,9 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     sizes = [4] if part.is_small else [size for size in (4, 16, 32, 64) if size == 4 or fits(config, size, runtime)]
     base = 32 if 32 in sizes else sizes[-1]
     matmul, sheet = matmul_rate(runtime.dtype, str(device), size=256 if part.is_small else None), runtime.peak_flops()
-    part.note(f"{runtime.description}; attention by {describe_attention(runtime, meta_model(config))}")
+    model = meta_model(config)
+    adapt(model, runtime)
+    part.note(f"{runtime.description}; attention by {describe_attention(runtime, model)}")
     backends = time_attention(part, config, base, runtime.dtype)
     cells = [(base, True, None), (base, False, None), *((size, True, None) for size in sizes if size != base)]
     cells += [(base, True, backend) for backend in backends if backend != SDPBackend.MATH and device.type == "cuda"]
