@@ -4,24 +4,29 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from folio import UserError
 from folio.base import settings
 from folio.base.files import read_json, write_json
 from folio.base.settings import ConfigError
+from folio.decoding import torch_decoder
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
 from folio.machine.kernels import ChunkedCrossEntropy
 from folio.training.optim import Muon
-from model import POSITIONS
+from model import POSITIONS, GPTConfig
 from tests.support.repository import ROOT
 from tools import check_gpu, verify_resume
+from tools.bench import training
 from tools.check_gpu import CheckConfig, PartSpec, Report, main
-from tools.gpu import correctness, decoding, runs
+from tools.gpu import correctness, decoding, runs, speed
 from tools.gpu.part import Part, Skip
 from train import train
 
@@ -45,19 +50,21 @@ def run_in_process(tmp_path: Path, parts: str) -> tuple[int, dict]:
 # --- rehearsals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch.compile
-def test_a_rehearsal_of_the_parts_that_start_no_processes(tmp_path, capsys):
+def test_a_rehearsal_of_the_parts_that_start_no_processes(tmp_path, monkeypatch, capsys):
+    """Without compiling, which takes 3 s."""
+    monkeypatch.setattr(correctness, "can_compile", lambda device: False)
     code, parts = run_in_process(tmp_path, "1,2,4,5,6")
     assert code == 0 and {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12456", "passed")
     rows = {name: [row for table in part["tables"] for row in table["rows"]] for name, part in parts.items()}
     assert [row[-2:] for row in rows["4"]] == [["passed", "passed"]] * 12
     assert [row[0] for row in rows["2"][-3:]] == ["adamw", "muon", "muon"]
-    assert {row[-1] for row in rows["2"][2:]} == {"passed"} and len(rows["2"]) == 2 + 9 + 3
+    assert {row[-1] for row in rows["2"][2:]} == {"passed"} and len(rows["2"]) == 2 + 8 + 3
     report = (tmp_path / "gpu-report.md").read_text(encoding="utf-8")
     for number, part in parts.items():
         assert f"## {number} {part['title']}: passed after " in report
+    printed = capsys.readouterr().out
     for row in (row for table in rows.values() for row in table):
-        assert f"| {' | '.join(row)} |" in report and f"| {' | '.join(row)} |" in capsys.readouterr().out + report
+        assert f"| {' | '.join(row)} |" in report and f"| {' | '.join(row)} |" in printed
 
 
 @pytest.mark.slow
@@ -166,7 +173,16 @@ def test_an_error_in_a_variant_does_not_end_the_part(new_part, one_position, mon
     assert results.count("FAILED") == results.count("passed") == 4
 
 
-def healthy_run(out_dir: Path, mode: bool) -> dict:
+def out_dir_of(words) -> Path:
+    return Path(next(word for word in words if str(word).startswith("--out_dir=")).partition("=")[2])
+
+
+def write_lines(folder: Path, name: str, lines: list[dict]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def healthy_run(mode: bool) -> dict:
     """The files of a run without faults."""
     losses = [3.0 - step / 30 for step in range(30)]
     samples = [{"step": step, "text": "a text"} for step in (15, 30)]
@@ -191,12 +207,9 @@ def test_faults_of_a_run_are_detected(new_part, monkeypatch, mode, fault, failur
     part = new_part()
 
     def write_run(*words):
-        out_dir = Path(next(word for word in words if word.startswith("--out_dir=")).partition("=")[2])
-        content = healthy_run(out_dir, mode) | fault
-        out_dir.mkdir()
-        lines = [{"step": step, "loss": loss} for step, loss in enumerate(content["losses"], 1)]
-        for name, entries in (("metrics", lines), ("samples", content["samples"])):
-            (out_dir / f"{name}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        out_dir, content = out_dir_of(words), healthy_run(mode) | fault
+        write_lines(out_dir, "metrics", [{"step": n, "loss": loss} for n, loss in enumerate(content["losses"], 1)])
+        write_lines(out_dir, "samples", content["samples"])
         write_json(out_dir / "compiler.json", content["counts"])
 
     monkeypatch.setattr(runs, "run_python", write_run)
@@ -266,6 +279,129 @@ def test_a_token_of_another_row_is_detected(new_part, monkeypatch, place):
 
 def roll(fetch: Callable[[], list[int]]) -> Callable[[], list[int]]:
     return lambda: fetch()[1:] + fetch()[:1]
+
+
+# --- branches for CUDA ------------------------------------------------------------------------------------------------
+
+
+class CudaOnCpu(TorchFunctionMode):
+    """Creates tensors of CUDA devices on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.device:
+            return function(*args, **(kwargs or {}))
+        kwargs = {name: to_cpu(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        return args[0] if function is torch.Tensor.pin_memory else function(*map(to_cpu, args), **kwargs)
+
+
+def to_cpu(value):
+    """Replace a CUDA device."""
+    return torch.device("cpu") if isinstance(value, (str, torch.device)) and "cuda" in str(value) else value
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """Two H100 whose tensors are on the CPU."""
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 * 2**30)
+    values = dict(is_available=True, device_count=2, current_device=0, get_device_name=properties.name)
+    values |= dict(get_device_capability=(9, 0), is_bf16_supported=True, mem_get_info=(70 * 2**30, 80 * 2**30))
+    values |= dict(memory_reserved=0, memory_allocated=0, max_memory_allocated=2**20, get_device_properties=properties)
+    values |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"))
+    for name, value in values.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value, **kwargs: value)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 1))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(torch_decoder, "CUDAGraphDecoder", lambda model, cache: partial(model, kernel=cache))
+    tiny = GPTConfig(block_size=16, vocab_size=50, n_layer=1, n_head=1, n_embd=16, bias=False)
+    for module in (speed, decoding):
+        monkeypatch.setattr(module, "GPT2", tiny)
+    monkeypatch.setattr(speed, "COPY_BYTES", 2**20)
+    monkeypatch.setitem(training.MATMUL_SIZES, "cuda", 64)
+    with CudaOnCpu():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # from torch.autocast
+def test_rates_and_speeds_are_measured_on_cuda(new_part, fake_cuda):
+    """With a fake GPU, whose memory's peak is less than the forecast."""
+    part = new_part("cuda:0")
+    for check in (speed.check_hardware, speed.check_training_speed, decoding.check_speed):
+        assert failures(part, check) == []
+    kinds, copies, attention, steps, _, decode = ([row[0] for row in table["rows"]] for table in part.record["tables"])
+    assert kinds == ["bfloat16", "float16", "float32", "float32 as TF32"] and len(copies) == 5
+    assert len(attention) == 4 and steps == ["32", "32", "4", "16", "64", "32"] and decode == ["1", "64"]
+    machine = check_gpu.describe_machine(torch.device("cuda", 0))
+    assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90" and machine["NCCL"] == "2.30.1"
+
+
+@pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3)])
+def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault):
+    """With NCCL, also on a single GPU. The fault is a loss that differs from that of one process."""
+    part, commands = new_part("cuda:0"), []
+
+    def write_run(*words):
+        commands.append(" ".join(map(str, words)))
+        is_sharded = "parallel=fsdp" in commands[-1]
+        lines = [
+            {"step": n, "loss": 3.0 + fault * is_sharded, "val_loss": 2.0, "tokens_per_second": 5.0} for n in range(20)
+        ]
+        write_lines(out_dir_of(words), "metrics", lines)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(runs, "run_python", write_run)
+    found = failures(part, runs.check_processes)
+    assert len(commands) == 9 and all("--device=cuda " in command for command in commands)
+    assert all(f"torch.distributed.run --standalone --nproc_per_node={gpus} " in command for command in commands[1:])
+    assert len(set(commands)) == 9 and len(found) == (4 if fault else 0) and all("fsdp" in failure for failure in found)
+    assert ("there is one GPU, so NCCL has one process" in part.record["notes"]) == (gpus == 1)
+
+
+def test_the_last_gpu_is_used_in_a_thread(new_part, fake_cuda, monkeypatch):
+    devices = []
+    monkeypatch.setattr(decoding, "POSITIONS", ["rotary"])
+    monkeypatch.setattr(decoding, "LanguageModel", lambda model, tokenizer, device, dtype: device)
+    monkeypatch.setattr(decoding, "decode", lambda decoder, *arguments: [[1]] * 4)
+    for name in ("decode_with_torch", "decode_in_thread"):
+        decode = lambda device, *arguments, name=name: devices.append((name, device)) or [[1]] * 4  # noqa: E731
+        monkeypatch.setattr(decoding, name, decode)
+    assert failures(new_part("cuda:0"), decoding.check_tokens) == []
+    in_thread = [("decode_in_thread", "cuda:0"), ("decode_in_thread", "cuda:1")]
+    assert devices == [("decode_with_torch", "cuda:0"), *in_thread] * 2
+
+
+@pytest.mark.parametrize(
+    "is_prepared, loss, sample, expected",
+    [
+        (True, 1.45, "a" * 500 + "500 tokens, 1,234 tokens/s", ""),
+        (True, 1.6, "a" * 500 + "500 tokens, 1,234 tokens/s", "loss is 1.6000, and should be below 1.5"),
+        (False, 1.6, "a" * 500 + "500 tokens, 1,234 tokens/s", ""),
+        (False, 2.1, "a" * 500 + "500 tokens, 1,234 tokens/s", "loss is 2.1000, and should be below 2.0"),
+        (True, 1.45, "", "sample.py prints ''"),
+    ],
+)
+def test_the_two_commands_run_on_the_gpu(new_part, monkeypatch, is_prepared, loss, sample, expected):
+    """Without a network, the text is random sentences."""
+    part, commands = new_part("mps"), []
+
+    def write_run(*words):
+        commands.append(words)
+        write_lines(part.folder / "out", "metrics", [{"step": 9, "val_loss": loss}])
+        return sample
+
+    def find_datasets(name, data_dir):
+        if not is_prepared:
+            raise UserError("no network")
+
+    monkeypatch.setattr(runs, "run_python", write_run)
+    monkeypatch.setattr(runs, "find_datasets", find_datasets)
+    monkeypatch.setattr(runs, "prepare_text", lambda *arguments: "FOLDER")
+    assert "".join(failures(part, runs.check_end_to_end)).endswith(expected)
+    assert [Path(words[0]).name for words in commands] == ["train.py", "sample.py"]
+    assert all("--device=mps" in words and f"--out_dir={part.folder / 'out'}" in words for words in commands)
+    assert ("--data_dir=FOLDER" in commands[0]) != is_prepared
+    assert part.record["notes"] == [] if is_prepared else "no network" in part.record["notes"][0]
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Variant(NamedTuple):
             model.cross_entropy = partial(model.cross_entropy, max_logits=CHUNK)
         if not self.is_compiled:
             return compute(model, runtime, batch, compile_loss(model, runtime))
-        torch._dynamo.reset()  # otherwise the ninth model would not be compiled
+        torch.compiler.reset()  # otherwise the ninth model would not be compiled
         counters = compiler_counters()
         results = compute(model, runtime, batch, compile_loss(model, runtime))
         if counters["stats"]["unique_graphs"] != 1 or counters["graph_break"]:
@@ -110,9 +110,11 @@ def applicable_positions(part: Part, variant: Variant) -> list[str]:
     """The position methods to check with a variant: all, but compiling takes seconds for each."""
     if not variant.is_compiled:
         return [*POSITIONS]
+    if part.is_late or not can_compile(part.device):
+        return []
     if part.is_small:
         return ["rotary"] if variant == Variant(torch.bfloat16, True, True, True) else []
-    return [] if part.is_late or not can_compile(part.device) else [*POSITIONS]
+    return [*POSITIONS]
 
 
 def check_variant(

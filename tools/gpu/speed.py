@@ -51,9 +51,12 @@ def check_hardware(part: Part) -> None:
             part.row(f"the device to {host}", f"{copy_rate(device, cpu, pinned=pinned) / 1e9:.3g}")
 
 
+COPY_BYTES = 2**29
+
+
 def copy_rate(source: torch.device, target: torch.device, small: bool = False, pinned: bool = False) -> float:
     """Bytes per second of copying a large tensor; on one device, bytes read plus bytes written."""
-    size = 2**24 if small else 2**29
+    size = 2**24 if small else COPY_BYTES
     pins = (pinned and device.type == "cpu" for device in (source, target))
     a, b = (
         torch.ones(size, dtype=torch.uint8, device=device, pin_memory=pin)
@@ -136,7 +139,7 @@ def new_step(config: GPTConfig, size: int, runtime: Runtime, padded: bool) -> Ca
     """A training step, compiled independently of earlier ones."""
     gc.collect()  # models in reference cycles
     if runtime.compile:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(runtime.device)
