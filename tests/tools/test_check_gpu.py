@@ -305,7 +305,7 @@ def fake_cuda(monkeypatch):
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 * 2**30)
     values = dict(is_available=True, device_count=2, current_device=0, get_device_name=properties.name)
     values |= dict(get_device_capability=(9, 0), is_bf16_supported=True, mem_get_info=(70 * 2**30, 80 * 2**30))
-    values |= dict(memory_reserved=0, memory_allocated=0, max_memory_allocated=2**20, get_device_properties=properties)
+    values |= dict(memory_reserved=0, memory_allocated=0, max_memory_allocated=2**10, get_device_properties=properties)
     values |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"))
     for name, value in values.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value, **kwargs: value)
@@ -325,7 +325,6 @@ def fake_cuda(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # from torch.autocast
 def test_rates_and_speeds_are_measured_on_cuda(new_part, fake_cuda):
-    """With a fake GPU, whose memory's peak is less than the forecast."""
     part = new_part("cuda:0")
     for check in (speed.check_hardware, speed.check_training_speed, decoding.check_speed):
         assert failures(part, check) == []
@@ -336,6 +335,16 @@ def test_rates_and_speeds_are_measured_on_cuda(new_part, fake_cuda):
     assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90" and machine["NCCL"] == "2.30.1"
 
 
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_more_memory_than_the_forecast_is_a_failure(new_part, fake_cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
+    monkeypatch.setattr(speed, "fits", lambda *arguments: False)
+    monkeypatch.setattr(speed, "time_attention", lambda *arguments: [])
+    monkeypatch.setattr(speed, "profile", lambda *arguments: None)
+    found = failures(new_part("cuda:0"), speed.check_training_speed)
+    assert len(found) == 2 and all("1.2 times the forecast is less" in failure for failure in found)
+
+
 @pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3)])
 def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault):
     """With NCCL, also on a single GPU. The fault is a loss that differs from that of one process."""
@@ -343,11 +352,8 @@ def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault
 
     def write_run(*words):
         commands.append(" ".join(map(str, words)))
-        is_sharded = "parallel=fsdp" in commands[-1]
-        lines = [
-            {"step": n, "loss": 3.0 + fault * is_sharded, "val_loss": 2.0, "tokens_per_second": 5.0} for n in range(20)
-        ]
-        write_lines(out_dir_of(words), "metrics", lines)
+        line = {"loss": 3.0 + (fault if "parallel=fsdp" in commands[-1] else 0.0), "val_loss": 2.0}
+        write_lines(out_dir_of(words), "metrics", [{"step": n, "tokens_per_second": 5.0, **line} for n in range(20)])
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(runs, "run_python", write_run)
