@@ -20,11 +20,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +69,6 @@ class CheckConfig(Settings):
     peer: str | None = None  # folder of a nanoGPT checkout to compare with
     # --- report ---
     out_dir: NonEmptyStr = "."  # folder of gpu-report.json and gpu-report.md
-    in_process: bool = False  # True: run the parts in this process, without time limits
 
     def problems(self) -> list[tuple[str, str]]:
         """Require known parts and an available device."""
@@ -92,50 +93,57 @@ def main(cfg: CheckConfig) -> None:
     numbers = sorted(map(int, comma_separated(cfg.parts)))
     for number in numbers:
         print(f"\n## {number} {PARTS[number].title}", flush=True)
-        run = run_in_process if cfg.in_process else run_subprocess
-        run(number, cfg, report)
-        print(f"{report.parts[str(number)]['status']} after {report.parts[str(number)]['seconds']:.0f} s", flush=True)
+        run_process(number, cfg, report)
+        part = report.parts[str(number)]
+        print(f"{part['status']} after {part['seconds']:.0f} s", flush=True)
     failed = [number for number in numbers if report.parts[str(number)]["status"] == "failed"]
     print(f"\n{len(failed)} of {len(numbers)} parts failed; see {report.folder / 'gpu-report.md'}")
     if failed:
         raise SystemExit(len(failed))
 
 
-def run_in_process(number: int, cfg: CheckConfig, report: "Report") -> None:
-    spec, device = PARTS[number], cfg.torch_device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    with tempfile.TemporaryDirectory(dir=report.folder, prefix=".check-") as folder:
-        part = Part(spec.title, spec.seconds, device, Path(folder), partial(report.save, number))
-        part.run(partial(spec.function, peer=cfg.peer) if number == 5 else spec.function)
-
-
-def run_subprocess(number: int, cfg: CheckConfig, report: "Report") -> None:
+def run_process(number: int, cfg: CheckConfig, report: "Report") -> None:
     """Run a part in a new process, which is killed at the time limit, and copy its record into the report."""
-    spec, device = PARTS[number], cfg.torch_device
-    seconds = spec.seconds * (2 if cfg.peer and number == 5 else 1)
-    with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
-        options = [f"--parts={number}", f"--device={device}", f"--peer={cfg.peer}", f"--out_dir={folder}"]
-        command = [sys.executable, str(Path(__file__).resolve()), *options, "--in_process=True"]
-        process = subprocess.Popen(command, **child_options())
+    spec, seconds = PARTS[number], PARTS[number].seconds * (2 if cfg.peer and number == 5 else 1)
+    with tempfile.TemporaryDirectory(prefix="check-gpu-", ignore_cleanup_errors=True) as folder:
+        code = "from tools import check_gpu; check_gpu.settings.run_script(check_gpu.run_part, check_gpu.CheckConfig)"
+        options = [f"--parts={number}", f"--device={cfg.torch_device}", f"--out_dir={folder}"]
+        options += [f"--peer={Path(cfg.peer).resolve()}"] if cfg.peer else []
+        process = subprocess.Popen([sys.executable, "-c", code, *options], cwd=ROOT, **child_options())
         try:
             process.wait(seconds)
             failure = f"the process ended with exit code {process.returncode}"
         except subprocess.TimeoutExpired:
             failure = f"stopped at its time limit of {seconds} s"
         finally:
-            process.kill()
-            process.wait()
-        records: dict[str, Any] = {}
-        part = Part(spec.title, seconds, device, Path(folder), records.update)
+            kill(process)
+        part = Part(spec.title, seconds, cfg.torch_device, Path(folder), lambda record: None)
         if (path := Path(folder, "gpu-report.json")).is_file():
             part.record = read_json(path)["parts"].get(str(number), part.record)
     if part.record["status"] == "running":
-        part.record["seconds"] = seconds if "limit" in failure else part.record["seconds"]
-        part.record["failures"].append(failure)
-        part.record["status"] = "failed"
-        print(f"- failed: {failure}")
+        part.check(False, failure)
+        part.update("", "failed")
     report.save(number, part.record)
+
+
+def run_part(cfg: CheckConfig) -> None:
+    """Run a single part in this process, and write a report on it."""
+    number, device = int(cfg.parts), cfg.torch_device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    report, spec = Report(Path(cfg.out_dir), {}), PARTS[number]
+    part = Part(spec.title, spec.seconds, device, report.folder, partial(report.save, number))
+    part.run(partial(spec.function, peer=cfg.peer) if number == 5 else spec.function)
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Kill a process and those that it started, unless it has ended."""
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.kill()
+        process.wait()
 
 
 # --- report -----------------------------------------------------------------------------------------------------------

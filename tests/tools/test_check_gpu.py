@@ -37,29 +37,40 @@ def new_part(tmp_path) -> Callable[..., Part]:
     return lambda device="cpu": Part("a part", 1000.0, torch.device(device), tmp_path, lambda record: None)
 
 
-def run_in_process(tmp_path: Path, parts: str) -> tuple[int, dict]:
-    """The exit code of a rehearsal, and the parts of its report."""
-    code = 0
-    try:
-        main(CheckConfig(parts=parts, device="cpu", out_dir=str(tmp_path), in_process=True))
-    except SystemExit as exit:
-        code = exit.code
-    return code, read_json(tmp_path / "gpu-report.json")["parts"]
+@pytest.fixture
+def run_in_process(tmp_path, monkeypatch) -> Callable[[str], tuple[int, dict]]:
+    """A function that runs parts of a rehearsal. Returns the exit code, and the parts of the report."""
+
+    def run_part(number, cfg, report):
+        folder = tmp_path / "part"
+        check_gpu.run_part(cfg.replace(parts=str(number), out_dir=str(folder)))
+        report.save(number, read_json(folder / "gpu-report.json")["parts"][str(number)])
+
+    def run(parts):
+        code = 0
+        try:
+            main(CheckConfig(parts=parts, device="cpu", out_dir=str(tmp_path / "out")))
+        except SystemExit as exit:
+            code = exit.code
+        return code, read_json(tmp_path / "out" / "gpu-report.json")["parts"]
+
+    monkeypatch.setattr(check_gpu, "run_process", run_part)
+    return run
 
 
 # --- rehearsals -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_of_the_parts_that_start_no_processes(tmp_path, monkeypatch, capsys):
+def test_a_rehearsal_of_the_parts_that_start_no_processes(run_in_process, tmp_path, monkeypatch, capsys):
     """Without compiling, which takes 3 s."""
     monkeypatch.setattr(correctness, "can_compile", lambda device: False)
-    code, parts = run_in_process(tmp_path, "1,2,4,5,6")
+    code, parts = run_in_process("1,2,4,5,6")
     assert code == 0 and {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12456", "passed")
     rows = {name: [row for table in part["tables"] for row in table["rows"]] for name, part in parts.items()}
     assert [row[-2:] for row in rows["4"]] == [["passed", "passed"]] * 12
     assert [row[0] for row in rows["2"][-3:]] == ["adamw", "muon", "muon"]
     assert {row[-1] for row in rows["2"][2:]} == {"passed"} and len(rows["2"]) == 2 + 8 + 3
-    report = (tmp_path / "gpu-report.md").read_text(encoding="utf-8")
+    report = (tmp_path / "out" / "gpu-report.md").read_text(encoding="utf-8")
     for number, part in parts.items():
         assert f"## {number} {part['title']}: passed after " in report
     printed = capsys.readouterr().out
@@ -427,18 +438,17 @@ def raise_error(part: Part) -> None:
     raise ValueError("an error\nand its second line")
 
 
-def test_the_exit_code_is_the_number_of_failed_parts(tmp_path, monkeypatch, capsys):
+def test_the_exit_code_is_the_number_of_failed_parts(run_in_process, tmp_path, monkeypatch, capsys):
     functions = {1: lambda part: part.note("a note"), 2: fail, 3: skip, 4: raise_error}
     specs = {number: PartSpec(f"part {number}", function, 10) for number, function in functions.items()}
     monkeypatch.setattr(check_gpu, "PARTS", specs)
-    code, parts = run_in_process(tmp_path, "1,2,3,4")
+    code, parts = run_in_process("1,2,3,4")
     statuses = [part["status"] for part in parts.values()]
     assert code == 2 and statuses == ["passed", "failed", "skipped", "failed"]
     assert parts["4"]["failures"] == ["error: ValueError: an error"]
-    report = (tmp_path / "gpu-report.md").read_text()
+    report = (tmp_path / "out" / "gpu-report.md").read_text()
     assert "| a row |" in report and "- skipped: a reason" in report and "- failed: a fault" in report
     assert "2 of 4 parts failed" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu-report.json", "gpu-report.md"]
 
 
 def test_other_parts_of_an_earlier_report_on_the_same_machine_are_kept(tmp_path):
