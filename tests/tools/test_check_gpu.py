@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -129,9 +130,9 @@ def scaled_gradients(factor_x: float, factor_weight: float) -> Callable:
 @pytest.mark.parametrize("factors", [(-1.0, 1.0), (1.0001, 1.0), (1.0, 1.0001)])
 def test_wrong_gradients_of_the_chunked_loss_are_detected(new_part, one_position, monkeypatch, factors):
     monkeypatch.setattr(ChunkedCrossEntropy, "chunk_loss", scaled_gradients(*factors))
-    found = failures(new_part(), correctness.check_correctness)
-    assert found and all(("chunked" in failure and "float32" in failure) or factors[0] < 0 for failure in found)
-    assert not any("plain" in failure for failure in found)
+    reported = failures(new_part(), correctness.check_correctness)
+    assert reported and all(("chunked" in failure and "float32" in failure) or factors[0] < 0 for failure in reported)
+    assert not any("plain" in failure for failure in reported)
 
 
 def test_a_mask_that_is_off_by_one_is_detected(new_part, one_position, monkeypatch):
@@ -143,18 +144,18 @@ def test_a_mask_that_is_off_by_one_is_detected(new_part, one_position, monkeypat
         return (scores + scores.new_full((T, T), -math.inf).triu(diagonal=2)).softmax(dim=-1)
 
     monkeypatch.setattr(kernels, "attention_weights", attention_weights)
-    found = failures(new_part(), correctness.check_correctness)
-    assert found and all("bfloat16" in failure for failure in found)
-    assert {"the logits", "the loss"} <= {failure.split("error of ")[1].split(" is")[0] for failure in found}
+    reported = failures(new_part(), correctness.check_correctness)
+    assert reported and all("bfloat16" in failure for failure in reported)
+    assert {"the logits", "the loss"} <= {failure.split("error of ")[1].split(" is")[0] for failure in reported}
 
 
 def test_a_loss_that_counts_the_padding_is_detected(new_part, one_position, monkeypatch):
     wrong = lambda x, weight, targets, vocab_size, **settings: kernels_loss(x, weight, targets, **settings)  # noqa: E731
     kernels_loss = kernels.chunked_cross_entropy
     monkeypatch.setattr(kernels, "chunked_cross_entropy", wrong)
-    found = failures(new_part(), correctness.check_correctness)
-    assert found and all(
-        ", padded" in failure and "the padding of the vocabulary has a gradient" in failure for failure in found
+    reported = failures(new_part(), correctness.check_correctness)
+    assert reported and all(
+        ", padded" in failure and "the padding of the vocabulary has a gradient" in failure for failure in reported
     )
 
 
@@ -170,8 +171,8 @@ def test_a_skipped_step_that_changes_a_moment_is_detected(new_part, one_position
         step(self)
 
     monkeypatch.setattr(Muon, "step", forgetful_step)
-    found = failures(new_part(), correctness.check_optimizers)
-    assert len(found) == 2 and all("muon" in failure and "momentum_buffer" in failure for failure in found)
+    reported = failures(new_part(), correctness.check_optimizers)
+    assert len(reported) == 2 and all("muon" in failure and "momentum_buffer" in failure for failure in reported)
 
 
 def test_an_error_in_a_variant_does_not_end_the_part(new_part, one_position, monkeypatch, capsys):
@@ -225,11 +226,11 @@ def test_faults_of_a_run_are_detected(new_part, monkeypatch, mode, fault, failur
 
     monkeypatch.setattr(runs, "run_python", write_run)
     part.table("")
-    found = failures(part, lambda part: runs.check_run(part, mode, "float32"))
+    reported = failures(part, lambda part: runs.check_run(part, mode, "float32"))
     if failure is None:
-        assert not found
+        assert not reported
     else:
-        assert any(re.search(failure, line) for line in found)
+        assert any(re.search(failure, line) for line in reported)
     assert part.record["tables"][0]["rows"][0][-1] == ("FAILED" if failure else "passed")
 
 
@@ -248,10 +249,10 @@ def test_a_run_that_differs_after_resuming_is_detected(new_part, monkeypatch, fa
     monkeypatch.setattr(verify_resume, "finish", lambda process, out_dir: None)
     monkeypatch.setattr(verify_resume, "kill_and_resume", lambda cfg, out_dir: (1, 0, 0))
     try:
-        found = failures(part, runs.check_resume)
+        reported = failures(part, runs.check_resume)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert len(found) == (failure is not None) and (not failure or re.search(failure, found[0]))
+    assert len(reported) == (failure is not None) and (not failure or re.search(failure, reported[0]))
 
 
 def test_waiting_for_the_device_is_an_error_after_the_first_steps(monkeypatch):
@@ -283,13 +284,32 @@ def test_a_token_of_another_row_is_detected(new_part, monkeypatch, place):
         decode = decoding.decode_in_thread
         monkeypatch.setattr(decoding, "decode_in_thread", lambda *arguments: decode(*arguments)[::-1])
     part = new_part()
-    found = failures(part, decoding.check_tokens)
-    assert len(found) == 2 and all(f"{place}: the tokens of rows [0, 1, 2, 3]" in failure for failure in found)
+    reported = failures(part, decoding.check_tokens)
+    assert len(reported) == 2 and all(f"{place}: the tokens of rows [0, 1, 2, 3]" in failure for failure in reported)
     assert [row[-2:].index("FAILED") for row in part.record["tables"][0]["rows"]] == [place == "a thread"] * 2
 
 
 def roll(fetch: Callable[[], list[int]]) -> Callable[[], list[int]]:
     return lambda: fetch()[1:] + fetch()[:1]
+
+
+def test_nanogpt_is_measured_on_the_same_sizes(new_part, tmp_path, monkeypatch):
+    """A script in place of nanoGPT's train.py takes 1 ms per step, and repeats its arguments."""
+    peer = tmp_path / "peer"
+    (peer / "config").mkdir(parents=True)
+    for name in ("model.py", "config/train_shakespeare_char.py"):
+        (peer / name).write_text("")
+    print_steps = 'import sys\nopen("words", "w").write("\\n".join(sys.argv))\n'
+    (peer / "train.py").write_text(
+        print_steps + 'for n in range(21): print(f"iter {n}: loss 1.0, time 1.00ms, mfu 1%")'
+    )
+    part, runtime = new_part(), correctness.cpu_runtime(torch.float32)
+    speed.compare_with_nanogpt(part, peer, speed.SMALL_GPT2, 4, runtime)
+    assert [row[2] for row in part.record["tables"][0]["rows"]] == [f"{4 * 32 * 1000:,}"] * 2
+    words = (tmp_path / "nanogpt" / "words").read_text().split("\n")
+    assert {"--n_layer=2", "--block_size=32", "--batch_size=4", "--dtype=float32", "--compile=False"} <= {*words}
+    tokens = np.fromfile(tmp_path / "nanogpt" / "data" / "random" / "train.bin", dtype="<u2")
+    assert len(tokens) == 2**20 and tokens.max() == 299
 
 
 # --- branches for CUDA ------------------------------------------------------------------------------------------------
@@ -352,8 +372,8 @@ def test_more_memory_than_the_forecast_is_a_failure(new_part, fake_cuda, monkeyp
     monkeypatch.setattr(speed, "fits", lambda *arguments: False)
     monkeypatch.setattr(speed, "time_attention", lambda *arguments: [])
     monkeypatch.setattr(speed, "profile", lambda *arguments: None)
-    found = failures(new_part("cuda:0"), speed.check_training_speed)
-    assert len(found) == 2 and all("1.2 times the forecast is less" in failure for failure in found)
+    reported = failures(new_part("cuda:0"), speed.check_training_speed)
+    assert len(reported) == 2 and all("1.2 times the forecast is less" in failure for failure in reported)
 
 
 @pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3)])
@@ -368,10 +388,14 @@ def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(runs, "run_python", write_run)
-    found = failures(part, runs.check_processes)
+    reported = failures(part, runs.check_processes)
     assert len(commands) == 9 and all("--device=cuda " in command for command in commands)
     assert all(f"torch.distributed.run --standalone --nproc_per_node={gpus} " in command for command in commands[1:])
-    assert len(set(commands)) == 9 and len(found) == (4 if fault else 0) and all("fsdp" in failure for failure in found)
+    assert (
+        len(set(commands)) == 9
+        and len(reported) == (4 if fault else 0)
+        and all("fsdp" in failure for failure in reported)
+    )
     assert ("there is one GPU, so NCCL has one process" in part.record["notes"]) == (gpus == 1)
 
 
