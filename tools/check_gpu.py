@@ -52,9 +52,9 @@ class PartSpec(NamedTuple):
 PARTS = {
     1: PartSpec("hardware", speed.check_hardware, 60),
     2: PartSpec("correctness", correctness.check_correctness, 240),
-    3: PartSpec("control", runs.check_control, 240),
-    4: PartSpec("decoding", decoding.check_tokens, 90),
-    5: PartSpec("training speed", speed.check_training_speed, 300),
+    3: PartSpec("control", runs.check_control, 300),
+    4: PartSpec("decoding", decoding.check_tokens, 150),
+    5: PartSpec("training speed", speed.check_training_speed, 360),
     6: PartSpec("decoding speed", decoding.check_speed, 60),
     7: PartSpec("processes", runs.check_processes, 300),
     8: PartSpec("end to end", runs.check_end_to_end, 240),
@@ -180,7 +180,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         properties, fields = torch.cuda.get_device_properties(device), "driver_version,pcie.link.gen.max,power.limit"
         facts["device"] = f"{torch.cuda.device_count()} x {properties.name}, sm_{properties.major}{properties.minor}"
         facts["memory"] = format_bytes(properties.total_memory)
-        query = ("nvidia-smi", f"--id={device.index}", f"--query-gpu={fields}", "--format=csv,noheader")
+        query = ("nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={fields}", "--format=csv,noheader")
         facts["driver, PCIe generation, power limit"] = first_line(*query)
         facts["CUDA, cuDNN"] = f"{torch.version.cuda}, {torch.backends.cudnn.version()}"
         if torch.distributed.is_nccl_available():

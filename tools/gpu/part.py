@@ -72,7 +72,7 @@ class Part:
             yield
         except Skip:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             traceback.print_exc()
             self.check(False, f"{what}: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
 

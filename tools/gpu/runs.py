@@ -43,18 +43,22 @@ WARMUP_STEPS = 5  # which compile, capture and allocate, and may wait for the de
 
 
 def check_control(part: Part) -> None:
-    """Check losses, samples, compiled graphs and waiting in runs with each mode and dtype; then kill and resume."""
+    """Kill a run and resume it; then check losses, samples, compiled graphs and waiting with each mode and dtype."""
     prepare_text(part, "sentences")
+    with part.attempt("kill and resume"):
+        check_resume(part)
     part.table("compile", "dtype", "first losses", "last", "graphs, breaks", "CUDA graphs skipped", "sample", "")
     for mode in (False, True, "reduce-overhead"):
         if mode and not (can_compile(part.device) and (mode is True or part.device.type == "cuda")):
             part.note(f"not run: compile={mode}, which does not apply to this device")
             continue
         for dtype in supported_dtypes(part.device)[: 1 if mode and part.is_small else None]:
-            with part.attempt(f"compile={mode}, {name_of(dtype)}"):
+            what = f"compile={mode}, {name_of(dtype)}"
+            if part.is_late:
+                part.note(f"not run: {what}")
+                continue
+            with part.attempt(what):
                 check_run(part, mode, name_of(dtype))
-    with part.attempt("kill and resume"):
-        check_resume(part)
 
 
 def check_run(part: Part, mode: bool | str, dtype: str) -> None:
@@ -139,6 +143,8 @@ def check_processes(part: Part) -> None:
     """Compare the losses of DDP and FSDP in float32, with NCCL on all GPUs, with those of one process."""
     if part.device.type == "mps":
         raise Skip("torch.distributed has no backend for Apple's GPUs")
+    if part.device.type == "cuda" and not torch.distributed.is_nccl_available():
+        raise Skip("this build of torch has no NCCL")
     processes = 2 if part.is_small else torch.cuda.device_count()
     if processes == 1:
         part.note("there is one GPU, so NCCL has one process")

@@ -93,14 +93,20 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     matmul, sheet = matmul_rate(runtime.dtype, str(device), size=256 if part.is_small else None), runtime.peak_flops()
     model = meta_model(config)
     adapt(model, runtime)
-    part.note(f"{runtime.description}; attention by {describe_attention(runtime, model)}")
+    kernel = describe_attention(runtime, model)
+    part.note(f"{runtime.description}; attention by {kernel}")
     backends = time_attention(part, config, base, runtime.dtype)
-    cells = [(base, True, None), (base, False, None), *((size, True, None) for size in sizes if size != base)]
-    cells += [(base, True, backend) for backend in backends if backend != SDPBackend.MATH and device.type == "cuda"]
+    cells = [(base, True, None), (base, False, None), *((size, True, None) for size in sizes[::-1] if size != base)]
+    if device.type == "cuda":
+        others = [
+            backend for backend in backends if backend != SDPBackend.MATH and name_of_backend(backend) not in kernel
+        ]
+        cells[2:2] = [(base, True, backend) for backend in others]
     part.table("sequences", "vocabulary", "attention", "tokens/s", "MFU by the data sheet", "of a matmul",
                "peak memory", "forecast", "first step, s")  # fmt: skip
     for size, padded, backend in cells:
-        what = f"{size} sequences, {'padded' if padded else 'not padded'}, {backend.name if backend else 'default'}"
+        cell = str(size), "padded" if padded else "not padded", name_of_backend(backend) if backend else "default"
+        what = ", ".join(cell)
         if part.is_late:
             part.note(f"not run: {what}")
             continue
@@ -108,8 +114,8 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
             speed, peak, first = training_speed(config, size, runtime, padded)
             flops, required = speed * config.flops_per_token()["total"], forecast(config, size, runtime).total
             mfu = f"{flops / sheet:.1%}" if sheet else "unknown", f"{flops / matmul:.1%}"
-            sizes_cells = format_bytes(peak) if peak else "unknown", format_bytes(required)
-            part.row(*what.replace(" sequences", "").split(", "), f"{speed:,.0f}", *mfu, *sizes_cells, f"{first:.1f}")
+            bytes_cells = format_bytes(peak) if peak else "unknown", format_bytes(required)
+            part.row(*cell, f"{speed:,.0f}", *mfu, *bytes_cells, f"{first:.1f}")
             too_much = peak and peak > HEADROOM * required
             part.check(not too_much, f"{what}: {HEADROOM} times the forecast is less than the peak memory")
     if device.type != "mps":
@@ -118,6 +124,11 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     if peer:
         with part.attempt("nanoGPT"):
             compare_with_nanogpt(part, Path(peer), config, base, runtime)
+
+
+def name_of_backend(backend: SDPBackend) -> str:
+    """The name as in describe_attention."""
+    return backend.name.removesuffix("_ATTENTION").lower()
 
 
 def meta_model(config: GPTConfig) -> GPT:
@@ -132,7 +143,7 @@ def forecast(config: GPTConfig, size: int, runtime: Runtime) -> Memory:
 
 def fits(config: GPTConfig, size: int, runtime: Runtime) -> bool:
     available = memory.free(runtime.device)
-    return available is None or forecast(config, size, runtime).fits(available)
+    return available is not None and forecast(config, size, runtime).fits(available)
 
 
 def new_step(config: GPTConfig, size: int, runtime: Runtime, padded: bool) -> Callable[[], None]:
@@ -182,10 +193,10 @@ def time_attention(part: Part, config: GPTConfig, size: int, dtype: torch.dtype)
             with sdpa_kernel(backend):
                 timed(step, 2, part.device)
                 seconds = timed(step, 10, part.device) / 10
-            part.row(backend.name, f"{1000 * seconds:.3g}", f"{flops / seconds / 1e12:.3g}")
+            part.row(name_of_backend(backend), f"{1000 * seconds:.3g}", f"{flops / seconds / 1e12:.3g}")
             available.append(backend)
         except RuntimeError as error:
-            part.row(backend.name, f"not available: {str(error).splitlines()[0]}", "")
+            part.row(name_of_backend(backend), f"not available: {str(error).splitlines()[0]}", "")
     return available
 
 
