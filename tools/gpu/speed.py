@@ -98,10 +98,8 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     backends = time_attention(part, config, base, runtime.dtype)
     cells = [(base, True, None), (base, False, None), *((size, True, None) for size in sizes[::-1] if size != base)]
     if device.type == "cuda":
-        others = [
-            backend for backend in backends if backend != SDPBackend.MATH and name_of_backend(backend) not in kernel
-        ]
-        cells[2:2] = [(base, True, backend) for backend in others]
+        others = [backend for backend in backends if name_of_backend(backend) not in kernel]
+        cells[2:2] = [(base, True, backend) for backend in others if backend != SDPBackend.MATH]
     part.table("sequences", "vocabulary", "attention", "tokens/s", "MFU by the data sheet", "of a matmul",
                "peak memory", "forecast", "first step, s")  # fmt: skip
     for size, padded, backend in cells:
