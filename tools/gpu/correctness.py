@@ -19,14 +19,13 @@ Dimensions: B batch, T time, V vocabulary.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from folio.machine.kernels import adapt, compile_loss, pad_vocabulary
+from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss, pad_vocabulary
 from folio.machine.runtime import Runtime
 from folio.training.optim import make_optimizer, state_tensors, update
 from model import GPT, POSITIONS, GPTConfig
@@ -77,7 +76,7 @@ class Variant(NamedTuple):
             pad_vocabulary(model, 128)
         adapt(model, runtime)
         if self.is_chunked:
-            model.cross_entropy = partial(model.cross_entropy, max_logits=CHUNK)
+            model.cross_entropy = lambda *tensors: chunked_cross_entropy(*tensors, CHUNK, V, runtime.size_multiple)
         if not self.is_compiled:
             return compute(model, runtime, batch, compile_loss(model, runtime))
         torch.compiler.reset()  # otherwise the ninth model would not be compiled
