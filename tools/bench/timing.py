@@ -61,6 +61,14 @@ def time_calls(action: Callable[[], object], count: int) -> float:
     return time.perf_counter() - start
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has finished all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def alternate(methods: dict[Name, Callable[[], Result]], rounds: int, warmup: bool = True) -> dict[Name, list[Result]]:
     """Call all methods in each round, so that varying machine load affects all of them. Returns each method's results.
 

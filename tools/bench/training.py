@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from folio.base.workers import child_options  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
 from folio.data.shards import data_root, open_dataset  # noqa: E402
 from folio.machine.kernels import adapt, compile_loss, pad_vocabulary  # noqa: E402
-from folio.machine.runtime import resolve_runtime  # noqa: E402
+from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.optim import make_optimizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench.baselines import (  # noqa: E402
@@ -58,6 +58,7 @@ from tools.bench.timing import (  # noqa: E402
     print_table,
     time_calls,
     unknown_names,
+    wait_for,
 )
 
 MODELS = {  # name -> (data set, settings of both programs); other settings are from their config files
@@ -84,7 +85,7 @@ RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time
     "in nanoGPT's time": (None, []),
     f"to {NANOGPT_A100_LOSS}": (NANOGPT_A100_LOSS, []),
 }
-MATMUL_SIZES = {"cpu": 2048, "cuda": 8192}  # size of square matrices for measuring the machine's limit
+MATMUL_SIZES = {"cpu": 2048, "cuda": 8192, "mps": 4096}  # square matrices for measuring the machine's limit
 IMPORT_SECONDS = 1.5  # from the start of a process to the start of its time budget
 PARTS = ("speed", "race", "profile")
 
@@ -210,19 +211,21 @@ def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def matmul_rate(dtype: torch.dtype, device: str) -> float:
-    """Measure the FLOP/s of a large matmul with torch's default settings."""
-    torch.set_float32_matmul_precision("highest")
-    n = MATMUL_SIZES[device]
-    a = torch.ones(n, n, dtype=dtype, device=device)
+def matmul_rate(dtype: torch.dtype, device: str, precision: str = "highest", size: int | None = None) -> float:
+    """Measure the FLOP/s of a large matmul. precision: of float32, see torch.set_float32_matmul_precision."""
+    previous_precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    n = size or MATMUL_SIZES[torch.device(device).type]
+    a = torch.randn(n, n, device=device).to(dtype)  # a GPU needs less power for constants, and is faster
 
     def multiply() -> None:
         a @ a
-        if a.is_cuda:
-            torch.cuda.synchronize()
+        wait_for(a.device)
 
     multiply()
-    return 2 * n**3 / min(time_calls(multiply, 1) for _ in range(5))
+    seconds = min(time_calls(multiply, 1) for _ in range(5))
+    torch.set_float32_matmul_precision(previous_precision)
+    return 2 * n**3 / seconds
 
 
 # --- races ------------------------------------------------------------------------------------------------------------
@@ -329,15 +332,24 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
     """Print the share of each torch operation in a training step of Folio with Muon."""
     dataset, settings = MODELS[name]
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
-    B, T = settings["batch_size"], settings["block_size"]
     shape = {key: value for key, value in settings.items() if key != "batch_size"}
+    config = GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)
     runtime = resolve_runtime(cfg.device, "auto", False)
-    model = GPT(GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)).to(runtime.device)
-    pad_vocabulary(model, runtime.size_multiple)
+    step = make_step(config, settings["batch_size"], runtime, "muon", runtime.size_multiple)
+    milliseconds, rows = largest_operations(step, on_cpu=cfg.device == "cpu")
+    print_table((f"{name}, Muon: share of a step of {milliseconds:,.0f} ms", ""), rows)
+
+
+def make_step(
+    config: GPTConfig, batch_size: int, runtime: Runtime, optimizer_kind: str, vocabulary_multiple: int = 1
+) -> Callable[[], None]:
+    """Return a training step on random tokens. vocabulary_multiple: see pad_vocabulary."""
+    model = GPT(config).to(runtime.device)
+    pad_vocabulary(model, vocabulary_multiple)
     adapt(model, runtime)
-    optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
+    optimizer = make_optimizer(model, optimizer_kind, 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
     loss_fn = compile_loss(model, runtime)
-    x, y = torch.randint(vocab_size, (2, B, T), device=runtime.device)
+    x, y = torch.randint(config.vocab_size, (2, batch_size, config.block_size), device=runtime.device)
 
     def step() -> None:
         loss_fn(x, y).backward()
@@ -345,15 +357,19 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    return step
+
+
+def largest_operations(step: Callable[[], None], on_cpu: bool) -> tuple[float, list[tuple[str, str]]]:
+    """Profile a training step. Returns its milliseconds, and the share of each of the twelve largest operations."""
     time_calls(step, 3)  # warmup
     steps = 3
     with torch.profiler.profile(acc_events=True) as profiler:  # the default warns in torch 2.11
         time_calls(step, steps)
-    microseconds = operation_times(profiler.key_averages(), on_cpu=cfg.device == "cpu")
+    microseconds = operation_times(profiler.key_averages(), on_cpu)
     total = sum(microseconds.values())
     largest = sorted(microseconds.items(), key=lambda item: -item[1])[:12]
-    rows = [(f"`{operation}`", f"{spent / total:.1%}") for operation, spent in largest]
-    print_table((f"{name}, Muon: share of a step of {total / steps / 1e3:,.0f} ms", ""), rows)
+    return total / steps / 1e3, [(f"`{operation}`", f"{spent / total:.1%}") for operation, spent in largest]
 
 
 def operation_times(events: Iterable[FunctionEventAvg], on_cpu: bool) -> dict[str, float]:

@@ -1,0 +1,506 @@
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from folio import UserError
+from folio.base import settings
+from folio.base.files import read_json, write_json
+from folio.base.settings import ConfigError
+from folio.decoding import torch_decoder
+from folio.decoding.torch_decoder import TorchBatch
+from folio.machine import kernels
+from folio.machine.kernels import ChunkedCrossEntropy
+from folio.training.optim import Muon
+from model import POSITIONS, GPTConfig
+from tests.support.repository import ROOT
+from tools import check_gpu, verify_resume
+from tools.bench import training
+from tools.check_gpu import CheckConfig, PartSpec, Report, main
+from tools.gpu import correctness, decoding, runs, speed
+from tools.gpu.part import Part, Skip
+from train import train
+
+
+@pytest.fixture
+def new_part(tmp_path) -> Callable[..., Part]:
+    """A function that creates a part of a rehearsal, or of a check of another device."""
+    return lambda device="cpu": Part("a part", 1000.0, torch.device(device), tmp_path, lambda record: None)
+
+
+@pytest.fixture
+def run_in_process(tmp_path, monkeypatch) -> Callable[[str], tuple[int, dict]]:
+    """A function that runs parts of a rehearsal. Returns the exit code, and the parts of the report."""
+
+    def run_part(number, cfg, report):
+        folder = tmp_path / "part"
+        check_gpu.run_part(cfg.replace(parts=str(number), out_dir=str(folder)))
+        report.save(number, read_json(folder / "gpu-report.json")["parts"][str(number)])
+
+    def run(parts):
+        code = 0
+        try:
+            main(CheckConfig(parts=parts, device="cpu", out_dir=str(tmp_path / "out")))
+        except SystemExit as exit:
+            code = exit.code
+        return code, read_json(tmp_path / "out" / "gpu-report.json")["parts"]
+
+    monkeypatch.setattr(check_gpu, "run_process", run_part)
+    return run
+
+
+# --- rehearsals -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_of_the_parts_that_start_no_processes(run_in_process, tmp_path, monkeypatch, capsys):
+    """Without compiling, which takes 3 s."""
+    monkeypatch.setattr(correctness, "can_compile", lambda device: False)
+    code, parts = run_in_process("1,2,4,5,6")
+    assert code == 0 and {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12456", "passed")
+    rows = {name: [row for table in part["tables"] for row in table["rows"]] for name, part in parts.items()}
+    assert [row[-2:] for row in rows["4"]] == [["passed", "passed"]] * 12
+    assert [row[0] for row in rows["2"][-3:]] == ["adamw", "muon", "muon"]
+    assert {row[-1] for row in rows["2"][2:]} == {"passed"} and len(rows["2"]) == 2 + 8 + 3
+    report = (tmp_path / "out" / "gpu-report.md").read_text(encoding="utf-8")
+    for number, part in parts.items():
+        assert f"## {number} {part['title']}: passed after " in report
+    printed = capsys.readouterr().out
+    for row in (row for table in rows.values() for row in table):
+        assert f"| {' | '.join(row)} |" in report and f"| {' | '.join(row)} |" in printed
+
+
+@pytest.mark.slow
+def test_a_rehearsal_of_all_parts(tmp_path):
+    command = [sys.executable, str(ROOT / "tools" / "check_gpu.py"), "--device=cpu", f"--out_dir={tmp_path}"]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    parts = read_json(tmp_path / "gpu-report.json")["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12345678", "passed")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu-report.json", "gpu-report.md"]
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def failures(part: Part, check: Callable[[Part], None]) -> list[str]:
+    part.run(check)
+    assert (part.record["status"] == "failed") == bool(part.record["failures"])
+    return part.record["failures"]
+
+
+@pytest.fixture(scope="module")
+def allowed() -> dict[torch.dtype, dict[str, float]]:
+    """The allowed errors, from all position methods."""
+    batch, exact = correctness.random_batch(), correctness.cpu_runtime(torch.float32)
+    models = {position: correctness.small_model(position).double() for position in POSITIONS}
+    references = {position: correctness.compute(model, exact, batch) for position, model in models.items()}
+    dtypes = correctness.supported_dtypes(torch.device("cpu"))
+    return {dtype: correctness.allowed_errors(dtype, references, batch) for dtype in dtypes}
+
+
+@pytest.fixture
+def one_position(monkeypatch, allowed):
+    """Check a single position method, in eager mode."""
+    monkeypatch.setattr(correctness, "POSITIONS", ["learned"])
+    monkeypatch.setattr(correctness, "applicable_positions", lambda part, variant: ["learned"][variant.is_compiled :])
+    monkeypatch.setattr(correctness, "allowed_errors", lambda dtype, *arguments: allowed[dtype])
+
+
+def scaled_gradients(factor_x: float, factor_weight: float) -> Callable:
+    """A ChunkedCrossEntropy.chunk_loss with wrong gradients."""
+    chunk_loss = ChunkedCrossEntropy.chunk_loss
+
+    def wrong(*arguments):
+        loss, grad_x, grad_weight = chunk_loss(*arguments)
+        return loss, grad_x * factor_x, grad_weight * factor_weight
+
+    return staticmethod(wrong)
+
+
+@pytest.mark.parametrize(
+    "factors, dtypes", [((-1.0, 1.0), 2), ((1.0001, 1.0), 1), ((1.0, 1.0001), 1), ((math.nan, 1.0), 2)]
+)
+def test_wrong_gradients_of_the_chunked_loss_are_detected(new_part, one_position, monkeypatch, factors, dtypes):
+    """Small errors are detected in float32 only. Each dtype has a padded and an unpadded vocabulary."""
+    monkeypatch.setattr(ChunkedCrossEntropy, "chunk_loss", scaled_gradients(*factors))
+    reported = failures(new_part(), correctness.check_correctness)
+    assert len(reported) == 2 * dtypes and all("chunked" in failure for failure in reported)
+    assert sum("float32" in failure for failure in reported) == 2
+
+
+def test_a_mask_that_is_off_by_one_is_detected(new_part, one_position, monkeypatch):
+    """In bfloat16 only, because a rehearsal uses these weights there only."""
+
+    def attention_weights(q, k, mask=None):
+        T = q.shape[2]
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[3])
+        return (scores + scores.new_full((T, T), -math.inf).triu(diagonal=2)).softmax(dim=-1)
+
+    monkeypatch.setattr(kernels, "attention_weights", attention_weights)
+    reported = failures(new_part(), correctness.check_correctness)
+    assert reported and all("bfloat16" in failure for failure in reported)
+    assert {"the logits", "the loss"} <= {failure.split("error of ")[1].split(" is")[0] for failure in reported}
+
+
+def test_a_loss_that_counts_the_padding_is_detected(new_part, one_position, monkeypatch):
+    loss = kernels.chunked_cross_entropy
+    for module in (kernels, correctness):
+        monkeypatch.setattr(module, "chunked_cross_entropy", lambda x, w, targets, *args, **kwargs: loss(x, w, targets))
+    reported = failures(new_part(), correctness.check_correctness)
+    assert len(reported) == 4 and all(", padded: ValueError: the padding" in failure for failure in reported)
+
+
+def test_a_skipped_step_that_changes_a_moment_is_detected(new_part, one_position, monkeypatch):
+    step = Muon.step
+
+    def forgetful_step(self):
+        found_inf, self.found_inf = self.found_inf, None
+        if found_inf.item():
+            for p, state in self.state.items():
+                state.get("momentum_buffer", p.new_zeros(1)).mul_(0.95)
+        self.found_inf = found_inf
+        step(self)
+
+    monkeypatch.setattr(Muon, "step", forgetful_step)
+    reported = failures(new_part(), correctness.check_optimizers)
+    assert len(reported) == 2 and all("muon" in failure and "momentum_buffer" in failure for failure in reported)
+
+
+def test_an_error_in_a_variant_does_not_end_the_part(new_part, one_position, monkeypatch, capsys):
+    monkeypatch.setattr(correctness, "pad_vocabulary", lambda model, multiple: 1 / 0)
+    part = new_part()
+    assert all(
+        "ZeroDivisionError: division by zero" in failure for failure in failures(part, correctness.check_correctness)
+    )
+    results = [row[-1] for row in part.record["tables"][1]["rows"]]
+    assert results.count("FAILED") == results.count("passed") == 4
+
+
+def out_dir_of(words) -> Path:
+    return Path(next(word for word in words if str(word).startswith("--out_dir=")).partition("=")[2])
+
+
+def write_lines(folder: Path, name: str, lines: list[dict]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def healthy_run(mode: bool) -> dict:
+    """The files of a run without faults."""
+    losses = [3.0 - step / 30 for step in range(30)]
+    samples = [{"step": step, "text": "a text"} for step in (15, 30)]
+    return dict(losses=losses, samples=samples, counts={"graphs": 2 * mode, "breaks": [], "skipped": 0})
+
+
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize(
+    "fault, failure",
+    [
+        ({}, None),
+        ({"losses": [3.0 - step / 30 for step in range(29)] + [math.nan]}, "a loss is not finite"),
+        ({"losses": [3.0] * 30}, "falls only from 3.000 to 3.000"),
+        ({"samples": []}, r"the samples are \[\]"),
+        ({"samples": [{"step": 15, "text": "a text"}, {"step": 30, "text": ""}]}, "the samples are"),
+        ({"counts": {"graphs": 3, "breaks": [], "skipped": 0}}, "3 graphs instead of"),
+        ({"counts": {"graphs": 2, "breaks": ["a reason"], "skipped": 0}}, "graph breaks: a reason"),
+        ({"counts": {"graphs": 2, "breaks": [], "skipped": 1}}, "1 CUDA graphs were skipped"),
+    ],
+)
+def test_faults_of_a_run_are_detected(new_part, monkeypatch, mode, fault, failure):
+    part = new_part()
+
+    def write_run(*words):
+        out_dir, content = out_dir_of(words), healthy_run(mode) | fault
+        write_lines(out_dir, "metrics", [{"step": n, "loss": loss} for n, loss in enumerate(content["losses"], 1)])
+        write_lines(out_dir, "samples", content["samples"])
+        write_json(out_dir / "compiler.json", content["counts"])
+
+    monkeypatch.setattr(runs, "run_python", write_run)
+    part.table("")
+    reported = failures(part, lambda part: runs.check_run(part, mode, "float32"))
+    if failure is None:
+        assert not reported
+    else:
+        assert any(re.search(failure, line) for line in reported)
+    assert part.record["tables"][0]["rows"][0][-1] == ("FAILED" if failure else "passed")
+
+
+@pytest.mark.parametrize("fault, failure", [({}, None), ({"seed": 2}, "the resumed run differs: last: .* bits")])
+def test_a_run_that_differs_after_resuming_is_detected(new_part, monkeypatch, fault, failure):
+    """The killed run is an uninterrupted one here, with another seed as the fault."""
+    part = new_part()
+    runs.prepare_text(part, "sentences", 300)
+
+    def start(cfg, out_dir):
+        values = {name: getattr(cfg, name) for name in runs.train.TrainConfig.__dataclass_fields__}
+        changes = dict(out_dir=str(out_dir), max_iters=20, **(fault if out_dir.name == "killed" else {}))
+        return train(runs.train.TrainConfig(**{**values, **changes}))
+
+    monkeypatch.setattr(verify_resume, "start", start)
+    monkeypatch.setattr(verify_resume, "finish", lambda process, out_dir: None)
+    monkeypatch.setattr(verify_resume, "kill_and_resume", lambda cfg, out_dir: (1, 0, 0))
+    try:
+        reported = failures(part, runs.check_resume)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(reported) == (failure is not None) and (not failure or re.search(failure, reported[0]))
+
+
+def test_waiting_for_the_device_is_an_error_after_the_first_steps(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    state = SimpleNamespace(step=0)
+
+    def step(state, fails):
+        modes.append(f"step {state.step}")
+        if fails:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    watched = runs.forbid_waiting(step, torch.device("cuda", 0), lambda state: state)
+    watched(state, False)
+    state.step = runs.WARMUP_STEPS
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        watched(state, True)
+    runs.forbid_waiting(step, torch.device("cpu"), lambda state: state)(state, False)
+    assert modes == ["step 0", "error", "step 5", "default", "step 5"]
+
+
+@pytest.mark.parametrize("place", ["the device", "a thread"])
+def test_a_token_of_another_row_is_detected(new_part, monkeypatch, place):
+    monkeypatch.setattr(decoding, "POSITIONS", ["rotary"])
+    if place == "the device":
+        sample = TorchBatch.sample
+        monkeypatch.setattr(TorchBatch, "sample", lambda self, rows: roll(sample(self, rows)))
+    else:
+        decode = decoding.decode_in_thread
+        monkeypatch.setattr(decoding, "decode_in_thread", lambda *arguments: decode(*arguments)[::-1])
+    part = new_part()
+    reported = failures(part, decoding.check_tokens)
+    assert len(reported) == 2 and all(f"{place}: the tokens of rows [0, 1, 2, 3]" in failure for failure in reported)
+    assert [row[-2:].index("FAILED") for row in part.record["tables"][0]["rows"]] == [place == "a thread"] * 2
+
+
+def roll(fetch: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    return lambda: fetch()[1:] + fetch()[:1]
+
+
+def test_nanogpt_is_measured_on_the_same_sizes(new_part, tmp_path, monkeypatch):
+    """A script in place of nanoGPT's train.py takes 1 ms per step, and repeats its arguments."""
+    peer = tmp_path / "peer"
+    (peer / "config").mkdir(parents=True)
+    for name in ("model.py", "config/train_shakespeare_char.py"):
+        (peer / name).write_text("")
+    script = 'import sys\nopen("words", "w").write("\\n".join(sys.argv))\n'
+    script += 'for n in range(21):\n    print(f"iter {n}: loss 1.0, time 1.00ms, mfu 1%")'
+    (peer / "train.py").write_text(script)
+    part, runtime = new_part(), correctness.cpu_runtime(torch.float32)
+    speed.compare_with_nanogpt(part, peer, speed.SMALL_GPT2, 4, runtime)
+    assert [row[2] for row in part.record["tables"][0]["rows"]] == [f"{4 * 32 * 1000:,}"] * 2
+    words = (tmp_path / "nanogpt" / "words").read_text().split("\n")
+    assert {"--n_layer=2", "--block_size=32", "--batch_size=4", "--dtype=float32", "--compile=False"} <= {*words}
+    tokens = np.fromfile(tmp_path / "nanogpt" / "data" / "random" / "train.bin", dtype="<u2")
+    assert len(tokens) == 2**20 and tokens.max() == 299
+
+
+# --- branches for CUDA ------------------------------------------------------------------------------------------------
+
+
+class CudaOnCpu(TorchFunctionMode):
+    """Creates tensors of CUDA devices on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.device:
+            return function(*args, **(kwargs or {}))
+        kwargs = {name: to_cpu(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        return args[0] if function is torch.Tensor.pin_memory else function(*map(to_cpu, args), **kwargs)
+
+
+def to_cpu(value):
+    """Replace a CUDA device."""
+    return torch.device("cpu") if isinstance(value, (str, torch.device)) and "cuda" in str(value) else value
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """Two H100 whose tensors are on the CPU."""
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, uuid="1", total_memory=80 * 2**30)
+    values = dict(is_available=True, device_count=2, current_device=0, get_device_name=properties.name)
+    values |= dict(get_device_capability=(9, 0), is_bf16_supported=True, mem_get_info=(70 * 2**30, 80 * 2**30))
+    values |= dict(memory_reserved=0, memory_allocated=0, max_memory_allocated=2**10, get_device_properties=properties)
+    values |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"))
+    for name, value in values.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value, **kwargs: value)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 1))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(torch_decoder, "CUDAGraphDecoder", lambda model, cache: partial(model, kernel=cache))
+    tiny = GPTConfig(block_size=16, vocab_size=50, n_layer=1, n_head=1, n_embd=16, bias=False)
+    for module in (speed, decoding):
+        monkeypatch.setattr(module, "GPT2", tiny)
+    monkeypatch.setattr(speed, "COPY_BYTES", 2**20)
+    monkeypatch.setitem(training.MATMUL_SIZES, "cuda", 64)
+    with CudaOnCpu():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # from torch.autocast
+def test_rates_and_speeds_are_measured_on_cuda(new_part, fake_cuda, monkeypatch):
+    """Attention also with the kernels that are available, but not the default; here flash."""
+    monkeypatch.setattr(speed, "describe_attention", lambda *arguments: "torch's cudnn kernel")
+    part = new_part("cuda:0")
+    for check in (speed.check_hardware, speed.check_training_speed, decoding.check_speed):
+        assert failures(part, check) == []
+    kinds, copies, attention, steps, _, decode = ([row[0] for row in table["rows"]] for table in part.record["tables"])
+    assert kinds == ["bfloat16", "float16", "float32", "float32 as TF32"] and len(copies) == 5
+    assert len(attention) == 4 and steps == ["32", "32", "32", "64", "16", "4"] and decode == ["1", "64"]
+    machine = check_gpu.describe_machine(torch.device("cuda", 0))
+    assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90" and machine["NCCL"] == "2.30.1"
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_more_memory_than_the_forecast_is_a_failure(new_part, fake_cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
+    monkeypatch.setattr(speed, "fits", lambda *arguments: False)
+    monkeypatch.setattr(speed, "time_attention", lambda *arguments: [])
+    monkeypatch.setattr(speed, "profile", lambda *arguments: None)
+    reported = failures(new_part("cuda:0"), speed.check_training_speed)
+    assert len(reported) == 2 and all("1.2 times the forecast is less" in failure for failure in reported)
+
+
+@pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3)])
+def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault):
+    """With NCCL, also on a single GPU. The fault is a loss that differs from that of one process."""
+    part, commands = new_part("cuda:0"), []
+
+    def write_run(*words):
+        commands.append(" ".join(map(str, words)))
+        line = {"loss": 3.0 + (fault if "parallel=fsdp" in commands[-1] else 0.0), "val_loss": 2.0}
+        write_lines(out_dir_of(words), "metrics", [{"step": n, "tokens_per_second": 5.0, **line} for n in range(20)])
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(runs, "run_python", write_run)
+    reported = failures(part, runs.check_processes)
+    assert len(commands) == 9 and all("--device=cuda " in command for command in commands)
+    assert all(f"torch.distributed.run --standalone --nproc_per_node={gpus} " in command for command in commands[1:])
+    assert len(set(commands)) == 9 and len(reported) == (4 if fault else 0)
+    assert all("fsdp" in failure for failure in reported)
+    assert ("there is one GPU, so NCCL has one process" in part.record["notes"]) == (gpus == 1)
+
+
+def test_the_last_gpu_is_used_in_a_thread(new_part, fake_cuda, monkeypatch):
+    devices = []
+    monkeypatch.setattr(decoding, "POSITIONS", ["rotary"])
+    monkeypatch.setattr(decoding, "LanguageModel", lambda model, tokenizer, device, dtype: device)
+    monkeypatch.setattr(decoding, "decode", lambda decoder, *arguments: [[1]] * 4)
+    for name in ("decode_with_torch", "decode_in_thread"):
+        decode = lambda device, *arguments, name=name: devices.append((name, device)) or [[1]] * 4  # noqa: E731
+        monkeypatch.setattr(decoding, name, decode)
+    assert failures(new_part("cuda:0"), decoding.check_tokens) == []
+    in_thread = [("decode_in_thread", "cuda:0"), ("decode_in_thread", "cuda:1")]
+    assert devices == [("decode_with_torch", "cuda:0"), *in_thread] * 2
+
+
+@pytest.mark.parametrize(
+    "is_prepared, loss, sample, expected",
+    [
+        (True, 1.45, "a" * 500 + "500 tokens, 1,234 tokens/s", ""),
+        (True, 1.6, "a" * 500 + "500 tokens, 1,234 tokens/s", "loss is 1.6000, and should be below 1.5"),
+        (False, 1.6, "a" * 500 + "500 tokens, 1,234 tokens/s", ""),
+        (False, 2.1, "a" * 500 + "500 tokens, 1,234 tokens/s", "loss is 2.1000, and should be below 2.0"),
+        (True, 1.45, "", "sample.py prints ''"),
+    ],
+)
+def test_the_two_commands_run_on_the_gpu(new_part, monkeypatch, is_prepared, loss, sample, expected):
+    """Without a network, the text is random sentences."""
+    part, commands = new_part("mps"), []
+
+    def write_run(*words):
+        commands.append(words)
+        write_lines(part.folder / "out", "metrics", [{"step": 9, "val_loss": loss}])
+        return sample
+
+    def find_datasets(name, data_dir):
+        if not is_prepared:
+            raise UserError("no network")
+
+    monkeypatch.setattr(runs, "run_python", write_run)
+    monkeypatch.setattr(runs, "find_datasets", find_datasets)
+    monkeypatch.setattr(runs, "prepare_text", lambda *arguments: "FOLDER")
+    assert "".join(failures(part, runs.check_end_to_end)).endswith(expected)
+    assert [Path(words[0]).name for words in commands] == ["train.py", "sample.py"]
+    assert all("--device=mps" in words and f"--out_dir={part.folder / 'out'}" in words for words in commands)
+    assert ("--data_dir=FOLDER" in commands[0]) != is_prepared
+    assert part.record["notes"] == [] if is_prepared else "no network" in part.record["notes"][0]
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def fail(part: Part) -> None:
+    part.check(False, "a fault")
+
+
+def skip(part: Part) -> None:
+    raise Skip("a reason")
+
+
+def raise_error(part: Part) -> None:
+    part.table("a head")
+    part.row("a row")
+    raise ValueError("an error\nand its second line")
+
+
+def test_the_exit_code_is_the_number_of_failed_parts(run_in_process, tmp_path, monkeypatch, capsys):
+    functions = {1: lambda part: part.note("a note"), 2: fail, 3: skip, 4: raise_error}
+    specs = {number: PartSpec(f"part {number}", function, 10) for number, function in functions.items()}
+    monkeypatch.setattr(check_gpu, "PARTS", specs)
+    code, parts = run_in_process("1,2,3,4")
+    statuses = [part["status"] for part in parts.values()]
+    assert code == 2 and statuses == ["passed", "failed", "skipped", "failed"]
+    assert parts["4"]["failures"] == ["error: ValueError: an error"]
+    report = (tmp_path / "out" / "gpu-report.md").read_text()
+    assert "| a row |" in report and "- skipped: a reason" in report and "- failed: a fault" in report
+    assert "2 of 4 parts failed" in capsys.readouterr().out
+
+
+def test_other_parts_of_an_earlier_report_on_the_same_machine_are_kept(tmp_path):
+    for machine, number, expected in (("a", 1, "1"), ("a", 2, "12"), ("a", 1, "12"), ("b", 3, "3")):
+        part = Part("title", 1.0, torch.device("cpu"), tmp_path, lambda record: None)
+        Report(tmp_path, {"device": machine}).save(number, part.record)
+        assert "".join(read_json(tmp_path / "gpu-report.json")["parts"]) == expected
+
+
+def test_a_part_is_stopped_at_its_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(check_gpu, "PARTS", {1: check_gpu.PARTS[1]._replace(seconds=0.3)})
+    with pytest.raises(SystemExit) as exit:
+        main(CheckConfig(parts="1", device="cpu", out_dir=str(tmp_path)))
+    assert exit.value.code == 1
+    part = read_json(tmp_path / "gpu-report.json")["parts"]["1"]
+    assert part["status"] == "failed" and part["failures"] == ["stopped at its time limit of 0.3 s"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--parts=9", "--device=cpu"], r"parts=9: '9' is not one of 1, 2"),
+        (["--device=tpu"], r"device=tpu: use auto, cpu, cuda, mps"),
+        (["--device=cuda"], r"device=cuda: .*--device=cpu"),
+        ([], r"device=auto: .*--device=cpu"),
+    ],
+)
+def test_bad_settings_are_an_error(arguments, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=message):
+        settings.load(CheckConfig, arguments)
