@@ -621,7 +621,7 @@ def test_the_list_of_operators_that_raise_is_complete():
 def test_a_deterministic_run_on_a_gpu_uses_no_operator_that_raises(tiny, monkeypatch, position):
     """Training, evaluation and sampling, which ran a cumulative sum on the GPU. Now the CPU does."""
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    monkeypatch.setattr(kernels, "chunked_cross_entropy", partial(kernels.chunked_cross_entropy, max_logits=2000))
+    monkeypatch.setattr(kernels, "make_cross_entropy", partial(kernels.make_cross_entropy, max_logits=2000))
     optimizer = "muon" if position in ("relative", "none") else "adamw"
     gpu = SimulatedGPU(monkeypatch)
     train_on(gpu, tiny(position=position, optimizer=optimizer, skip_spikes=5.0, max_iters=2, eval_iters=1))
