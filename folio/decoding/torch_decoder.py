@@ -306,7 +306,8 @@ class CUDAGraphDecoder:
             self.model.forward(self.ids[:B], kernel=self.cache)
         torch.cuda.current_stream().wait_stream(stream)
         self.cache.last.copy_(last)
-        with torch.cuda.graph(graph):
+        # Other threads may use CUDA during the capture: NCCL's watchdog polls its events.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             logits, _ = self.model.forward(self.ids[:B], kernel=self.cache)
         self.cache.capacity, self.cache.lengths = None, lengths
         return graph, logits

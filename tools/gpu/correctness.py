@@ -39,7 +39,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets, (B, T) each
 
 
 class Results(NamedTuple):
-    """Of a batch, in float64 on the CPU."""
+    """The results of a batch, in float64 on the CPU."""
 
     logits: Tensor | None  # (B, T, V); not computed by a compiled loss
     loss: Tensor
