@@ -1,4 +1,4 @@
-"""Check everything about a GPU that cannot be checked without one, in about ten minutes.
+"""Check everything about a GPU that cannot be checked without one, in at most half an hour.
 
     python tools/check_gpu.py                      writes gpu-report.json and gpu-report.md
     python tools/check_gpu.py --parts=2,3          only these parts
@@ -6,11 +6,11 @@
     python tools/check_gpu.py --device=cpu         a rehearsal with small sizes, in about a minute
 
 1 hardware     versions, rates of matmuls and copies     5 training speed  GPT-2 124M: MFU, memory, kernels, nanoGPT
-2 correctness  logits, losses, gradients, optimizers     6 decoding speed  against the bandwidth of the memory
+2 correctness  logits, losses, gradients, optimizers     6 decoding speed  against the memory bandwidth
 3 control      losses, samples, graphs, kills, waiting   7 processes       DDP and FSDP on all GPUs
 4 decoding     tokens of CUDA graphs and of threads      8 end to end      the README's two commands
 
-Each part runs in a process of its own with a time limit, and the report is written after each row. The exit code is the
+Each part runs in its own process with a time limit, and the report is written after each part. The exit code is the
 number of failed parts. A part that does not apply is skipped, with a reason.
 """
 
@@ -32,12 +32,14 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.files import read_json, write_json  # noqa: E402
 from folio.base.settings import NonEmptyStr, Settings, comma_separated  # noqa: E402
 from folio.base.workers import child_options  # noqa: E402
 from folio.machine.memory import format_bytes  # noqa: E402
 from folio.machine.runtime import DEVICES  # noqa: E402
+from tools.bench.baselines import is_nanogpt  # noqa: E402
 from tools.bench.timing import unknown_names  # noqa: E402
 from tools.gpu import correctness, decoding, runs, speed  # noqa: E402
 from tools.gpu.part import Part, markdown  # noqa: E402
@@ -71,45 +73,68 @@ class CheckConfig(Settings):
     out_dir: NonEmptyStr = "."  # folder of gpu-report.json and gpu-report.md
 
     def problems(self) -> list[tuple[str, str]]:
-        """Require known parts and an available device."""
-        available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        kind, problems = self.device.partition(":")[0], unknown_names("parts", self.parts, [*map(str, PARTS)])
-        if kind not in ("auto", *DEVICES):
+        """Require known parts, an available device, and a checkout of nanoGPT if there is a peer."""
+        problems = unknown_names("parts", self.parts, [*map(str, PARTS)])
+        if not self.numbers and not problems:
+            problems.append(("parts", "give at least one number, such as --parts=1"))
+        if self.device.partition(":")[0] not in ("auto", *DEVICES):
             problems.append(("device", f"use auto, {', '.join(DEVICES)}"))
-        elif not (available["cuda"] or available["mps"] if kind == "auto" else available[kind]):
+        elif not self.has_device:
             problems.append(("device", "torch finds no such GPU; for a rehearsal, use --device=cpu"))
+        if self.peer and not is_nanogpt(Path(self.peer)):
+            problems.append(("peer", "it is not a checkout of nanoGPT; give its path"))
         return problems
 
     @property
+    def numbers(self) -> list[int]:
+        """The numbers of the parts, in order."""
+        return sorted({int(number) for number in comma_separated(self.parts) if number.isdecimal()})
+
+    @property
     def torch_device(self) -> torch.device:
+        """Raises RuntimeError if the name is not valid."""
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "mps"
         return torch.device("cuda:0" if name == "cuda" else name)
 
+    @property
+    def has_device(self) -> bool:
+        try:
+            device = self.torch_device
+        except RuntimeError:  # such as cuda:first
+            return False
+        if device.type == "cuda":
+            return torch.cuda.is_available() and device.index < torch.cuda.device_count()
+        return device.type == "cpu" or torch.backends.mps.is_available()
+
 
 def main(cfg: CheckConfig) -> None:
     report = Report(Path(cfg.out_dir), describe_machine(cfg.torch_device))
-    numbers = sorted(map(int, comma_separated(cfg.parts)))
-    for number in numbers:
+    for number in cfg.numbers:
         print(f"\n## {number} {PARTS[number].title}", flush=True)
         run_process(number, cfg, report)
         part = report.parts[str(number)]
         print(f"{part['status']} after {part['seconds']:.0f} s", flush=True)
-    failed = [number for number in numbers if report.parts[str(number)]["status"] == "failed"]
-    print(f"\n{len(failed)} of {len(numbers)} parts failed; see {report.folder / 'gpu-report.md'}")
+    failed = [number for number in cfg.numbers if report.parts[str(number)]["status"] == "failed"]
+    print(f"\n{len(failed)} of {len(cfg.numbers)} parts failed; see {report.folder / 'gpu-report.md'}")
     if failed:
         raise SystemExit(len(failed))
 
 
 def run_process(number: int, cfg: CheckConfig, report: "Report") -> None:
-    """Run a part in a new process, which is killed at the time limit, and copy its record into the report."""
+    """Run a part in a new process, which is killed at the time limit, and copy its record into the report.
+
+    After Ctrl-C, the report has the rows of the interrupted part.
+    """
     spec, seconds = PARTS[number], PARTS[number].seconds * (2 if cfg.peer and number == 5 else 1)
     with tempfile.TemporaryDirectory(prefix="check-gpu-", ignore_cleanup_errors=True) as folder:
         code = "from tools import check_gpu; check_gpu.settings.run_script(check_gpu.run_part, check_gpu.CheckConfig)"
         options = [f"--parts={number}", f"--device={cfg.torch_device}", f"--out_dir={folder}"]
         options += [f"--peer={Path(cfg.peer).resolve()}"] if cfg.peer else []
         process = subprocess.Popen([sys.executable, "-c", code, *options], cwd=ROOT, **child_options())
+        part = Part(spec.title, seconds, cfg.torch_device, Path(folder), partial(report.save, number))
+        failure = "interrupted"
         try:
             process.wait(seconds)
             failure = f"the process ended with exit code {process.returncode}"
@@ -117,18 +142,17 @@ def run_process(number: int, cfg: CheckConfig, report: "Report") -> None:
             failure = f"stopped at its time limit of {seconds} s"
         finally:
             kill(process)
-        part = Part(spec.title, seconds, cfg.torch_device, Path(folder), lambda record: None)
-        if (path := Path(folder, "gpu-report.json")).is_file():
-            part.record = read_json(path)["parts"].get(str(number), part.record)
-    if part.record["status"] == "running":
-        part.check(False, failure)
-        part.update("", "failed")
-    report.save(number, part.record)
+            if (path := Path(folder, "gpu-report.json")).is_file():
+                part.record = read_json(path)["parts"].get(str(number), part.record)
+            if part.record["status"] == "running":
+                part.check(False, failure)
+                part.update("", "failed")
+            report.save(number, part.record)
 
 
 def run_part(cfg: CheckConfig) -> None:
     """Run a single part in this process, and write a report on it."""
-    number, device = int(cfg.parts), cfg.torch_device
+    (number,), device = cfg.numbers, cfg.torch_device
     if device.type == "cuda":
         torch.cuda.set_device(device)
     report, spec = Report(Path(cfg.out_dir), {}), PARTS[number]
@@ -154,7 +178,10 @@ class Report:
 
     def __init__(self, folder: Path, machine: dict[str, str]):
         self.folder, self.machine, self.parts = folder, machine, {}
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f"out_dir={folder}: it is not a folder; give another one") from None
         if (folder / "gpu-report.json").is_file():
             earlier = read_json(folder / "gpu-report.json")
             self.parts = earlier["parts"] if earlier["machine"] == machine else {}

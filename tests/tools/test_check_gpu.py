@@ -69,7 +69,7 @@ def test_a_rehearsal_of_the_parts_that_start_no_processes(run_in_process, tmp_pa
     assert code == 0 and {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12456", "passed")
     rows = {name: [row for table in part["tables"] for row in table["rows"]] for name, part in parts.items()}
     assert [row[-2:] for row in rows["4"]] == [["passed", "passed"]] * 12
-    assert [row[0] for row in rows["2"][-3:]] == ["adamw", "muon", "muon"]
+    assert [row[0] for row in rows["2"][2:5]] == ["adamw", "muon", "muon"]
     assert {row[-1] for row in rows["2"][2:]} == {"passed"} and len(rows["2"]) == 2 + 8 + 3
     report = (tmp_path / "out" / "gpu-report.md").read_text(encoding="utf-8")
     for number, part in parts.items():
@@ -182,7 +182,7 @@ def test_an_error_in_a_variant_does_not_end_the_part(new_part, one_position, mon
     assert all(
         "ZeroDivisionError: division by zero" in failure for failure in failures(part, correctness.check_correctness)
     )
-    results = [row[-1] for row in part.record["tables"][1]["rows"]]
+    results = [row[-1] for row in part.record["tables"][2]["rows"]]
     assert results.count("FAILED") == results.count("passed") == 4
 
 
@@ -494,8 +494,11 @@ def test_a_part_is_stopped_at_its_time_limit(tmp_path, monkeypatch):
     "arguments, message",
     [
         (["--parts=9", "--device=cpu"], r"parts=9: '9' is not one of 1, 2"),
+        (["--parts=,", "--device=cpu"], r"parts=,: .*--parts=1"),
+        (["--device=cpu", "--peer=missing"], r"peer=missing: .*not a checkout of nanoGPT"),
         (["--device=tpu"], r"device=tpu: use auto, cpu, cuda, mps"),
         (["--device=cuda"], r"device=cuda: .*--device=cpu"),
+        (["--device=cuda:first"], r"device=cuda:first: .*--device=cpu"),
         ([], r"device=auto: .*--device=cpu"),
     ],
 )
@@ -504,3 +507,40 @@ def test_bad_settings_are_an_error(arguments, message, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=message):
         settings.load(CheckConfig, arguments)
+
+
+def test_an_index_beyond_the_last_gpu_is_an_error(fake_cuda):
+    assert settings.load(CheckConfig, ["--device=cuda:1"]).torch_device == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="device=cuda:2: torch finds no such GPU"):
+        settings.load(CheckConfig, ["--device=cuda:2"])
+
+
+def test_a_file_as_the_folder_of_the_report_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "file/folder"):
+        with pytest.raises(UserError, match=r"out_dir=.*: it is not a folder"):
+            Report(tmp_path / folder, {})
+
+
+def test_an_interrupted_part_is_in_the_report(tmp_path, monkeypatch):
+    """Ctrl-C removed the rows of the part."""
+
+    class Process:
+        def __init__(self, command, **options):
+            (word,) = (word for word in command if word.startswith("--out_dir="))
+            part = Part("hardware", 1.0, torch.device("cpu"), tmp_path, partial(Report(Path(word[10:]), {}).save, 1))
+            part.table("a head")
+            part.row("a row")
+
+        def wait(self, seconds):
+            raise KeyboardInterrupt
+
+        def poll(self):
+            return 130
+
+    monkeypatch.setattr(check_gpu, "describe_machine", lambda device: {})
+    monkeypatch.setattr(check_gpu.subprocess, "Popen", Process)
+    with pytest.raises(KeyboardInterrupt):
+        main(CheckConfig(parts="1", device="cpu", out_dir=str(tmp_path)))
+    part = read_json(tmp_path / "gpu-report.json")["parts"]["1"]
+    assert part["failures"] == ["interrupted"] and part["tables"][0]["rows"] == [["a row"]]

@@ -226,12 +226,17 @@ def nanogpt_model(checkout: Path, shape: dict[str, Any]) -> Any:
         raise UserError(f"peer={checkout}: not a checkout of nanoGPT ({error!r}); give its path") from None
 
 
+def is_nanogpt(folder: Path) -> bool:
+    """Whether a folder is a checkout of nanoGPT."""
+    return all((folder / name).is_file() for name in ("train.py", "model.py", "config/train_shakespeare_char.py"))
+
+
 def copy_checkout(checkout: Path, copy: Path, data_dir: Path, datasets: set[str]) -> None:
     """Copy a nanoGPT checkout, which remains unchanged, and add Folio's data sets to the copy.
 
     Raises UserError.
     """
-    if not all((checkout / name).is_file() for name in ("train.py", "model.py", "config/train_shakespeare_char.py")):
+    if not is_nanogpt(checkout):
         raise UserError(f"peer={checkout}: not a checkout of nanoGPT; give its path")
     shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("*.bin", "out*", ".git"))
     for name in datasets:

@@ -144,13 +144,19 @@ def fits(config: GPTConfig, size: int, runtime: Runtime) -> bool:
     return available is not None and forecast(config, size, runtime).fits(available)
 
 
-def new_step(config: GPTConfig, size: int, runtime: Runtime, padded: bool) -> Callable[[], None]:
-    """A training step, compiled independently of earlier ones."""
-    gc.collect()  # models in reference cycles
+def free_memory(runtime: Runtime) -> None:
+    """Free the memory of earlier training steps. Later steps are compiled again."""
     if runtime.compile:
         torch.compiler.reset()
+    gc.collect()  # models in reference cycles, also with compiled code
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def new_step(config: GPTConfig, size: int, runtime: Runtime, padded: bool) -> Callable[[], None]:
+    """A training step, compiled independently of earlier ones."""
+    free_memory(runtime)
+    if runtime.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(runtime.device)
     return make_step(config, size, runtime, "adamw", 128 if padded else 1)
 
@@ -179,10 +185,11 @@ def time_attention(part: Part, config: GPTConfig, size: int, dtype: torch.dtype)
     """Measure attention by itself with each of torch's implementations. Returns those that are available."""
     H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
     q, k, v = (torch.randn(size, H, T, D, device=part.device, dtype=dtype, requires_grad=True) for _ in range(3))
+    gradient = torch.randn_like(v)  # that of a sum would be expanded, which some kernels copy first
     flops = 14 * size * H * T**2 * D  # of 2 matmuls forward and 5 backward, also for masked scores
 
     def step() -> None:
-        scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+        scaled_dot_product_attention(q, k, v, is_causal=True).backward(gradient)
 
     part.table("attention, forward and backward", "ms per layer", "TFLOP/s")
     available = []
@@ -219,5 +226,6 @@ def compare_with_nanogpt(part: Part, peer: Path, config: GPTConfig, size: int, r
     part.table(f"round, {size} sequences", "Folio, tokens/s", "nanoGPT, tokens/s", "ratio")
     for number in (1, 2):
         folio = training_speed(config, size, runtime, True)[0]
+        free_memory(runtime)  # nanoGPT is another process on the same GPU
         nanogpt = nanogpt_speed(options, checkout, size * config.block_size)
         part.row(number, f"{folio:,.0f}", f"{nanogpt:,.0f}", f"{folio / nanogpt:.2f}")
