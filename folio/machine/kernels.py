@@ -208,7 +208,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """The summed loss of a chunk, and its gradients with respect to x (n, C) and weight (V, C).
 
-        That of x is multiplied by GRADIENT_SCALE.
+        The gradient of x is multiplied by GRADIENT_SCALE.
         """
         logits = F.linear(x, weight, mask)  # (n, V)
         log_p = logits.log_softmax(dim=-1, dtype=torch.float)
