@@ -378,14 +378,14 @@ def test_more_memory_than_the_forecast_is_a_failure(new_part, fake_cuda, monkeyp
     assert len(reported) == 2 and all("1.2 times the forecast is less" in failure for failure in reported)
 
 
-@pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3)])
+@pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3), (2, math.nan)])
 def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault):
     """With NCCL, also on a single GPU. The fault is a loss that differs from that of one process."""
     part, commands = new_part("cuda:0"), []
 
     def write_run(*words):
         commands.append(" ".join(map(str, words)))
-        line = {"loss": 3.0 + (fault if "parallel=fsdp" in commands[-1] else 0.0), "val_loss": 2.0}
+        line = {"loss": 3.0, "val_loss": 2.0 + (fault if "parallel=fsdp" in commands[-1] else 0.0)}
         write_lines(out_dir_of(words), "metrics", [{"step": n, "tokens_per_second": 5.0, **line} for n in range(20)])
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
