@@ -87,7 +87,7 @@ def decode_in_thread(gpt: LanguageModel, prompts: list[list[int]], count: int, s
 
 
 def check_speed(part: Part) -> None:
-    """Compare with the limit of the memory: the weights and the cached positions that a graph covers, once per step."""
+    """Compare with the memory bandwidth: a step reads the weights and the cached positions that its graph covers."""
     device, config = part.device, SMALL_GPT2 if part.is_small else GPT2
     runtime = resolve_runtime(str(device), name_of(supported_dtypes(device)[0]), False)
     model, bandwidth = GPT(config).to(device, runtime.dtype), copy_rate(device, device, part.is_small)
@@ -95,7 +95,7 @@ def check_speed(part: Part) -> None:
     positions = min(CUDAGraphDecoder.GRANULARITY, config.block_size)
     row_bytes = 2 * config.n_layer * config.n_embd * runtime.dtype.itemsize * positions
     part.note(f"{format_bytes(weights)} of weights in {name_of(runtime.dtype)}, {bandwidth / 1e9:,.0f} GB/s in a copy")
-    part.table("rows", "tokens/s", "ms per step", "limit of the memory, tokens/s", "share")
+    part.table("rows", "tokens/s", "ms per step", "limit by memory bandwidth, tokens/s", "share")
     for rows in (1, 4) if part.is_small else (1, 64):
         with part.attempt(f"{rows} rows"):
             speed = decoding_speed(TorchDecoder(model, runtime), rows, 16 if part.is_small else 200)
