@@ -439,10 +439,8 @@ def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, i
     batches = [(x[0], x[1], 0.5), (x[1], x[0], 0.5)]
     loader = SimpleNamespace(runtime=half, count=2, sequences=4, micro_batches=lambda first: batches)
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16))
-    scaler, guard = (
-        torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2),
-        StepGuard(half.device, None, None),
-    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    guard = StepGuard(half.device, None, None)
     updates = make_optimizer(model, optimizer, 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02)
     state, loss_fn = TrainState(model, model, updates, scaler, guard), compile_loss(model, half)
 

@@ -184,7 +184,7 @@ class Report:
             raise UserError(f"out_dir={folder}: it is not a folder; give another one") from None
         if (folder / "gpu-report.json").is_file():
             earlier = read_json(folder / "gpu-report.json")
-            self.parts = earlier["parts"] if earlier["machine"] == machine else {}
+            self.parts = earlier["parts"] if earlier.get("machine") == machine else {}
 
     def save(self, number: int, record: dict[str, Any]) -> None:
         """Write the report with the record of a part."""

@@ -142,10 +142,8 @@ def compiler_counters() -> dict[str, Counter[str]]:
 
 # --- runs of train.py -------------------------------------------------------------------------------------------------
 
-TINY_RUN = {
-    **dict(dataset="sentences", n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=8, learning_rate=3e-3),
-    **dict(max_iters=30, warmup_iters=2, eval_interval=15, eval_iters=2, log_interval=1, sample_tokens=20),
-}
+TINY_RUN = dict(dataset="sentences", n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=8, learning_rate=3e-3)
+TINY_RUN |= dict(max_iters=30, warmup_iters=2, eval_interval=15, eval_iters=2, log_interval=1, sample_tokens=20)
 
 
 def tiny_run(part: Part, out_dir: str, **changes: Any) -> list[str]:

@@ -173,8 +173,9 @@ def check_processes(part: Part) -> None:
 
 
 def largest_difference(first: Path, second: Path) -> float:
-    """The largest difference of a logged loss; NaN if one is NaN. Raises ValueError if the runs logged different numbers
-    of losses.
+    """The largest difference of a logged loss; NaN if a loss is NaN.
+
+    Raises ValueError if the runs logged different numbers of losses.
     """
     pairs = zip(*(logged(folder, "loss") + logged(folder, "val_loss") for folder in (first, second)), strict=True)
     return float(np.max([abs(a - b) for a, b in pairs]))  # the built-in max can ignore NaN
