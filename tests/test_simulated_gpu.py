@@ -97,7 +97,7 @@ def test_a_graph_computes_when_it_is_replayed(monkeypatch):
     with SimulatedGPU(monkeypatch):
         x, i = operands()
         count, graph = torch.zeros((), device="cuda"), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
             count.add_(1)
             y = x[i] * count
         assert count.item() == 0 and y.isnan().all()
@@ -109,6 +109,6 @@ def test_a_graph_computes_when_it_is_replayed(monkeypatch):
         assert not y.any()
         with (
             pytest.raises(AssertionError, match="during a capture"),
-            torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), torch.cuda.Stream(), capture_error_mode="thread_local"),
         ):
             x.sum().item()

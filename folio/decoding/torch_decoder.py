@@ -306,8 +306,9 @@ class CUDAGraphDecoder:
             self.model.forward(self.ids[:B], kernel=self.cache)
         torch.cuda.current_stream().wait_stream(stream)
         self.cache.last.copy_(last)
-        # Other threads may use CUDA during the capture: NCCL's watchdog polls its events.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # By default, torch captures on one stream per process, on the device of the first capture. During a capture,
+        # other threads may use CUDA: NCCL's watchdog polls its events.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             logits, _ = self.model.forward(self.ids[:B], kernel=self.cache)
         self.cache.capacity, self.cache.lengths = None, lengths
         return graph, logits

@@ -60,13 +60,19 @@ class FakeCuda(threading.local):
         yield
         self.current = before
 
-    def create(self, name: str, *args, **settings) -> mock.MagicMock:
-        self.created.append((name, self.current))
-        return mock.MagicMock()
+    def create(self, name: str, *args, stream: mock.MagicMock | None = None, **settings) -> mock.MagicMock:
+        device = self.current
+        if name == "graph":  # without a stream, the one of the first capture of the process
+            device = stream.device if stream else torch.device("cuda", 0)
+        self.created.append((name, device))
+        return mock.MagicMock(device=device)
 
 
 def test_graphs_are_captured_on_the_models_device_in_any_thread(model, monkeypatch):
-    """The current device of a thread is 0, so a server with --device=cuda:1 captured empty graphs on GPU 0."""
+    """The current device of a thread is 0, so a server with --device=cuda:1 captured empty graphs on GPU 0.
+
+    So did a model on a second GPU of a process, because torch's default stream for captures was on the first one.
+    """
     cuda = FakeCuda()
     for name in ("CUDAGraph", "Stream", "current_stream", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, partial(cuda.create, name))

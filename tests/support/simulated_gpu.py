@@ -98,7 +98,7 @@ class SimulatedGPU:
         self.stack.close()
 
     @contextmanager
-    def capture(self, graph: "RecordedGraph", capture_error_mode: str) -> Iterator[None]:
+    def capture(self, graph: "RecordedGraph", stream: "Stream", capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"  # NCCL's thread may use CUDA during a capture
         self.capturing = graph
         try:
