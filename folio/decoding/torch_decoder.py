@@ -232,10 +232,10 @@ class TokenSampler:
                 ids = logits[indices].argmax(dim=-1, keepdim=True)
             else:
                 probabilities = next_token_probabilities(logits[indices], sampling, occurred, counts)
-                # NaN probabilities give id V, at which the embedding fails, on a GPU for all work of the process.
+                # NaN probabilities give id V, for which the embedding fails. On a GPU, no later operation would work.
                 ids = sample_token(probabilities, uniform[indices]).clamp(max=self.vocab_size - 1)
             if occurred is not None:
-                self.occurred[group[:, None], ids] = torch.ones_like(ids, dtype=torch.bool)  # True is on the host
+                self.occurred[group[:, None], ids] = torch.ones_like(ids, dtype=torch.bool)  # True would be copied
             if counts is not None:
                 self.counts[group[:, None], ids] += 1
             tokens[indices] = ids

@@ -227,7 +227,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def p_minus_one_hot(log_p: Tensor, targets: Tensor) -> Tensor:
-    """exp(log_p) - one_hot(targets), (n, V), in place in eager mode. A compiler fuses an expression without scatter."""
+    """exp(log_p) - one_hot(targets), (n, V). In place in eager mode; if compiled, without a scatter, to be fused."""
     if torch.compiler.is_compiling():
         is_target = torch.arange(log_p.shape[1], device=log_p.device) == targets[:, None]
         return log_p.exp() - is_target.float()

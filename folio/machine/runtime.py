@@ -55,7 +55,7 @@ class Runtime:
 
     @property
     def size_multiple(self) -> int:
-        """Sizes of matrices that can be chosen should be multiples of this. Tensor cores need 8, and tiles have 128."""
+        """Sizes of matrices are rounded up to a multiple of this if possible. Tensor cores need 8; tiles have 128."""
         return 128 if self.device.type == "cuda" else 1
 
     def compute(self) -> AbstractContextManager:

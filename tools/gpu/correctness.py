@@ -11,8 +11,8 @@ Measured on a CPU over the six position methods and three seeds, the worst error
 
 For logits and gradients, all methods and seeds are within a factor of 2. Folio's kernels for a CPU, which round norms
 and the residual stream to bfloat16, have gradients with errors of up to 3.3e-2. So a margin of 5 covers other kernels
-in the same dtype. In float32 the margin is 20, because a GPU may compose a product of several TF32 products; with TF32
-alone the error would be 1,000 times that of float32.
+in the same dtype. In float32 the margin is 20, because a GPU may compute a product from several TF32 products. With
+TF32 alone the error would be 1,000 times that of float32.
 
 Dimensions: B batch, T time, V vocabulary.
 """
