@@ -96,6 +96,12 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     kernel = describe_attention(runtime, model)
     part.note(f"{runtime.description}; attention by {kernel}")
     backends = time_attention(part, config, base, runtime.dtype)
+    if device.type != "mps":
+        with part.attempt("profile"):
+            profile(part, config, base, runtime)
+    if peer:
+        with part.attempt("nanoGPT"):
+            compare_with_nanogpt(part, Path(peer), config, base, runtime)
     cells = [(base, True, None), (base, False, None), *((size, True, None) for size in sizes[::-1] if size != base)]
     if device.type == "cuda":
         others = [backend for backend in backends if name_of_backend(backend) not in kernel]
@@ -116,12 +122,6 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
             part.row(*cell, f"{speed:,.0f}", *mfu, *bytes_cells, f"{first:.1f}")
             too_much = peak and peak > HEADROOM * required
             part.check(not too_much, f"{what}: {HEADROOM} times the forecast is less than the peak memory")
-    if device.type != "mps":
-        with part.attempt("profile"):
-            profile(part, config, base, runtime)
-    if peer:
-        with part.attempt("nanoGPT"):
-            compare_with_nanogpt(part, Path(peer), config, base, runtime)
 
 
 def name_of_backend(backend: SDPBackend) -> str:
