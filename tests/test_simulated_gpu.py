@@ -66,6 +66,7 @@ def test_waits_are_recorded(inference, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_cuda_waits_for_the_same():
     try:
         for name, operation in {**WAITING, **NOT_WAITING}.items():

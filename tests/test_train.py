@@ -491,6 +491,7 @@ def test_a_run_reports_that_nothing_was_compiled(tiny, monkeypatch, capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the test's dtype is float32
 def test_cuda_graphs_on_a_gpu(tiny, tmp_path):
     eager = train(tiny(device="cuda", dropout=0.0)).best_val_loss
     captured = tiny(device="cuda", dropout=0.0, compile="reduce-overhead", out_dir=str(tmp_path / "captured"))
@@ -619,7 +620,7 @@ def test_the_list_of_operators_that_raise_is_complete():
 def test_a_deterministic_run_on_a_gpu_uses_no_operator_that_raises(tiny, monkeypatch, position):
     """Training, evaluation and sampling, which ran a cumulative sum on the GPU. Now the CPU does."""
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    monkeypatch.setattr(kernels, "make_cross_entropy", partial(kernels.make_cross_entropy, max_logits=2000))
+    monkeypatch.setattr(kernels, "MAX_LOGITS", 2000)
     optimizer = "muon" if position in ("relative", "none") else "adamw"
     gpu = SimulatedGPU(monkeypatch)
     train_on(gpu, tiny(position=position, optimizer=optimizer, skip_spikes=5.0, max_iters=2, eval_iters=1))

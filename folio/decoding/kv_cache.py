@@ -51,6 +51,7 @@ class KVCache(AttentionKernel):
         """
         (B, T), S = idx.shape, len(self.slots)
         kv, lengths, last = self.kv[:, :, :B], self.lengths[:B], self.last[:B]
+        self.last_mask: tuple[Tensor, Tensor] | None = None  # a mask, and its copy in the dtype of the cache
         min_length, max_length = min(lengths), max(lengths)
         assert T == 1 or min_length == max_length <= S - T
         self.lengths = [length + T for length in lengths] + self.lengths[B:]
@@ -87,5 +88,7 @@ class KVCache(AttentionKernel):
         if mask is None and 1 < T < S:  # torch's is_causal aligns the first query with the first key
             mask = torch.full((T, S), -torch.inf, device=q.device).triu(S - T + 1)
         if mask is not None:
-            mask = mask.to(keys.dtype)
+            if self.last_mask is None or self.last_mask[0] is not mask:  # usually, all layers have the same one
+                self.last_mask = mask, mask.to(keys.dtype)
+            mask = self.last_mask[1]
         return scaled_dot_product_attention(q.to(keys.dtype), keys, values, mask, 0.0, is_causal).to(q.dtype)

@@ -72,7 +72,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Set all but the k largest logits (..., V) to -inf. Ties with the k-th largest are kept."""
     if k >= logits.shape[-1]:
         return logits
-    kth = logits.topk(k).values[..., -1:]
+    kth = logits.topk(k, sorted=False).values.amin(dim=-1, keepdim=True)
     return logits.masked_fill(logits < kth, -torch.inf)
 
 

@@ -5,6 +5,7 @@ Dimensions: B batch (rows), T time, V vocabulary.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from folio.decoding.kv_cache import KVCache, Prefix
 from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
+from folio.machine.kernels import pad_vocabulary
 from folio.machine.runtime import Runtime
 from model import GPT
 
@@ -24,7 +26,7 @@ class TorchDecoder:
     """Decodes with the model itself, on its device. Puts it into eval mode."""
 
     def __init__(self, model: GPT, runtime: Runtime, single_thread_bytes: int = SINGLE_THREAD_BYTES):
-        self.model, self.config, self.runtime = model.eval(), model.config, runtime
+        self.model, self.config, self.runtime = padded(model.eval(), runtime.size_multiple), model.config, runtime
         self.single_thread_bytes = single_thread_bytes
 
         # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
@@ -62,7 +64,8 @@ class TorchBatch:
         self.sampled = torch.zeros(rows, 1, dtype=torch.long, device=runtime.device)
         # A capture would keep the addresses of autocast's copies of the weights, which do not persist.
         self.capturable = runtime.device.type == "cuda" and model.transformer.wte.weight.dtype == runtime.dtype
-        self.forward = CUDAGraphDecoder(model, self.cache) if self.capturable else partial(model, kernel=self.cache)
+        new_logits = partial(next_logits, model, self.cache)
+        self.new_logits = CUDAGraphDecoder(new_logits, self.cache) if self.capturable else new_logits
 
     def start(self, row: int, sample: Sample) -> None:
         self.sampler.start(row, sample)
@@ -82,8 +85,8 @@ class TorchBatch:
                 cache.set_lengths([count] * len(rows))
             idx = torch.tensor([contexts[row][count:] for row in rows], device=self.runtime.device)
             with inference_context(self.model, self.runtime):
-                logits, _ = self.model(idx, kernel=cache)  # (n, 1, V)
-            self.fill(rows, cache, length, logits[:, -1])
+                logits = next_logits(self.model, cache, idx)  # (n, V)
+            self.fill(rows, cache, length, logits)
 
     @torch.inference_mode()
     def score(self, row: int, context: list[int], count: int) -> Tensor:
@@ -100,7 +103,7 @@ class TorchBatch:
     def fill(self, rows: list[int], cache: KVCache, length: int, logits: Tensor) -> None:
         """Copy another cache into these rows, and the logits after it."""
         self.cache.kv[:, :, rows, :, :length] = cache.kv[:, :, :, :, :length]
-        self.logits[rows] = logits.float()
+        self.logits[rows] = logits
         for row in rows:
             self.lengths[row] = length
         self.step_rows = []
@@ -126,7 +129,7 @@ class TorchBatch:
         for row in rows:
             self.lengths[row] += 1
         with inference_context(self.model, self.runtime), self.threads(len(rows)):
-            logits = self.forward(self.sampled[: self.padded_rows(max(rows) + 1)])[0][:, 0].float()
+            logits = self.new_logits(self.sampled[: self.padded_rows(max(rows) + 1)])
         index = self.index(rows)
         self.logits = self.logits.index_copy(0, index, logits[index])
         return self.sample(rows)
@@ -145,6 +148,19 @@ class TorchBatch:
     def padded_rows(self, rows: int) -> int:
         """The number of rows to compute. For CUDA graphs, a power of two or all rows, to limit the number of graphs."""
         return min(len(self.lengths), 1 << (rows - 1).bit_length()) if self.capturable else rows
+
+
+def padded(model: GPT, multiple: int) -> GPT:
+    """A model that shares the weights, and whose vocabulary is padded; the model itself if it needs no padding."""
+    if len(model.lm_head.weight) % multiple:
+        model = GPT.from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()}).eval()
+        pad_vocabulary(model, multiple)
+    return model
+
+
+def next_logits(model: GPT, cache: KVCache, idx: Tensor) -> Tensor:
+    """The logits after idx (B, T), (B, V) in float32."""
+    return model(idx, kernel=cache)[0][:, 0].float()
 
 
 @cache
@@ -176,10 +192,31 @@ def sampling_device(device: torch.device) -> torch.device:
     return device if can_sample else torch.device("cpu")
 
 
+@dataclass
+class SampledRows:
+    """Rows that are sampled together, until others are."""
+
+    rows: list[int]
+    index: Tensor  # the rows
+    groups: list[tuple[Sampling, Tensor]]  # sampling settings, and the rows that have them as indices of `index`
+    steps: int = 0
+    captured: "CapturedFunction | None" = None
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether the tensors of all settings persist; those of a bias are in a cache of limited size."""
+        return not any(sampling.logit_bias for sampling, _ in self.groups)
+
+
 class TokenSampler:
-    """Samples the next token of each row of a batch. Ids >= vocab_size are never sampled."""
+    """Samples the next token of each row of a batch. Ids >= vocab_size are never sampled.
+
+    On CUDA, the operations of the same rows are captured after a few steps, because launching them takes longer than
+    running them.
+    """
 
     CHUNK = 1024  # random numbers to compute at once per row
+    CAPTURE_STEP = 16  # of the same rows; a capture takes as long as several steps
 
     def __init__(self, rows: int, V: int, vocab_size: int | None, device: torch.device):
         self.shape, self.vocab_size, self.device = (rows, V), vocab_size or V, sampling_device(device)
@@ -189,11 +226,12 @@ class TokenSampler:
         self.next_number = torch.zeros(rows, 1, dtype=torch.long, device=self.device)
         self.occurred: Tensor | None = None  # bool (B, V), for the repetition penalty
         self.counts: Tensor | None = None  # float32 (B, V), for the presence and frequency penalties
-        self.last_groups: tuple[list[int], Tensor, list[tuple[Sampling, Tensor]]] | None = None  # of the last rows
+        self.sampled_rows = SampledRows([], torch.zeros(0), [])
 
     def start(self, row: int, sample: Sample) -> None:
         """Set the sampling settings of a row."""
-        self.samples[row], self.steps[row], self.last_groups = sample, 0, None
+        self.samples[row], self.steps[row] = sample, 0
+        self.sampled_rows = SampledRows([], torch.zeros(0), [])
         if sample.sampling.repetition_penalty != 1:
             if self.occurred is None:
                 self.occurred = torch.zeros(self.shape, dtype=torch.bool, device=self.device)
@@ -205,25 +243,37 @@ class TokenSampler:
             self.counts[row] = 0
 
     def index(self, rows: list[int]) -> Tensor:
-        return self.groups(rows)[0]
+        return self.together(rows).index
 
-    def groups(self, rows: list[int]) -> tuple[Tensor, list[tuple[Sampling, Tensor]]]:
-        """The rows as a tensor, and for each sampling settings the indices of its rows in this tensor."""
-        if self.last_groups is None or self.last_groups[0] != rows:
+    def together(self, rows: list[int]) -> SampledRows:
+        if self.sampled_rows.rows != rows:
             indices: dict[Sampling, list[int]] = {}
             for i, row in enumerate(rows):
                 indices.setdefault(self.samples[row].sampling, []).append(i)
             groups = [(sampling, torch.tensor(group, device=self.device)) for sampling, group in indices.items()]
-            self.last_groups = (list(rows), torch.tensor(rows, device=self.device), groups)
-        return self.last_groups[1:]
+            self.sampled_rows = SampledRows(list(rows), torch.tensor(rows, device=self.device), groups)
+        return self.sampled_rows
 
     def sample(self, logits: Tensor, rows: list[int]) -> Tensor:
         """Sample the next tokens of some rows, (rows, 1), from the logits of all rows, (B, V), on self.device."""
-        index, groups = self.groups(rows)
+        self.add_numbers(rows)
+        sampled_rows = self.together(rows)
+        sampled_rows.steps += 1
+        function = partial(self.tokens, sampled_rows.index, sampled_rows.groups)
+        if self.device.type != "cuda" or sampled_rows.steps < self.CAPTURE_STEP or not sampled_rows.is_capturable:
+            return function(logits)
+        if sampled_rows.captured is None:
+            sampled_rows.captured = CapturedFunction(function, logits)
+        return sampled_rows.captured(logits)
+
+    def tokens(self, index: Tensor, groups: list[tuple[Sampling, Tensor]], logits: Tensor) -> Tensor:
+        """The next tokens of the rows `index`. See SampledRows. Reads nothing on the host."""
         logits = logits[index]  # (rows, V)
         logits[:, self.vocab_size :] = -torch.inf
-        uniform = self.uniform(rows, index)
-        tokens = torch.empty(len(rows), 1, dtype=torch.long, device=self.device)
+        columns = self.next_number[index]
+        self.next_number[index] = columns + 1
+        uniform = self.numbers[index].gather(1, columns)
+        tokens = torch.empty(len(index), 1, dtype=torch.long, device=self.device)
         for sampling, indices in groups:
             group = index[indices]
             occurred = self.occurred[group] if sampling.repetition_penalty != 1 else None
@@ -241,17 +291,14 @@ class TokenSampler:
             tokens[indices] = ids
         return tokens
 
-    def uniform(self, rows: list[int], index: Tensor) -> Tensor:
-        """The uniform random numbers of the next step, (rows, 1)."""
+    def add_numbers(self, rows: list[int]) -> None:
+        """Count a step of these rows, and compute random numbers for those that have used theirs."""
         for row in rows:
             if self.steps[row] % self.CHUNK == 0:
                 sample = self.samples[row]
                 numbers = uniforms(sample.seed, [sample.number], self.steps[row], self.CHUNK)
                 self.numbers[row], self.next_number[row] = numbers[0].to(self.device), 0
             self.steps[row] += 1
-        columns = self.next_number[index]
-        self.next_number[index] = columns + 1
-        return self.numbers[index].gather(1, columns)
 
 
 def to_host(ids: Tensor) -> Callable[[], list[int]]:
@@ -270,6 +317,26 @@ def to_host(ids: Tensor) -> Callable[[], list[int]]:
     return fetch
 
 
+class CapturedFunction:
+    """A function of a tensor, captured as a CUDA graph. It can change other tensors, which must not move."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
+        """The function must have run before, so that allocations of the first call stay out of the graph."""
+        self.x, self.function = x.clone(), function  # keeps the tensors of a partial function
+        with torch.cuda.device(x.device):  # a new thread's current device is 0
+            self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            # By default, torch captures on one stream per process, on the device of the first capture. During a
+            # capture, other threads may use CUDA: NCCL's watchdog polls its events.
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+                self.result = function(self.x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.x.copy_(x)
+        self.graph.replay()
+        return self.result.clone()
+
+
 class CUDAGraphDecoder:
     """Decodes one token per row with CUDA graphs, because launching the small kernels individually takes longer than
     running them. Each graph attends to a fixed number of positions, a multiple of GRANULARITY.
@@ -277,38 +344,26 @@ class CUDAGraphDecoder:
 
     GRANULARITY = 256
 
-    def __init__(self, model: GPT, cache: KVCache):
-        self.model, self.cache = model, cache
-        self.ids = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.kv.device)
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+    def __init__(self, new_logits: Callable[[Tensor], Tensor], cache: KVCache):
+        """new_logits: returns the logits (B, V) after ids (B, 1) of the first rows, and updates the cache."""
+        self.new_logits, self.cache = new_logits, cache
+        self.graphs: dict[tuple[int, int], CapturedFunction] = {}  # by rows and positions
 
-    def __call__(self, ids: Tensor) -> tuple[Tensor, None]:
-        """Like the model's forward: ids (B, 1) of the first rows to logits (B, 1, V) and no loss."""
-        B = len(ids)
-        self.ids[:B].copy_(ids)
+    def __call__(self, ids: Tensor) -> Tensor:
+        B, block_size = len(ids), len(self.cache.slots)
         lengths = [length + 1 for length in self.cache.lengths[:B]] + self.cache.lengths[B:]
-        capacity = -(-max(lengths[:B]) // self.GRANULARITY) * self.GRANULARITY
-        capacity = min(capacity, self.model.config.block_size)
+        capacity = min(-(-max(lengths[:B]) // self.GRANULARITY) * self.GRANULARITY, block_size)
         if (B, capacity) not in self.graphs:
-            with torch.cuda.device(self.ids.device):  # a new thread's current device is 0
-                self.graphs[B, capacity] = self.capture(B, capacity)
-        graph, logits = self.graphs[B, capacity]
-        graph.replay()
+            self.graphs[B, capacity] = self.capture(ids, capacity)
+        logits = self.graphs[B, capacity](ids)
         self.cache.lengths = lengths
-        return logits.clone(), None
+        return logits
 
-    def capture(self, B: int, capacity: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def capture(self, ids: Tensor, capacity: int) -> CapturedFunction:
         lengths, last = list(self.cache.lengths), self.cache.last.clone()
         self.cache.capacity = capacity
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warmup: allocations of the first call stay out of the graph
-            self.model.forward(self.ids[:B], kernel=self.cache)
-        torch.cuda.current_stream().wait_stream(stream)
+        self.new_logits(ids)
         self.cache.last.copy_(last)
-        # By default, torch captures on one stream per process, on the device of the first capture. During a capture,
-        # other threads may use CUDA: NCCL's watchdog polls its events.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            logits, _ = self.model.forward(self.ids[:B], kernel=self.cache)
+        captured = CapturedFunction(self.new_logits, ids)
         self.cache.capacity, self.cache.lengths = None, lengths
-        return graph, logits
+        return captured

@@ -26,7 +26,8 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     Call it before the model is wrapped or compiled.
     """
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
-    model.cross_entropy = make_cross_entropy(model.config.vocab_size, runtime.size_multiple)
+    max_logits = MAX_LOGITS_COMPILED if runtime.compile else MAX_LOGITS
+    model.cross_entropy = make_cross_entropy(model.config.vocab_size, runtime.size_multiple, max_logits)
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -137,6 +138,7 @@ class CPUDropout(nn.Dropout):
 
 
 MAX_LOGITS = 2**26  # per chunk: 1,335 tokens with GPT-2's vocabulary, 256 MiB in float32
+MAX_LOGITS_COMPILED = 2**28  # never in float32; with fewer chunks, compiling is faster (docs/performance.md)
 GRADIENT_SCALE = {torch.float16: 256}  # of the logits' gradients, most of which are near 1 / V
 
 
@@ -165,7 +167,7 @@ def chunked_cross_entropy(
 
 
 def make_cross_entropy(
-    vocab_size: int, row_multiple: int, max_logits: int = MAX_LOGITS
+    vocab_size: int, row_multiple: int, max_logits: int
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """chunked_cross_entropy with these arguments.
 

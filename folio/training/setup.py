@@ -52,7 +52,7 @@ def find_runtime(cfg: Any, start: Start, gpt_config: GPTConfig) -> Runtime:
     length, resolved = Length(flops, cfg.minutes and 60 * cfg.minutes), start.last_part.get("resolved")
     runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, length, cfg.backend)
     if cfg.parallel == "fsdp" and not runtime.group.gloo:
-        raise UserError("parallel=fsdp: start it with torchrun")
+        raise UserError("parallel=fsdp: start it with torchrun, or use --parallel=ddp")
     if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
         raise UserError("parallel=fsdp: it does not support float16; use --dtype=bfloat16")
     return runtime

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio.decoding import torch_decoder
 from folio.decoding.decoders import Decoder
-from folio.decoding.kv_cache import KVCache
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, Scheduler, generate
-from folio.decoding.torch_decoder import TorchDecoder, sampling_device
+from folio.decoding.torch_decoder import CapturedFunction, TorchDecoder, sampling_device
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, POSITIONS, GPTConfig
 from tests.support.decoding import GREEDY, generate_tokens, random_model
@@ -77,11 +76,8 @@ def test_graphs_are_captured_on_the_models_device_in_any_thread(model, monkeypat
     for name in ("CUDAGraph", "Stream", "current_stream", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, partial(cuda.create, name))
     monkeypatch.setattr(torch.cuda, "device", cuda.device)
-    cache = KVCache(model.config, 2, torch.float32, torch.device("cpu"))
-    cache.set_lengths([1, 1])
-    decoder = torch_decoder.CUDAGraphDecoder(model.eval(), cache)
-    in_thread(torch.inference_mode()(decoder), torch.zeros(2, 1, dtype=torch.long))
-    assert {name for name, _ in cuda.created} >= {"CUDAGraph", "Stream", "current_stream", "stream", "graph"}
+    in_thread(CapturedFunction, torch.exp, torch.ones(2, 1))
+    assert {name for name, _ in cuda.created} >= {"CUDAGraph", "Stream", "current_stream", "graph"}
     assert {device for _, device in cuda.created} == {torch.device("cpu")}
 
 
@@ -90,7 +86,8 @@ PENALTIES = dict(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty
 SAMPLINGS = {
     "greedy": GREEDY,
     "filters": Sampling(temperature=1.2, top_k=9, top_p=0.9, min_p=0.01),
-    "penalties": Sampling(**PENALTIES, temperature=0.9, top_k=9, logit_bias=((EOT, -100.0), (3, 1.0))),
+    "penalties": Sampling(**PENALTIES, temperature=0.9, top_k=9),
+    "bias": Sampling(**PENALTIES, temperature=0.9, top_k=9, logit_bias=((EOT, -100.0), (3, 1.0))),
 }
 
 
@@ -98,7 +95,7 @@ def decode_requests(decoder: Decoder) -> list[tuple[list[int], str]]:
     """The tokens and finish reasons of requests that share three rows, with contexts of 8 tokens."""
     endless, ending = Sampling(logit_bias=((EOT, -100.0),)), Sampling(logit_bias=((EOT, 5.0),), top_p=0.95)
     completions = [
-        Completion([1], SAMPLINGS["penalties"], 22),
+        Completion([1], SAMPLINGS["bias"], 22),
         Completion([3, 4, 5], endless, 16, context_stride=3),  # prefills again, also if a context could slide
         Completion([6, 7], ending, 40),
         Completion([9, 10, 11], SAMPLINGS["filters"], 3),  # the next two take the row of one that has ended
@@ -120,6 +117,7 @@ def test_captured_steps_compute_what_eager_ones_do(position, seed, monkeypatch):
     Rows have unequal lengths, start and end at different times, slide or are prefilled again.
     """
     monkeypatch.setattr(torch_decoder.CUDAGraphDecoder, "GRANULARITY", 4)
+    monkeypatch.setattr(torch_decoder.TokenSampler, "CAPTURE_STEP", 2)
     model = random_model(seed, position=position)
     expected = decode_requests(TorchDecoder(model, resolve_runtime("cpu", "float32", False)))
     with SimulatedGPU(monkeypatch) as gpu:
@@ -132,7 +130,8 @@ def test_captured_steps_compute_what_eager_ones_do(position, seed, monkeypatch):
 def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(dtype, sampling, seed, monkeypatch):
     """With penalties, each token copied a number to the GPU, and with a bias also the bias. Both copies wait.
 
-    The rows and the graph stay the same during these steps. Steps with autocast are not captured.
+    The rows and the graph stay the same during these steps; in one of them, sampling is captured. A forward pass with
+    autocast is not captured, nor is sampling with a bias.
     """
     model = random_model(seed, position="rotary")
     with SimulatedGPU(monkeypatch) as gpu:
@@ -143,7 +142,8 @@ def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(dtype, sampling, seed, mo
         gpu.waits.clear()
         for _ in zip(range(20), steps):  # noqa: B905
             pass
-    assert gpu.waits == ["Event.synchronize"] * 20 and (gpu.captures > 0) == (dtype == torch.float32)
+    assert gpu.waits == ["Event.synchronize"] * 20
+    assert gpu.captures == (dtype == torch.float32) + (sampling != "bias")
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from folio import UserError
+from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint, run_folder
 from folio.data.shards import Shard
 from folio.data.windows import ValidationWindows
@@ -147,7 +148,8 @@ def test_one_process_per_gpu(tiny, tmp_path, mode):
     several = tiny(**settings, device="cuda", parallel=mode)
     run_torchrun(torch.cuda.device_count(), several)
     assert largest_difference(one, several, "loss", "val_loss") < 1e-4
-    train(tiny(**{**settings, "max_iters": 45}, device="cpu", init_from="resume"))
+    resumed = tiny(**{**settings, "max_iters": 45}, device="cpu", init_from="resume")
+    train(resumed.replace({"parallel": COMMAND_LINE}))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

@@ -344,7 +344,8 @@ def fake_cuda(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(torch_decoder, "CUDAGraphDecoder", lambda model, cache: partial(model, kernel=cache))
+    monkeypatch.setattr(torch_decoder, "CUDAGraphDecoder", lambda new_logits, cache: new_logits)
+    monkeypatch.setattr(torch_decoder, "CapturedFunction", lambda function, x: function)
     tiny = GPTConfig(block_size=16, vocab_size=50, n_layer=1, n_head=1, n_embd=16, bias=False)
     for module in (speed, decoding):
         monkeypatch.setattr(module, "GPT2", tiny)
@@ -361,7 +362,7 @@ def test_rates_and_speeds_are_measured_on_cuda(new_part, fake_cuda, monkeypatch)
     part = new_part("cuda:0")
     for check in (speed.check_hardware, speed.check_training_speed, decoding.check_speed):
         assert failures(part, check) == []
-    kinds, copies, attention, steps, _, decode = ([row[0] for row in table["rows"]] for table in part.record["tables"])
+    kinds, copies, attention, _, steps, decode = ([row[0] for row in table["rows"]] for table in part.record["tables"])
     assert kinds == ["bfloat16", "float16", "float32", "float32 as TF32"] and len(copies) == 5
     assert len(attention) == 4 and steps == ["32", "32", "32", "64", "16", "4"] and decode == ["1", "64"]
     machine = check_gpu.describe_machine(torch.device("cuda", 0))

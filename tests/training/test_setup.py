@@ -162,7 +162,8 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch import distributed as dist
 from folio.machine.distributed import Group, reshard
-from folio.machine.kernels import compile_loss, make_cross_entropy
+from folio.machine import kernels
+from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.setup import wrap
 from model import GPTConfig
@@ -178,7 +179,7 @@ if parallel != "one":
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = Group(0, 1, dist.group.WORLD)
 for recompute, max_logits in ((False, 2**26), (True, 2**14)):
-    make_cross_entropy.__defaults__ = (max_logits,)
+    kernels.MAX_LOGITS_COMPILED = max_logits
     torch._dynamo.reset()
     counters.clear()
     runtime = replace(resolve_runtime("cpu", "bfloat16", False), compile=True, group=group)
