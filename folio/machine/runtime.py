@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -83,6 +84,24 @@ class Runtime:
 
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class DeviceTime:
+    """The time at which a device finishes the work that is queued now; on a CPU, this is now."""
+
+    def __init__(self, device: torch.device):
+        self.event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self.time = time.perf_counter()
+        if self.event:
+            self.event.record()
+
+    def wait(self) -> None:
+        if self.event:
+            self.event.synchronize()
+
+    def seconds_until(self, later: "DeviceTime") -> float:
+        """The seconds between two times, after waiting for the later one."""
+        return self.event.elapsed_time(later.event) / 1000 if self.event else later.time - self.time
 
 
 class Length(NamedTuple):

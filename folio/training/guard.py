@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from folio.base.files import write_json
 from folio.data.tokenizer import Tokenizer
+from folio.machine.runtime import DeviceTime
 
 DECAY = 0.98  # of the running mean and variance, which cover about 50 steps
 MIN_STEPS = 100  # before spikes are detected
@@ -39,8 +40,8 @@ class StepGuard:
         self.streak = 0  # the most consecutive skipped steps in the last read
         self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=device)  # (2, 3)
         self.judged: list[Tensor] = []  # on the device
-        self.sent = torch.empty(0, 3)  # (steps, 3), on the host after `copied`
-        self.copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.sent = torch.empty(0, 3)  # (steps, 3), on the host after sent_time
+        self.device, self.sent_time = device, DeviceTime(device)
         self.recent: list[JudgedStep] = []  # the steps of the last read and the 50 before them
 
     def judge(self, loss: Tensor, grad_norm: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -67,15 +68,13 @@ class StepGuard:
 
     def send(self) -> None:
         """Start copying the judged steps to the host. On CUDA, this does not wait for the device."""
-        self.sent = torch.stack(self.judged).to("cpu", non_blocking=self.copied is not None)
+        self.sent = torch.stack(self.judged).to("cpu", non_blocking=self.device.type == "cuda")
         self.judged.clear()
-        if self.copied:
-            self.copied.record()
+        self.sent_time = DeviceTime(self.device)
 
     def read(self, step: int) -> list[JudgedStep]:
         """Return the steps that were sent, up to `step`. Waits for the device to finish it."""
-        if self.copied:
-            self.copied.synchronize()
+        self.sent_time.wait()
         rows, self.sent = self.sent.tolist(), self.sent[:0]
         first = step - len(rows) + 1
         steps = [JudgedStep(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tqdm import tqdm
 from folio import UserError
 from folio.base.files import atomic_write
 from folio.base.progress import note, progress_bar
+from folio.machine.runtime import DeviceTime
 from folio.training.guard import JudgedStep, StepGuard
 
 
@@ -25,7 +25,7 @@ class StepReader:
         self.step = 0  # the last step that was read
         self.steps: list[JudgedStep] = []  # the steps of the last read
         self.rate: float | None = None  # their steps per second; None at the first read, whose steps are warmup
-        self.timer_start: tuple[float, int] | None = None  # time and step
+        self.start: tuple[DeviceTime, int] | None = None  # of the speed measurement: time and step
 
     def send(self, step: int) -> None:
         """Start copying the numbers of the steps up to `step` to the host."""
@@ -36,15 +36,15 @@ class StepReader:
         """Return the steps that were sent. Waits for the device to finish them."""
         self.step, self.sent = self.sent, None
         self.steps = self.guard.read(self.step)
-        if self.timer_start:
-            start_time, start_step = self.timer_start
-            self.rate = (self.step - start_step) / (time.perf_counter() - start_time)
-        self.restart()
+        if self.start:
+            start_time, start_step = self.start
+            self.rate = (self.step - start_step) / start_time.seconds_until(self.guard.sent_time)
+        self.start = self.guard.sent_time, self.step
         return self.steps
 
     def restart(self) -> None:
         """Restart the speed measurement, so that it excludes the time since the last step."""
-        self.timer_start = time.perf_counter(), self.step
+        self.start = DeviceTime(self.guard.device), self.step
 
 
 class Metrics:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from folio.decoding import torch_decoder
+from folio.decoding import kv_cache, torch_decoder
 from folio.decoding.decoders import Decoder
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, Scheduler, generate
@@ -144,6 +144,23 @@ def test_the_host_waits_for_a_gpu_only_to_fetch_tokens(dtype, sampling, seed, mo
             pass
     assert gpu.waits == ["Event.synchronize"] * 20
     assert gpu.captures == (dtype == torch.float32) + (sampling != "bias")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cudnn_computes_only_attention_that_is_captured(model, dtype, monkeypatch):
+    """It takes 45 ms for each new length, so that the first sample of a training run took 8 to 10 s on an H200."""
+    in_use = []
+
+    def attention(*args):
+        in_use.append((torch.backends.cuda.cudnn_sdp_enabled(), gpu.capturing is not None))
+        return torch.nn.functional.scaled_dot_product_attention(*args)
+
+    monkeypatch.setattr(kv_cache, "scaled_dot_product_attention", attention)
+    with SimulatedGPU(monkeypatch) as gpu:
+        generate_tokens(model.to("cuda"), [[1, 2], [3, 4, 5]], gpu.runtime(dtype))
+    assert (True, True) in in_use or dtype == torch.bfloat16  # with autocast, nothing is captured
+    assert (False, False) in in_use and (False, True) not in in_use
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -11,11 +11,19 @@ class SimulatedMachine:
     """Replaces the clock by one that only steps and evaluations advance.
 
     step_seconds, evaluation_seconds: durations as functions of the number of completed steps. asynchronous: as on a
-    GPU, a step takes no time on the host, which waits for the device when it reads the step's numbers. trains: whether
-    a step computes anything.
+    GPU, a step takes only host_seconds on the host, which waits for the device when it reads the step's numbers.
+    trains: whether a step computes anything.
     """
 
-    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, asynchronous: bool = False, trains: bool = True):
+    def __init__(
+        self,
+        monkeypatch,
+        step_seconds,
+        evaluation_seconds,
+        asynchronous: bool = False,
+        trains: bool = True,
+        host_seconds: float = 0.0,
+    ):
         self.now = 0.0  # time on the host
         self.device = 0.0  # time at which the device finishes all queued work
         self.steps = 0
@@ -28,13 +36,15 @@ class SimulatedMachine:
             else:
                 state.guard.judge(torch.ones(()), torch.ones(()))
                 state.step += 1
+            self.now += host_seconds
             self.device = max(self.device, self.now) + step_seconds(self.steps)
             self.finished[state.guard, state.step] = self.device
             self.now = self.now if asynchronous else self.device
             self.steps += 1
 
         def timed_read(guard, step):
-            self.now = max(self.now, self.finished[guard, step])
+            guard.sent_time.time = self.finished[guard, step]
+            self.now = max(self.now, guard.sent_time.time)
             return read(guard, step)
 
         def timed_evaluation(*args):

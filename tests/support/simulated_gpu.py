@@ -4,6 +4,7 @@ The values of a GPUTensor are in a tensor on the CPU. For torch's C++ code it is
 "cuda:0".
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
@@ -116,11 +117,15 @@ class Stream:
 class Event:
     """Completes the asynchronous copies that were started before it was recorded."""
 
-    def __init__(self, gpu: SimulatedGPU):
+    def __init__(self, gpu: SimulatedGPU, enable_timing: bool = False):
         self.gpu = gpu
 
     def record(self, stream: Stream | None = None) -> None:
-        self.copies = list(self.gpu.copies)
+        self.copies, self.time = list(self.gpu.copies), time.perf_counter()
+
+    def elapsed_time(self, later: "Event") -> float:
+        """In milliseconds."""
+        return 1000 * (later.time - self.time)
 
     def synchronize(self) -> None:
         self.gpu.wait("Event.synchronize")

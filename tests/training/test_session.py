@@ -29,6 +29,7 @@ from folio.training.session import TrainingError
 from folio.training.start import reserve
 from tests.support.processes import wait
 from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics, run_with_losses
+from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 from train import train
 
@@ -487,3 +488,17 @@ def test_the_actions_after_a_step_may_be_in_any_order(order, tiny, tmp_path, mon
     result = run(changed["train"], "changed")
     assert result == run(train, "as it is")
     assert result["pointers"][0]["checkpoint"] == "step-000004" and len(result["weights"]) == 2
+
+
+@pytest.mark.parametrize("step_seconds, host_seconds", [(0.1, 0.0), (0.01, 0.1)])
+def test_the_logged_speed_is_that_of_the_steps(tiny, monkeypatch, step_seconds, host_seconds):
+    """Steps are read one step late, except before an evaluation. On an H100, a small model, whose steps take longer on
+    the host than on the GPU, was reported to be several times as fast in these steps.
+    """
+    seconds = lambda steps: step_seconds  # noqa: E731
+    SimulatedMachine(monkeypatch, seconds, lambda steps: 7.0, asynchronous=True, host_seconds=host_seconds)
+    cfg = tiny(log_interval=2)
+    train(cfg)
+    speeds = [line["tokens_per_second"] for line in read_metrics(cfg.out_dir)]
+    tokens_per_step = cfg.batch_size * cfg.block_size
+    assert [speed for speed in speeds if speed] == pytest.approx([tokens_per_step / 0.1] * 6, rel=0.15)
