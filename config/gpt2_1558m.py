@@ -2,7 +2,7 @@
 # torchrun --standalone --nproc_per_node=8 train.py config/gpt2_1558m.py
 #
 # GPT-2 with 1,557 million parameters, trained from scratch on OpenWebText (prepare/openwebtext.py, 9.0 billion tokens),
-# or on 10 billion tokens of FineWeb-Edu (prepare/fineweb.py) with --dataset=fineweb. Not run yet: no GPU was available.
+# or on 10 billion tokens of FineWeb-Edu (prepare/fineweb.py) with --dataset=fineweb. Not run yet.
 #
 # The batch size (1,024 sequences x 1,024 tokens = 1.05 million tokens per step) and the learning rate are those of the
 # GPT-3 model of this size (Brown et al. 2020, table 2.1). 29,700 steps are 31.1 billion tokens, 20 per parameter.

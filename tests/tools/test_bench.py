@@ -323,12 +323,18 @@ def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch, forked)
 
 
 def test_the_time_of_a_kernel_is_counted_once():
-    """On a GPU, the profile counted a kernel and the operation that launched it: twice the time of a step."""
-    operation = SimpleNamespace(
-        key="aten::mm", device_type=DeviceType.CPU, self_cpu_time_total=3, self_device_time_total=9
-    )
-    kernel = SimpleNamespace(key="gemm", device_type=DeviceType.CUDA, self_cpu_time_total=0, self_device_time_total=9)
-    assert training.operation_times([operation, kernel], on_cpu=False) == {"gemm": 9}
+    """On a GPU, the profile counted a kernel and the operation that launched it: twice the time of a step.
+
+    On an H100, it also counted the annotation of the optimizer's step.
+    """
+
+    def event(key, device_type, cpu_time, device_time, is_user_annotation=False):
+        times = dict(self_cpu_time_total=cpu_time, self_device_time_total=device_time)
+        return SimpleNamespace(key=key, device_type=device_type, is_user_annotation=is_user_annotation, **times)
+
+    operation, kernel = event("aten::mm", DeviceType.CPU, 3, 9), event("gemm", DeviceType.CUDA, 0, 9)
+    annotation = event("Optimizer.step#AdamW.step", DeviceType.CUDA, 0, 5, is_user_annotation=True)
+    assert training.operation_times([operation, kernel, annotation], on_cpu=False) == {"gemm": 9}
     assert training.operation_times([operation], on_cpu=True) == {"aten::mm": 3}
 
 

@@ -375,11 +375,12 @@ def largest_operations(step: Callable[[], None], on_cpu: bool) -> tuple[float, l
 def operation_times(events: Iterable[FunctionEventAvg], on_cpu: bool) -> dict[str, float]:
     """Microseconds of each torch operation on a CPU, or of each kernel on a GPU.
 
-    On a GPU, an operation's device time repeats that of its kernels.
+    On a GPU, the device time of operations and annotations repeats that of their kernels.
     """
     if on_cpu:
         return {event.key: event.self_cpu_time_total for event in events}
-    return {event.key: event.self_device_time_total for event in events if event.device_type == DeviceType.CUDA}
+    kernels = (event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation)
+    return {event.key: event.self_device_time_total for event in kernels}
 
 
 if __name__ == "__main__":
