@@ -25,7 +25,10 @@ from folio.machine import compiled
 from folio.machine.compiled import LANES, CompiledModule, CompileError
 from model import GPT, POSITIONS, GPTConfig, angles
 
-DECODE_STEP = CompiledModule("folio.decoding.decode_step", imports=("folio.decoding.cpu_records", "folio.machine.simd"))
+DECODE_STEP = CompiledModule(
+    "folio.decoding.decode_step",
+    imports=("folio.decoding.cpu_records", "folio.machine.elementary", "folio.machine.simd"),
+)
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
 LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, in the order of the step
 ALIGNMENT = 64  # bytes of a cache line

@@ -14,6 +14,7 @@ from numba import njit
 
 from folio.decoding.cpu_records import RECORDS
 from folio.machine import simd
+from folio.machine.elementary import MAX_EXPONENT, compiled_sums, exp, exp_all, make_polynomial, maximum
 from folio.machine.simd import (
     OPTIONS,
     atomic_add,
@@ -30,16 +31,11 @@ from folio.machine.simd import (
     make_array_at,
     make_call,
     octets,
-    power_of_two,
-    round_to_integer,
     shorts,
     square_root,
 )
 
 inlined = njit(**OPTIONS, inline="always")  # for functions with one caller, which then compile faster
-# Sums may be reordered, so that they are vectorized.
-compiled_sums = njit(**OPTIONS, fastmath={"reassoc", "contract"})
-compiled_max = njit(**OPTIONS, fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
 CACHE_LINE = 64  # bytes
 MAX_QUERIES = 4  # queries of a row whose attention is computed at once
 LAYER_NORM_EPSILON = np.float32(1e-5)
@@ -68,10 +64,6 @@ def widen(format: str):
 
 # --- scalar functions -------------------------------------------------------------------------------------------------
 
-LOG2_E, LN_2_HIGH, LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-MIN_EXPONENT, MAX_EXPONENT = np.float32(-87.3), np.float32(88.0)
-TAYLOR = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
-
 # Coefficients of t, t^2, ... for t = 1 / (1 + 0.3 |x|), fitted to exp(x^2 / 2) times the probability that a standard
 # normal variable exceeds |x|; the relative error is below 5e-9 (also in folio/web/browser/gpt.js).
 NORMAL_TAIL = tuple(
@@ -83,24 +75,7 @@ NORMAL_TAIL = tuple(
 )
 
 
-def make_polynomial(coefficients: tuple[np.float32, ...]):
-    """polynomial(x): the sum of coefficients[n] x^n by Horner's rule, as one expression, which is vectorized."""
-    body = f"c{len(coefficients) - 1}"
-    for n in range(len(coefficients) - 2, -1, -1):
-        body = f"fused({body}, x, c{n})"
-    names = {f"c{n}": c for n, c in enumerate(coefficients)}
-    return compiled(eval(f"lambda x: {body}", {"fused": fused, **names}))
-
-
-taylor, normal_tail = make_polynomial(TAYLOR), make_polynomial(NORMAL_TAIL)
-
-
-@compiled
-def exp(x):
-    """e^x in float32, for x up to 88: 2^n e^r with |r| <= ln(2) / 2. 0 below -87.3."""
-    n = round_to_integer(max(x, MIN_EXPONENT) * LOG2_E)
-    r = fused(n, -LN_2_LOW, fused(n, -LN_2_HIGH, max(x, MIN_EXPONENT)))
-    return taylor(r) * power_of_two(n) if x >= MIN_EXPONENT else np.float32(0)
+normal_tail = make_polynomial(NORMAL_TAIL)
 
 
 @compiled
@@ -116,25 +91,6 @@ def gelu_new(x):
     """x / 2 (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), because (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))."""
     minus_2u = np.float32(-2 * math.sqrt(2 / math.pi)) * x * fused(np.float32(0.044715) * x, x, np.float32(1))
     return x / (np.float32(1) + exp(min(minus_2u, MAX_EXPONENT)))
-
-
-@compiled_sums
-def exp_all(x, count, shift, scale):
-    """Compute e^((x - shift) scale) in place, and return the sum."""
-    total = np.float32(0)
-    for i in range(count):
-        e = exp((x[i] - shift) * scale)
-        x[i] = e
-        total += e
-    return total
-
-
-@compiled_max
-def maximum(x, count):
-    largest = x[0]
-    for i in range(count):
-        largest = max(largest, x[i])
-    return largest
 
 
 @compiled_sums
