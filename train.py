@@ -25,7 +25,7 @@ from zlib import crc32
 
 import folio.machine.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from folio import UserError
 from folio.base import settings
@@ -43,7 +43,8 @@ from folio.base.workers import under_torchrun
 from folio.data.windows import Mixture, ValidationWindows
 from folio.decoding.text_stream import sample_text
 from folio.machine import distributed
-from folio.machine.kernels import compile_loss, describe_attention
+from folio.machine.data_parallel import clip_grad_norm
+from folio.machine.kernels import describe_attention
 from folio.machine.runtime import Runtime
 from folio.training.describe import (
     continue_command,
@@ -63,6 +64,7 @@ from folio.training.setup import (
     build_state,
     check_memory,
     find_runtime,
+    make_loss,
     open_data,
     run_record,
     time_budget,
@@ -137,6 +139,7 @@ class TrainConfig(Settings):
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # for matmuls; auto: a fast one on the device
     compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: long CUDA runs; reduce-overhead: CUDA graphs
+    workers: PositiveInt | None = None  # threads that divide a micro-batch, on a CPU; None: one per core
     deterministic: bool = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
     parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: the whole model in each process; fsdp: sharded parameters (FSDP2)
@@ -221,7 +224,7 @@ def train(user_cfg: TrainConfig) -> Result:
 
         # --- model ---
         model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
-        loss_fn = compile_loss(net, runtime)
+        loss_fn = make_loss(net, runtime)
         if runtime.compile:
             print("compiling the model: the first step and the first evaluation may take a few minutes", flush=True)
         print(
@@ -309,7 +312,7 @@ def train_step(
     loss = group.all_reduce(loss)
 
     scaler.unscale_(optimizer)
-    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
+    grad_norm = clip_grad_norm(model.parameters(), grad_clip or math.inf, loader.runtime)
     loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
     skip = state.guard.judge(loss, distributed.full_tensor(grad_norm), loss_scale)  # 1.0 or 0.0, on the device
     update(optimizer, learning_rate, state.step, skip, loader.runtime.skips_on_device)

@@ -8,6 +8,8 @@ import pickle
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -35,6 +37,7 @@ from folio.training.optim import make_optimizer
 from folio.training.session import Due, Session, TrainingError
 from folio.training.state import TrainState
 from model import GPT, POSITIONS, GPTConfig
+from tests.support.repository import ROOT
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
 from tests.support.simulated_gpu import SimulatedGPU
 from train import TrainConfig, mean_loss, train
@@ -129,6 +132,38 @@ def test_a_resumed_run_is_bitwise_identical(tiny, tmp_path, optimizer):
     a, b = checkpoint.load(Path(uninterrupted.out_dir)), checkpoint.load(Path(resumed.out_dir))
     assert same_tensors(a.model, b.model)
     assert same_tensors(a.optimizer(), b.optimizer())
+
+
+def test_a_run_with_workers_is_repeated_and_resumed_bitwise(tiny, tmp_path, capsys):
+    """With dropout, accumulation and recomputed activations; also on one core."""
+    settings = dict(optimizer="muon", dtype="bfloat16", gradient_accumulation_steps=2, recompute=True)
+    runs = [tiny(**settings, workers=2, out_dir=str(tmp_path / name)) for name in ("one", "two", "resumed", "one core")]
+    first, second, resumed, one_core = runs
+    train(first)
+    train(second)
+    assert_same_run(first.out_dir, second.out_dir)
+    for cfg in (resumed, one_core):
+        train(cfg.replace(max_iters=6, lr_decay_iters=12))
+    assert "2 workers" in capsys.readouterr().out
+    train(tiny(**settings, out_dir=resumed.out_dir, init_from="resume"))
+    assert "eager (as before), 2 workers" in capsys.readouterr().out
+    assert_same_run(first.out_dir, resumed.out_dir)
+    words = ["train.py", "--init_from=resume", f"--out_dir={one_core.out_dir}", "--max_iters=12"]
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert_same_run(first.out_dir, one_core.out_dir)
+    parts = checkpoint.load(Path(resumed.out_dir)).state["parts"]
+    assert [part["resolved"]["workers"] for part in parts] == [2, 2] and all(part["exact"] for part in parts)
+
+
+def test_several_workers_compute_what_one_does(tiny, tmp_path):
+    """Up to rounding, which training amplifies."""
+    one, two = tiny(dropout=0.0), tiny(dropout=0.0, workers=2, out_dir=str(tmp_path / "two"))
+    train(one)
+    train(two)
+    for line, other in zip(read_metrics(one.out_dir), read_metrics(two.out_dir), strict=True):
+        assert other["loss"] == pytest.approx(line["loss"], abs=1e-5 if line["step"] else None)
+        if line["step"] <= 2:
+            assert other["loss"] == pytest.approx(line["loss"], abs=1e-6)
 
 
 def test_evaluations_do_not_affect_training(tiny, tmp_path):

@@ -32,15 +32,16 @@ from folio.data.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
 from folio.data.shards import data_root, has_data  # noqa: E402
 from folio.data.windows import Mixture, parse_mixture  # noqa: E402
 from folio.machine import memory  # noqa: E402
+from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
-from folio.machine.kernels import adapt, compile_loss, pad_vocabulary  # noqa: E402
+from folio.machine.kernels import adapt, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.training.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
 from folio.training.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
-from folio.training.setup import measure_step, open_data  # noqa: E402
+from folio.training.setup import make_loss, measure_step, open_data  # noqa: E402
 from folio.training.start import MODEL_SETTINGS  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig  # noqa: E402
@@ -131,6 +132,7 @@ class Machine(NamedTuple):
     traffic: float = 0.0  # bytes that each device sends per step
     compute_seconds: float | None = None  # per step, on the device with the most sequences, without communication
     unknown: str = ""  # why step_seconds is None
+    workers: int = 1  # on a CPU
 
 
 def from_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
@@ -178,10 +180,12 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
     if data is None:
         raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}; to estimate, name a GPU, such as --device=H100")
     runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
+    runtime = with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size, cfg.n_embd)
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
-    machine = Machine(f"steps measured on {runtime.description}", device_type, dtype, available, None, None)
-    required = memory_per_process(cfg, model, dtype, device_type, 1)
+    measured_on = f"steps measured on {runtime.description}"
+    machine = Machine(measured_on, device_type, dtype, available, None, None, workers=runtime.workers)
+    required = memory_per_process(cfg, model, dtype, device_type, 1, runtime.workers)
     if available is not None and not required.fits(available):
         unknown = "not measured, because the run does not fit into memory"
         return machine._replace(description=runtime.description, unknown=unknown)
@@ -190,7 +194,7 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
     pad_vocabulary(trained_model, runtime.size_multiple)
     adapt(trained_model, runtime)
     loader = BatchLoader(data, runtime, cfg.batch_size, accumulation=1)
-    loss_fn = compile_loss(trained_model, runtime)
+    loss_fn = make_loss(trained_model, runtime)
     seconds = cfg.accumulation * measure_step(train.train_step, cfg, trained_model, trained_model, loss_fn, loader)
     if cfg.accumulation == 1:
         return machine._replace(step_seconds=seconds)
@@ -213,7 +217,7 @@ def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | No
     return {
         "by": machine.description,
         "parameters": model.num_params()["total"],
-        "memory": memory_per_process(cfg, model, machine.dtype, machine.device_type, cfg.gpus).total,
+        "memory": memory_per_process(cfg, model, machine.dtype, machine.device_type, cfg.gpus, machine.workers).total,
         "steps": counts.max_iters,
         "tokens": counts.max_iters * cfg.step_tokens,
         "flops": counts.max_iters * cfg.step_tokens * model.config.flops_per_token()["total"],
@@ -278,7 +282,7 @@ def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
     """Describe the required memory, whether it fits, and if not, a remedy."""
 
     def memory_with(changed: TrainConfig) -> Memory:
-        return memory_per_process(changed, model, machine.dtype, machine.device_type, cfg.gpus)
+        return memory_per_process(changed, model, machine.dtype, machine.device_type, cfg.gpus, machine.workers)
 
     required, available = memory_with(cfg), machine.memory
     if available is None:

@@ -35,12 +35,12 @@ from folio.evaluation.memorization import open_training_mixture  # noqa: E402
 from folio.experiments.replay import Comparison, History, InMemoryCheckpoint, Part, StepRecorder  # noqa: E402
 from folio.experiments.replay_report import Report, as_page, as_text  # noqa: E402
 from folio.machine import distributed  # noqa: E402
-from folio.machine.kernels import compile_loss  # noqa: E402
+from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.guard import JudgedStep  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.schedule import Schedule  # noqa: E402
-from folio.training.setup import LossFunction, build_state, wrap  # noqa: E402
+from folio.training.setup import LossFunction, build_state, make_loss, wrap  # noqa: E402
 from folio.training.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
 from folio.training.state import TrainState  # noqa: E402
 from model import GPTConfig  # noqa: E402
@@ -86,7 +86,7 @@ class Training(NamedTuple):
         model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         schedule = cfg.schedule(cfg.step_counts, part.decisions)
-        return cls(cfg, runtime, build_state(start, model, net, runtime), compile_loss(net, runtime), loader, schedule)
+        return cls(cfg, runtime, build_state(start, model, net, runtime), make_loss(net, runtime), loader, schedule)
 
     @property
     def learning_rate(self) -> float:
@@ -191,7 +191,8 @@ def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
     cfg = cfg.replace(device=device, dtype=args.dtype or cfg.dtype, parallel=parallel)
     if threads := part.record["threads"]:
         torch.set_num_threads(threads)
-    return cfg, resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, args.backend)
+    runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, args.backend)
+    return cfg, with_workers(runtime, None, cfg.batch_size, cfg.block_size, cfg.n_embd, resolved)
 
 
 def open_data(history: History, data_dir: str | None) -> Mixture:

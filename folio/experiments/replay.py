@@ -31,6 +31,7 @@ from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Place
 from folio.experiments.runs import LOGGED, is_logged, read_metrics
 from folio.machine import distributed
+from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
 from folio.training.guard import JudgedStep
 from folio.training.loader import BatchLoader
@@ -311,8 +312,11 @@ class StepRecorder:
 
     @torch.no_grad()
     def _record_tokens(self, idx: Tensor, targets: Tensor) -> None:
-        with self.loader.runtime.compute():
-            logits = self.model.logits(idx)  # (B, T, V)
+        if isinstance(self.original_loss_fn, DataParallelLoss):
+            logits = self.original_loss_fn.logits(idx)  # (B, T, V)
+        else:
+            with self.loader.runtime.compute():
+                logits = self.model.logits(idx)
         distributed.reshard(self.model)
         rows = []
         for row, next_ids in zip(logits, targets, strict=True):  # row by row, to limit the memory of logits

@@ -207,14 +207,18 @@ class Requests:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_activations(blocks: nn.ModuleList) -> None:
+def checkpoint_activations(blocks: nn.ModuleList, contexts: Callable[[nn.Module], tuple] | None = None) -> None:
     """Activation checkpointing: save only each block's input and recompute the rest in the backward pass (Chen et al.
     2016).
+
+    contexts: returns the contexts of a block's computation and recomputation; None: torch's default generator is
+    restored.
     """
     from torch.utils.checkpoint import checkpoint
 
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        options = {"context_fn": partial(contexts, block)} if contexts else {}
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 
 def shard(

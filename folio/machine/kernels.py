@@ -5,8 +5,8 @@ Dimensions: B batch, T time, H heads, D head size.
 
 import ctypes
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     Call it before the model is wrapped or compiled.
     """
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
-    max_logits = MAX_LOGITS_COMPILED if runtime.compile else MAX_LOGITS
+    max_logits = MAX_LOGITS_COMPILED if runtime.compile else MAX_LOGITS // runtime.workers
     model.cross_entropy = make_cross_entropy(model.config.vocab_size, runtime.size_multiple, max_logits)
     if runtime.device.type == "cpu":
         keep_freed_memory()
@@ -86,6 +86,8 @@ def trains_bias(config: GPTConfig) -> bool:
 class ManualAttention(AttentionKernel):
     """Attention as two matmuls and a softmax. Saves the weights, (B, H, T, T), for the backward pass."""
 
+    description = "matmuls"
+
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return layer.attn_dropout(attention_weights(q, k, mask)) @ v
 
@@ -114,7 +116,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 def describe_attention(runtime: Runtime, model: GPT) -> str:
     """The model's attention implementation in training, for the startup line."""
     if isinstance(model.kernel, ManualAttention):
-        return "matmuls"
+        return model.kernel.description
     if runtime.device.type not in ("cpu", "cuda"):
         return "scaled_dot_product_attention"
     config, like = model.config, dict(dtype=runtime.dtype, device=runtime.device)
@@ -129,12 +131,32 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
 class CPUDropout(nn.Dropout):
     """nn.Dropout for a CPU. torch draws one random number per element; this draws 64 bits for four elements."""
 
+    generator: torch.Generator | None = None  # None: torch's default one
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=self.generator)
         keep = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
         return x * (keep.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # converting from bool is slow
+
+
+def dropout_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Contexts of a block's computation and recomputation in which CPUDropout draws the same masks."""
+    generators = {module.generator for module in block.modules() if isinstance(module, CPUDropout)} - {None}
+    return nullcontext(), _restored({generator: generator.get_state() for generator in generators})
+
+
+@contextmanager
+def _restored(states: dict[torch.Generator, Tensor]) -> Iterator[None]:
+    current = {generator: generator.get_state() for generator in states}
+    try:
+        for generator, state in states.items():
+            generator.set_state(state)
+        yield
+    finally:
+        for generator, state in current.items():
+            generator.set_state(state)
 
 
 MAX_LOGITS = 2**26  # per chunk: 1,335 tokens with GPT-2's vocabulary, 256 MiB in float32

@@ -33,16 +33,18 @@ class Runtime:
     compile: bool | str  # a string is the mode of torch.compile
     description: str
     group: Group = SINGLE_PROCESS  # of the processes that train together
+    workers: int = 1  # threads that divide the sequences of a batch (data_parallel.py)
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """What "auto" was resolved to, and the number of processes, as saved in a checkpoint."""
+        """What "auto" was resolved to, and the numbers of processes and workers, as saved in a checkpoint."""
         resolved = {
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
             "compile": self.compile,
         }
-        return {**resolved, "processes": self.group.size} if self.group.size > 1 else resolved
+        counts = {"processes": self.group.size, "workers": self.workers}
+        return resolved | {name: count for name, count in counts.items() if count > 1}
 
     @property
     def is_asynchronous(self) -> bool:
@@ -60,8 +62,13 @@ class Runtime:
         return 128 if self.device.type == "cuda" else 1
 
     def compute(self) -> AbstractContextManager:
-        """The context of a forward pass: autocast to `dtype`."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+        """The context of a forward pass: autocast to `dtype`.
+
+        All threads share autocast's cache of cast weights, and a worker that ends its forward pass would clear it.
+        """
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=self.workers == 1)
 
     def to_device(self, *arrays: np.ndarray) -> list[Tensor]:
         """The arrays as tensors on the device; for CUDA, copied asynchronously through pinned memory."""

@@ -48,13 +48,15 @@ def training_memory(
     dtype: torch.dtype,
     device: str,
     shards: int = 1,
+    workers: int = 1,
     recompute: bool = False,
 ) -> Memory:
     """The memory of an eager training step with micro-batches of `sequences` sequences of block_size tokens.
 
-    model: may be on the meta device. shards: the number of processes over which FSDP2 shards it. Weights, gradients and
-    moments are float32. Activations are the tensors that autograd saves for this model's operations, counted by hand;
-    a test compares them with autograd's. Workspaces of kernels are not included.
+    model: may be on the meta device. shards: the number of processes over which FSDP2 shards it. workers: those that
+    divide the sequences, each with its own gradients and cast weights. Weights, gradients and moments are float32.
+    Activations are the tensors that autograd saves for this model's operations, counted by hand; a test compares them
+    with autograd's. Workspaces of kernels are not included.
     """
     config = model.config
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -76,13 +78,13 @@ def training_memory(
     activations += 4 * bias
     if trains_bias(config):
         activations += 9 * config.block_size**2  # for the bias's gradient: bucket indices (int64) and the mask (bool)
-    logits = loss_bytes(tokens, config, s)
+    logits = loss_bytes(tokens, config, s, workers)
     if shards > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # gathered: two blocks, and all parameters outside them
     else:
-        cast = s * (N - sizes.get("transformer.wpe.weight", 0)) if s == 2 else 0
+        cast = workers * s * (N - sizes.get("transformer.wpe.weight", 0)) if s == 2 else 0
     update = (8 + 2 * s) * max(muon_sizes.values(), default=0)  # measured: 11 bytes in bfloat16, 16 in float32
-    sharded = [4 * n // shards for n in (N, N, 2 * N - muon_sizes.total())]
+    sharded = [4 * n // shards for n in (N, workers * N, 2 * N - muon_sizes.total())]
     return Memory(*sharded, max(activations + logits + cast, update))
 
 
@@ -106,13 +108,14 @@ def saved_bytes_per_token(config: GPTConfig, dtype: torch.dtype, device: str) ->
     return total
 
 
-def loss_bytes(tokens: int, config: GPTConfig, s: int) -> int:
+def loss_bytes(tokens: int, config: GPTConfig, s: int, workers: int = 1) -> int:
     """Peak bytes of logits and their gradients. s: bytes per logit."""
     logits = tokens * config.vocab_size
     if logits <= MAX_LOGITS:
         return logits * (12 if s == 4 else 14)  # log-probabilities, two float32 gradients
-    chunk = MAX_LOGITS * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
-    return chunk + (4 + s) * config.vocab_size * config.n_embd  # the weights' gradient: the sum, and that of a chunk
+    chunks = MAX_LOGITS * (8 if s == 4 else 10)  # log-probabilities, and float32 logits; of all workers together
+    gradients = (4 + s) * config.vocab_size * config.n_embd  # with respect to the weights: the sum, and that of a chunk
+    return chunks + workers * gradients
 
 
 def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards: int = 1) -> None:
@@ -128,7 +131,9 @@ def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards
         )
 
 
-def memory_per_process(cfg: Settings, model: GPT, dtype: torch.dtype, device: str, processes: int) -> Memory:
+def memory_per_process(
+    cfg: Settings, model: GPT, dtype: torch.dtype, device: str, processes: int, workers: int = 1
+) -> Memory:
     """The memory of each process for train.py's settings. The model may be on the meta device."""
     sequences = min(cfg.batch_size, -(-cfg.accumulation * cfg.batch_size // processes))
     return training_memory(
@@ -138,6 +143,7 @@ def memory_per_process(cfg: Settings, model: GPT, dtype: torch.dtype, device: st
         dtype=dtype,
         device=device,
         shards=processes if cfg.parallel == "fsdp" else 1,
+        workers=workers,
         recompute=cfg.recompute,
     )
 
@@ -178,7 +184,8 @@ def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: in
     available = available_to_process(runtime)
 
     def memory_with(changed: Settings) -> Memory:
-        required = memory_per_process(changed, model, runtime.dtype, runtime.device.type, runtime.group.size)
+        size, workers = runtime.group.size, min(runtime.workers, changed.batch_size)
+        required = memory_per_process(changed, model, runtime.dtype, runtime.device.type, size, workers)
         return replace(required, data=resident_data)
 
     required = memory_with(cfg)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from folio.machine.data_parallel import worker_threads
 from folio.machine.distributed import SINGLE_PROCESS, Group, distribute_like, gather_like, to_local
 from folio.machine.kernels import pad_rows
 
@@ -21,12 +22,13 @@ def make_optimizer(
     muon_learning_rate: float = 0.0,
     dtype: torch.dtype = torch.float32,
     group: Group = SINGLE_PROCESS,
+    workers: int = 1,
 ) -> torch.optim.Optimizer:
     """Build an optimizer with BUILDERS[kind]; "muon" is Muon for the blocks' matrices and AdamW for the rest.
 
     Weight decay applies to parameters of two or more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. The
-    learning rate of a parameter group is the schedule's times its "lr_scale". dtype: dtype of Muon's matmuls. group:
-    the processes that share Muon's work.
+    learning rate of a parameter group is the schedule's times its "lr_scale". dtype: dtype of Muon's matmuls. group,
+    workers: the processes or the threads that share Muon's work.
     """
     matrices = muon_matrices(model) if kind == "muon" else {}
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
@@ -45,7 +47,7 @@ def make_optimizer(
     fused = rest[0].device.type in ("cpu", "cuda")  # fused kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     if kind == "muon":
-        settings["processes"] = group
+        settings |= {"processes": group, "workers": workers}
     optimizer = BUILDERS[kind](groups, **settings)
     if not getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's flag: respects found_inf
         optimizer.register_step_pre_hook(drop_bad_gradients)
@@ -111,12 +113,14 @@ class Muon(AdamW):
 
     Unlike torch.optim.Muon, this optimizer orthogonalizes a group in batched matmuls, treats queries, keys and values
     as three matrices, skips a step if `found_inf` is 1 without waiting for the device, and divides the work among
-    processes, including FSDP2's shards.
+    processes, including FSDP2's shards, or among the workers of a process.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], processes: Group = SINGLE_PROCESS, **settings: Any):
+    def __init__(
+        self, groups: list[dict[str, Any]], processes: Group = SINGLE_PROCESS, workers: int = 1, **settings: Any
+    ):
         super().__init__(groups, **settings)
-        self.processes = processes
+        self.processes, self.workers = processes, workers
         for group in self.matrices():
             group["momentum"] = 0.95
             for p in group["params"]:
@@ -128,7 +132,28 @@ class Muon(AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
+        if self.workers == 1:
+            self.update_matrices(self.matrices())
+        else:
+            worker_threads(self.workers).map(self.update_matrices, self.divided())
+        super().step()
+
+    def divided(self) -> list[list[dict[str, Any]]]:
+        """The groups of matrices with a part of their parameters for each worker, which take about the same time."""
+        parts, costs = [[] for _ in range(self.workers)], [0] * self.workers
         for group in self.matrices():
+            members = [[] for _ in parts]
+            for p in sorted(group["params"], key=len, reverse=True):
+                least = costs.index(min(costs))
+                members[least].append(p)
+                costs[least] += p.numel() * group["shape"][0]
+            for part, params in zip(parts, members, strict=True):
+                part.extend([{**group, "params": params}] if params else [])
+        return parts
+
+    @torch.no_grad()  # of the thread that calls it
+    def update_matrices(self, groups: list[dict[str, Any]]) -> None:
+        for group in groups:
             params, (short, long), lr, momentum = group["params"], group["shape"], group["lr"], group["momentum"]
             shards, gradients = [to_local(p) for p in params], [to_local(p.grad) for p in params]
             buffers = [to_local(self.state[p]["momentum_buffer"]) for p in params]
@@ -150,7 +175,6 @@ class Muon(AdamW):
             torch._foreach_add_(shards, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:
                 p.grad = None  # so that AdamW ignores them
-        super().step()
 
     def distributed_orthogonalize(self, matrices: Tensor) -> Tensor:
         """`orthogonalize`, divided among the processes. matrices: (n, short, long), the same on each process."""

@@ -20,7 +20,8 @@ from folio.checkpoints.schema import PartRecord
 from folio.data.find_data import open_mixture
 from folio.data.windows import Mixture
 from folio.machine import distributed, memory
-from folio.machine.kernels import adapt, pad_rows, pad_vocabulary
+from folio.machine.data_parallel import DataParallelLoss, with_workers
+from folio.machine.kernels import adapt, compile_loss, dropout_contexts, pad_rows, pad_vocabulary
 from folio.machine.runtime import Length, Runtime, resolve_runtime
 from folio.training import forecast
 from folio.training.budget import Budget, evaluation_seconds, with_time_budget
@@ -55,7 +56,12 @@ def find_runtime(cfg: Any, start: Start, gpt_config: GPTConfig) -> Runtime:
         raise UserError("parallel=fsdp: start it with torchrun, or use --parallel=ddp")
     if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
         raise UserError("parallel=fsdp: it does not support float16; use --dtype=bfloat16")
-    return runtime
+    return with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size, cfg.n_embd, resolved)
+
+
+def make_loss(net: nn.Module, runtime: Runtime) -> LossFunction:
+    """The mean loss of a batch: divided among workers, compiled, or neither. net: from `wrap`."""
+    return DataParallelLoss(net, runtime) if runtime.workers > 1 else compile_loss(net, runtime)
 
 
 def check_memory(cfg: Any, start: Start, gpt_config: GPTConfig, runtime: Runtime, data: Mixture) -> None:
@@ -103,7 +109,7 @@ def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -
     pad_vocabulary(model, runtime.size_multiple)
     adapt(model, runtime)
     if cfg.recompute:
-        distributed.checkpoint_activations(model.transformer.h)
+        distributed.checkpoint_activations(model.transformer.h, dropout_contexts if runtime.workers > 1 else None)
     return model, distributed.replicate(model, device) if group.gloo else model
 
 
@@ -118,6 +124,7 @@ def build_optimizer(model: GPT, cfg: Any, runtime: Runtime) -> torch.optim.Optim
         cfg.muon_learning_rate,
         torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         runtime.group,
+        runtime.workers,
     )
 
 

@@ -58,10 +58,10 @@ def poison(monkeypatch) -> Callable[[TrainConfig, int, float], None]:
 # --- exactness --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_replayed_steps_are_bitwise_identical_to_the_log(tiny, capsys, optimizer):
+@pytest.mark.parametrize("optimizer, workers", [("adamw", 1), ("muon", 1), ("muon", 2)])
+def test_replayed_steps_are_bitwise_identical_to_the_log(tiny, capsys, optimizer, workers):
     """From step 0 and from a checkpoint, with dropout and accumulation."""
-    cfg = tiny(gradient_accumulation_steps=2, batch_size=3, optimizer=optimizer)
+    cfg = tiny(gradient_accumulation_steps=2, batch_size=3, optimizer=optimizer, workers=workers)
     train(cfg)
     logged = {line["step"]: line for line in read_metrics(cfg.out_dir)}
     for step, start in ((1, 0), (6, 0), (7, 6), (12, 6)):

@@ -19,8 +19,8 @@ from folio.base import settings
 from folio.base.files import read_json, write_json
 from folio.base.settings import ROOT
 from folio.data.find_data import find_datasets
-from folio.machine.kernels import compile_loss
 from folio.training.run_log import read_lines
+from folio.training.setup import make_loss
 from folio.training.state import TrainState
 from tools import verify_resume
 from tools.gpu.part import (
@@ -91,11 +91,11 @@ def train_watched(arguments: list[str]) -> None:
 
     def compile_and_count(*arguments: Any) -> Any:
         counters.clear()  # resolve_runtime has compiled a function
-        return compile_loss(*arguments)
+        return make_loss(*arguments)
 
     train_step = forbid_waiting(train.train_step, device, lambda state: state)
     end_step = forbid_waiting(train.Session.end_step, device, lambda session: session.state)
-    watched = mock.patch.multiple(train, compile_loss=compile_and_count, train_step=train_step)
+    watched = mock.patch.multiple(train, make_loss=compile_and_count, train_step=train_step)
     with watched, mock.patch.object(train.Session, "end_step", end_step), quick_compiler(device):
         train.train(cfg)
     counts = {"graphs": counters["stats"]["unique_graphs"], "breaks": [*counters["graph_break"]]}

@@ -1,0 +1,105 @@
+"""Attention in training on a CPU, by the compiled functions of causal_attention.py.
+
+Dimensions: B batch, H heads, T time, D head size.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from folio.machine import compiled
+from folio.machine.attention_arguments import ARGUMENTS, BLOCK, scratch_bytes
+from folio.machine.compiled import CompiledModule
+from folio.machine.kernels import ManualAttention
+from folio.machine.runtime import Runtime
+from model import GPT, CausalSelfAttention
+
+CAUSAL_ATTENTION = CompiledModule(
+    "folio.machine.causal_attention",
+    imports=("folio.machine.attention_arguments", "folio.machine.elementary", "folio.machine.simd"),
+)
+
+
+def use_compiled_attention(model: GPT, runtime: Runtime) -> None:
+    """Use compiled attention in place of matmuls if each of several workers computes its own sequences.
+
+    It computes in one thread, and needs AVX-512 BF16.
+    """
+    if (
+        runtime.workers > 1
+        and isinstance(model.kernel, ManualAttention)
+        and runtime.dtype == torch.bfloat16
+        and torch.cpu._is_avx512_bf16_supported()
+        and not compiled.why_unavailable(CAUSAL_ATTENTION, "forward")
+    ):
+        model.kernel = CompiledAttention()
+
+
+class CompiledAttention(ManualAttention):
+    """Attention that computes no scores of later keys. Saves the weights, (B, H, T, T), for the backward pass."""
+
+    description = "a compiled kernel"
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if not can_compute(q, mask):
+            return super().__call__(layer, q, k, v, mask)
+        dropped, seed = min(round(2**32 * layer.attn_dropout.p), 2**32 - 1) if layer.training else 0, 0
+        if dropped:
+            seed = torch.empty((), dtype=torch.int64).random_(generator=layer.attn_dropout.generator).item()
+        return CompiledFunction.apply(q, k, v, mask, dropped, seed)
+
+
+def can_compute(q: Tensor, mask: Tensor | None) -> bool:
+    H, T, D = q.shape[1:]
+    is_one_mask = mask is None or (mask.shape == (1, H, T, T) and mask.dtype == torch.float32 and mask.is_contiguous())
+    return q.dtype == torch.bfloat16 and T % BLOCK == D % BLOCK == 0 and is_one_mask
+
+
+class CompiledFunction(torch.autograd.Function):
+    """dropout(softmax(q k^T / sqrt(D) + mask)) v for one mask of all sequences; None: the causal one."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropped: int, seed: int) -> Tensor:
+        B, H, T, D = q.shape
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        y = q.new_empty(B, T, H, D).transpose(1, 2)  # the layout of the next matmul's input
+        weights = q.new_empty(B, H, T, T)
+        call("forward", q, k, v, y, weights, mask, (), dropped, seed)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.dropped, ctx.mask_shape = dropped, mask.shape if mask is not None and mask.requires_grad else None
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights = ctx.saved_tensors
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        gradients = q.new_empty(3, *q.shape).unbind()
+        grad_mask = None if ctx.mask_shape is None else torch.zeros(ctx.mask_shape)
+        call("backward", q, k, v, grad, weights, grad_mask, gradients, ctx.dropped, 0)
+        return *gradients, grad_mask, None, None
+
+
+def call(
+    function: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    mask: Tensor | None,
+    gradients: tuple[Tensor, ...],
+    dropped: int,
+    seed: int,
+) -> None:
+    """Call a function of causal_attention.py. y: in the backward pass, its gradient."""
+    B, H, T, D = q.shape
+    scratch = torch.empty(scratch_bytes(T, D), dtype=torch.uint8)
+    values = {"B": B, "H": H, "T": T, "D": D, "weights": weights.data_ptr(), "dropped": dropped, "seed": seed}
+    for name, x in zip("qkvy", (q, k, v, y), strict=True):
+        names = (f"{name}{dimension}" for dimension in ("", "_batch", "_head", "_row"))
+        strides = (stride * x.itemsize for stride in x.stride()[:3])
+        values |= zip(names, (x.data_ptr(), *strides), strict=True)
+    values |= {"mask": 0 if mask is None else mask.data_ptr(), "scratch": scratch.data_ptr()}
+    values |= {f"grad_{name}": x.data_ptr() for name, x in zip("qkv", gradients, strict=False)}
+    arguments = np.array(tuple(values.get(name, 0) for name in ARGUMENTS.names), dtype=ARGUMENTS)
+    compiled.function(CAUSAL_ATTENTION, function)(arguments.ctypes.data)
