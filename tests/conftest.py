@@ -157,6 +157,16 @@ def tiny(tiny_in: Callable[..., TrainConfig], tmp_path: Path) -> Callable[..., T
 
 
 @pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """torch.set_num_threads until the end of the test."""
+    import torch  # after OMP_NUM_THREADS is set
+
+    threads = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def masked_dir(data_dir, tmp_path, seed) -> str:
     """A folder with the data set "verse", masked so that some micro-batches have only masked targets."""
     shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")

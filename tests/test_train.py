@@ -8,8 +8,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -37,7 +35,6 @@ from folio.training.optim import make_optimizer
 from folio.training.session import Due, Session, TrainingError
 from folio.training.state import TrainState
 from model import GPT, POSITIONS, GPTConfig
-from tests.support.repository import ROOT
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
 from tests.support.simulated_gpu import SimulatedGPU
 from train import TrainConfig, mean_loss, train
@@ -134,8 +131,9 @@ def test_a_resumed_run_is_bitwise_identical(tiny, tmp_path, optimizer):
     assert same_tensors(a.optimizer(), b.optimizer())
 
 
-def test_a_run_with_workers_is_repeated_and_resumed_bitwise(tiny, tmp_path, capsys):
+def test_a_run_with_workers_is_repeated_and_resumed_bitwise(tiny, tmp_path, capsys, set_threads):
     """With dropout, accumulation and recomputed activations; also on one core."""
+    set_threads(2)
     settings = dict(optimizer="muon", dtype="bfloat16", gradient_accumulation_steps=2, recompute=True)
     runs = [tiny(**settings, workers=2, out_dir=str(tmp_path / name)) for name in ("one", "two", "resumed", "one core")]
     first, second, resumed, one_core = runs
@@ -148,15 +146,16 @@ def test_a_run_with_workers_is_repeated_and_resumed_bitwise(tiny, tmp_path, caps
     train(tiny(**settings, out_dir=resumed.out_dir, init_from="resume"))
     assert "eager (as before), 2 workers" in capsys.readouterr().out
     assert_same_run(first.out_dir, resumed.out_dir)
-    words = ["train.py", "--init_from=resume", f"--out_dir={one_core.out_dir}", "--max_iters=12"]
-    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    set_threads(1)
+    train(tiny(**settings, out_dir=one_core.out_dir, init_from="resume"))
     assert_same_run(first.out_dir, one_core.out_dir)
     parts = checkpoint.load(Path(resumed.out_dir)).state["parts"]
     assert [part["resolved"]["workers"] for part in parts] == [2, 2] and all(part["exact"] for part in parts)
 
 
-def test_several_workers_compute_what_one_does(tiny, tmp_path):
+def test_several_workers_compute_what_one_does(tiny, tmp_path, set_threads):
     """Up to rounding, which training amplifies."""
+    set_threads(2)
     one, two = tiny(dropout=0.0), tiny(dropout=0.0, workers=2, out_dir=str(tmp_path / "two"))
     train(one)
     train(two)

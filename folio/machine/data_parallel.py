@@ -73,7 +73,7 @@ class WorkerThreads:
     def __init__(self, count: int):
         cores = torch.get_num_threads()
         started = threading.Barrier(count + 1)
-        self.pool = ThreadPoolExecutor(count, "worker", torch.set_num_threads, (1,))
+        self.pool = ThreadPoolExecutor(count, "worker", use_one_core)
         for _ in range(count):
             self.pool.submit(started.wait)
         started.wait()
@@ -84,6 +84,12 @@ class WorkerThreads:
         futures = [self.pool.submit(function, *part) for part in zip(*arguments, strict=True)]
         wait(futures)
         return [future.result() for future in futures]
+
+
+def use_one_core() -> None:
+    """Let this thread compute without others."""
+    torch.get_num_threads()  # otherwise, the first operation sets this thread's number to the process's
+    torch.set_num_threads(1)
 
 
 @functools.cache

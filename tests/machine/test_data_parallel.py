@@ -29,6 +29,12 @@ V = 60
 Gradients = list[Tensor]
 
 
+@pytest.fixture(autouse=True)
+def two_threads(set_threads) -> None:
+    """Two workers run at the same time."""
+    set_threads(2)
+
+
 def cpu_runtime(workers: int, dtype: torch.dtype = torch.float32) -> Runtime:
     return Runtime(torch.device("cpu"), dtype, False, "", workers=workers)
 
