@@ -180,7 +180,7 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
     if data is None:
         raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}; to estimate, name a GPU, such as --device=H100")
     runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
-    runtime = with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size, cfg.n_embd)
+    runtime = with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size * cfg.n_embd)
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
     measured_on = f"steps measured on {runtime.description}"

@@ -192,7 +192,7 @@ def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
     if threads := part.record["threads"]:
         torch.set_num_threads(threads)
     runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, args.backend)
-    return cfg, with_workers(runtime, None, cfg.batch_size, cfg.block_size, cfg.n_embd, resolved)
+    return cfg, with_workers(runtime, None, cfg.batch_size, cfg.block_size * cfg.n_embd, resolved)
 
 
 def open_data(history: History, data_dir: str | None) -> Mixture:

@@ -27,20 +27,15 @@ from model import GPT
 
 Result = TypeVar("Result")
 MIN_ELEMENTS = 2**15  # per worker and micro-batch, of the residual stream: with fewer, calls take most of the time
-MAX_WIDTH = 512  # C; the cores share larger matrices about as fast, without a copy of the gradients for each
 
 
 def with_workers(
-    runtime: Runtime,
-    setting: int | None,
-    batch_size: int,
-    block_size: int,
-    n_embd: int,
-    saved: dict[str, Any] | None = None,
+    runtime: Runtime, setting: int | None, batch_size: int, sequence_elements: int, saved: dict[str, Any] | None = None
 ) -> Runtime:
-    """The runtime with the number of workers that is set, or for None, chosen by the cores, the batch and the width.
+    """The runtime with the number of workers that is set, or for None, chosen by the cores and the batch.
 
-    saved: `Runtime.resolved` of the run to resume, whose number is kept. Raises UserError.
+    sequence_elements: of the residual stream, T C. saved: `Runtime.resolved` of the run to resume, whose number is
+    kept. Raises UserError.
     """
     cores = torch.get_num_threads()
     if runtime.device.type != "cpu" or runtime.compile or runtime.group.gloo:
@@ -53,9 +48,7 @@ def with_workers(
         count, reason = setting, ""
     elif saved and saved["device"] == "cpu":
         count, reason = saved.get("workers", 1), " (as before)"
-    elif n_embd > MAX_WIDTH:
-        count, reason = 1, " (large matrices do not need more)"
-    elif batch_size // cores * block_size * n_embd < MIN_ELEMENTS:
+    elif batch_size // cores * sequence_elements < MIN_ELEMENTS:
         count, reason = 1, " (the batch is too small for more)"
     else:
         count, reason = cores, " (one per core)"

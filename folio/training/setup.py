@@ -56,7 +56,7 @@ def find_runtime(cfg: Any, start: Start, gpt_config: GPTConfig) -> Runtime:
         raise UserError("parallel=fsdp: start it with torchrun, or use --parallel=ddp")
     if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
         raise UserError("parallel=fsdp: it does not support float16; use --dtype=bfloat16")
-    return with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size, cfg.n_embd, resolved)
+    return with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size * cfg.n_embd, resolved)
 
 
 def make_loss(net: nn.Module, runtime: Runtime) -> LossFunction:

@@ -100,7 +100,6 @@ def busy() -> Iterator[None]:
         (None, 4, 128, None, "4 workers (one per core)"),
         (None, 4, 127, None, "1 worker (the batch is too small for more)"),
         (None, 3, 512, None, "1 worker (the batch is too small for more)"),
-        (None, 8, 513, None, "1 worker (large matrices do not need more)"),
         (None, 8, 10, {"device": "cpu", "workers": 3}, "3 workers (as before)"),
         (None, 8, 128, {"device": "cpu"}, "1 worker (as before)"),
         (None, 8, 128, {"device": "cuda"}, "4 workers (one per core)"),
@@ -111,7 +110,7 @@ def busy() -> Iterator[None]:
 )
 def test_the_number_of_workers_is_chosen_or_kept(setting, batch_size, n_embd, saved, expected, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    runtime = with_workers(cpu_runtime(1), setting, batch_size, MIN_ELEMENTS // 128, n_embd, saved)
+    runtime = with_workers(cpu_runtime(1), setting, batch_size, MIN_ELEMENTS // 128 * n_embd, saved)
     assert runtime.description == f", {expected}" and runtime.workers == int(expected.split()[0])
     assert runtime.resolved.get("workers", 1) == runtime.workers
 
@@ -126,14 +125,14 @@ def test_only_a_cpu_has_workers(monkeypatch):
         replace(cpu, group=Group(0, 2, gloo=object())),
     ]
     for runtime in others:
-        assert with_workers(runtime, None, 8, 256, 128) is runtime
-        assert with_workers(runtime, 1, 8, 256, 128) is runtime
+        assert with_workers(runtime, None, 8, 256 * 128) is runtime
+        assert with_workers(runtime, 1, 8, 256 * 128) is runtime
         with pytest.raises(UserError, match="workers=2: they need a CPU, a single process, and compile=False"):
-            with_workers(runtime, 2, 8, 256, 128)
+            with_workers(runtime, 2, 8, 256 * 128)
     with pytest.raises(UserError, match="workers=9: each needs a sequence; use at most batch_size=8"):
-        with_workers(cpu, 9, 8, 256, 128)
+        with_workers(cpu, 9, 8, 256 * 128)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert with_workers(cpu, None, 8, 256, 128) is cpu
+    assert with_workers(cpu, None, 8, 256 * 128) is cpu
 
 
 # --- losses and gradients ---------------------------------------------------------------------------------------------
