@@ -37,6 +37,7 @@ from folio.machine.simd import (
     load,
     make_array_at,
     multiply_add,
+    square_root,
     vector,
     widen_bfloat16,
 )
@@ -325,7 +326,7 @@ def forward(arguments):
     """Compute y and the weights. See ARGUMENTS. Weights in later blocks of keys are not written."""
     a = arguments_at(arguments, 1)[0]
     B, H, T, D = a.B, a.H, a.T, a.D
-    scale, dropped = np.float32(1 / np.sqrt(np.float64(D))), np.uint32(a.dropped)
+    scale, dropped = inverse(square_root(np.float32(D))), np.uint32(a.dropped)
     keep = np.float32(1 / (1 - a.dropped / 2**32))
     keys = a.scratch
     values = keys + 2 * T * D
@@ -369,7 +370,7 @@ def backward(arguments):
     """Compute the gradients with respect to q, k, v and, if there is one, the mask. See ARGUMENTS."""
     a = arguments_at(arguments, 1)[0]
     B, H, T, D = a.B, a.H, a.T, a.D
-    scale, dropped = np.float32(1 / np.sqrt(np.float64(D))), np.uint32(a.dropped)
+    scale, dropped = inverse(square_root(np.float32(D))), np.uint32(a.dropped)
     keep = np.float32(1 / (1 - a.dropped / 2**32))
     values = a.scratch
     keys = values + 2 * T * D

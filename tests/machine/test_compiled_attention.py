@@ -157,3 +157,10 @@ def test_it_is_used_by_several_workers_where_it_can_be(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert kernel() is ManualAttention
     assert compiled.why_unavailable(CAUSAL_ATTENTION, "backward") is None
+
+
+def test_the_machine_code_is_cached():
+    """A function that calls another library's was compiled at each start, in 1.6 s."""
+    for function in ("forward", "backward"):
+        compiled.address(CAUSAL_ATTENTION, function)
+        assert compiled.cache_file(CAUSAL_ATTENTION, function, None).is_file()
