@@ -492,7 +492,7 @@ def test_the_actions_after_a_step_may_be_in_any_order(order, tiny, tmp_path, mon
 
 @pytest.mark.parametrize("step_seconds, host_seconds", [(0.1, 0.0), (0.01, 0.1)])
 def test_the_logged_speed_is_that_of_the_steps(tiny, monkeypatch, step_seconds, host_seconds):
-    """Steps are read one step late, except before an evaluation. On an H100, a small model, whose steps take longer on
+    """Steps are read one step late, except before an evaluation. On an H200, a small model, whose steps take longer on
     the host than on the GPU, was reported to be several times as fast in these steps.
     """
     seconds = lambda steps: step_seconds  # noqa: E731
