@@ -211,12 +211,12 @@ def sampling_device(device: torch.device) -> torch.device:
 
 @dataclass
 class SampledRows:
-    """Rows that are sampled together, until others are."""
+    """Rows that are sampled in the same steps."""
 
     rows: list[int]
     index: Tensor  # the rows
     groups: list[tuple[Sampling, Tensor]]  # sampling settings, and the rows that have them as indices of `index`
-    steps: int = 0
+    steps: int = 0  # of these rows
     captured: "CapturedFunction | None" = None
 
     @property
@@ -243,12 +243,11 @@ class TokenSampler:
         self.next_number = torch.zeros(rows, 1, dtype=torch.long, device=self.device)
         self.occurred: Tensor | None = None  # bool (B, V), for the repetition penalty
         self.counts: Tensor | None = None  # float32 (B, V), for the presence and frequency penalties
-        self.sampled_rows = SampledRows([], torch.zeros(0), [])
+        self.last_rows: SampledRows | None = None
 
     def start(self, row: int, sample: Sample) -> None:
         """Set the sampling settings of a row."""
-        self.samples[row], self.steps[row] = sample, 0
-        self.sampled_rows = SampledRows([], torch.zeros(0), [])
+        self.samples[row], self.steps[row], self.last_rows = sample, 0, None
         if sample.sampling.repetition_penalty != 1:
             if self.occurred is None:
                 self.occurred = torch.zeros(self.shape, dtype=torch.bool, device=self.device)
@@ -260,21 +259,22 @@ class TokenSampler:
             self.counts[row] = 0
 
     def index(self, rows: list[int]) -> Tensor:
-        return self.together(rows).index
+        return self.grouped(rows).index
 
-    def together(self, rows: list[int]) -> SampledRows:
-        if self.sampled_rows.rows != rows:
+    def grouped(self, rows: list[int]) -> SampledRows:
+        """The rows by their sampling settings; the same object as in the last step if the rows are the same."""
+        if self.last_rows is None or self.last_rows.rows != rows:
             indices: dict[Sampling, list[int]] = {}
             for i, row in enumerate(rows):
                 indices.setdefault(self.samples[row].sampling, []).append(i)
             groups = [(sampling, torch.tensor(group, device=self.device)) for sampling, group in indices.items()]
-            self.sampled_rows = SampledRows(list(rows), torch.tensor(rows, device=self.device), groups)
-        return self.sampled_rows
+            self.last_rows = SampledRows(list(rows), torch.tensor(rows, device=self.device), groups)
+        return self.last_rows
 
     def sample(self, logits: Tensor, rows: list[int]) -> Tensor:
         """Sample the next tokens of some rows, (rows, 1), from the logits of all rows, (B, V), on self.device."""
         self.add_numbers(rows)
-        sampled_rows = self.together(rows)
+        sampled_rows = self.grouped(rows)
         sampled_rows.steps += 1
         function = partial(self.tokens, sampled_rows.index, sampled_rows.groups)
         if self.device.type != "cuda" or sampled_rows.steps < self.CAPTURE_STEP or not sampled_rows.is_capturable:

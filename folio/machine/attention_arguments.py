@@ -22,5 +22,5 @@ ARGUMENTS = np.dtype(
 
 
 def scratch_bytes(T: int, D: int) -> int:
-    """Bytes of scratch memory: packed matrices, and a block of queries."""
+    """Bytes of scratch memory, enough for both functions, which divide it: packed matrices, and a block of queries."""
     return 2 * (4 * T * D + 2 * T * T + 2 * BLOCK * T) + 4 * BLOCK * (max(T, D) + 1)

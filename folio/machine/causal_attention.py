@@ -22,6 +22,7 @@ from folio.machine.attention_arguments import ARGUMENTS, BLOCK
 from folio.machine.elementary import LN_2_HIGH, LN_2_LOW, LOG2_E, MIN_EXPONENT, TAYLOR
 from folio.machine.simd import (
     FLOAT,
+    FORMATS,
     INT16,
     INT32,
     INT64,
@@ -37,11 +38,13 @@ from folio.machine.simd import (
     load,
     make_array_at,
     multiply_add,
+    reduce_lanes,
     square_root,
     vector,
     widen_bfloat16,
 )
 
+PAIRS = FORMATS["bfloat16 pairs"]
 ROWS = 8  # of a tile; 8 rows by 2 vectors are 16 sums, in registers
 SOFTMAX_ROWS = 4  # that are computed together, because rows are short
 MASKED = np.float32(-np.inf)
@@ -74,7 +77,6 @@ def make_tile(vectors: int):
     def tile(context, a, a_pair, a_row, b, b_pair, pairs, c, c_row):
         def generate(context, builder, signature, arguments):
             a, a_pair, a_row, b, b_pair, pairs, c, c_row = arguments
-            pair_type = vector(BFloat(), 2 * LANES)
             sums = [
                 [cgutils.alloca_once_value(builder, constant(FLOAT, 0.0)) for _ in range(vectors)] for _ in range(ROWS)
             ]
@@ -82,23 +84,16 @@ def make_tile(vectors: int):
             with cgutils.for_range(builder, pairs) as loop:
                 b_p = builder.add(b, builder.mul(loop.index, b_pair))
                 offset = builder.mul(loop.index, a_pair)
-                columns = [
-                    builder.bitcast(
-                        load(builder, step(builder, b_p, ir.Constant(INT64, v), 64), vector(INT32)), pair_type
-                    )
-                    for v in range(vectors)
-                ]
+                columns = [PAIRS.weights(builder, builder.add(b_p, ir.Constant(INT64, 64 * v))) for v in range(vectors)]
                 for r in range(ROWS):
                     pair = broadcast(builder, load(builder, builder.add(rows[r], offset), INT32))
-                    pair = builder.bitcast(pair, pair_type)
                     for v in range(vectors):
-                        total = builder.load(sums[r][v])
-                        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-                        builder.store(call(builder, name, vector(FLOAT), total, pair, columns[v]), sums[r][v])
+                        total = PAIRS.accumulate(builder, builder.load(sums[r][v]), columns[v], pair)
+                        builder.store(total, sums[r][v])
             for r in range(ROWS):
                 c_r = builder.add(c, builder.mul(c_row, ir.Constant(INT64, r)))
                 for v in range(vectors):
-                    store(builder, builder.load(sums[r][v]), step(builder, c_r, ir.Constant(INT64, v), 64))
+                    store(builder, builder.load(sums[r][v]), builder.add(c_r, ir.Constant(INT64, 64 * v)))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), generate
@@ -168,18 +163,19 @@ def exp_rows(context, x, row, count, scale, totals):
 
     def generate(context, builder, signature, arguments):
         x, row, count, scale, totals = arguments
+
+        def larger(a: ir.Value, b: ir.Value) -> ir.Value:
+            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
         steps, scales = builder.udiv(count, ir.Constant(INT64, LANES)), broadcast(builder, scale)
         rows = [builder.add(x, builder.mul(row, ir.Constant(INT64, r))) for r in range(SOFTMAX_ROWS)]
         largest = [cgutils.alloca_once_value(builder, constant(FLOAT, -math.inf)) for _ in rows]
         sums = [cgutils.alloca_once_value(builder, constant(FLOAT, 0.0)) for _ in rows]
         with cgutils.for_range(builder, steps) as loop:
             for address, maximum in zip(rows, largest, strict=True):
-                values, before = (
-                    load(builder, step(builder, address, loop.index, 64), vector(FLOAT)),
-                    builder.load(maximum),
-                )
-                builder.store(builder.select(builder.fcmp_ordered(">", values, before), values, before), maximum)
-        shifts = [broadcast(builder, max_lane(builder, builder.load(maximum))) for maximum in largest]
+                values = load(builder, step(builder, address, loop.index, 64), vector(FLOAT))
+                builder.store(larger(values, builder.load(maximum)), maximum)
+        shifts = [broadcast(builder, reduce_lanes(builder, builder.load(maximum), larger)) for maximum in largest]
         with cgutils.for_range(builder, steps) as loop:
             for address, shift, total in zip(rows, shifts, sums, strict=True):
                 at = step(builder, address, loop.index, 64)
@@ -191,18 +187,6 @@ def exp_rows(context, x, row, count, scale, totals):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32, types.int64), generate
-
-
-def max_lane(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
-    """The largest of a vector's lanes."""
-    while lanes.type.count > 1:
-        half = lanes.type.count // 2
-        parts = [
-            builder.shuffle_vector(lanes, lanes, ir.Constant(vector(INT32, half), list(range(first, first + half))))
-            for first in (0, half)
-        ]
-        lanes = builder.select(builder.fcmp_ordered(">", *parts), *parts)
-    return builder.extract_element(lanes, ir.Constant(INT32, 0))
 
 
 @intrinsic

@@ -10,9 +10,6 @@ from torch import Tensor
 from folio.machine import compiled
 from folio.machine.attention_arguments import ARGUMENTS, BLOCK, scratch_bytes
 from folio.machine.compiled import CompiledModule
-from folio.machine.kernels import ManualAttention
-from folio.machine.runtime import Runtime
-from model import GPT, CausalSelfAttention
 
 CAUSAL_ATTENTION = CompiledModule(
     "folio.machine.causal_attention",
@@ -20,36 +17,13 @@ CAUSAL_ATTENTION = CompiledModule(
 )
 
 
-def use_compiled_attention(model: GPT, runtime: Runtime) -> None:
-    """Use compiled attention in place of matmuls if each of several workers computes its own sequences.
-
-    It computes in one thread, and needs AVX-512 BF16.
-    """
-    if (
-        runtime.workers > 1
-        and isinstance(model.kernel, ManualAttention)
-        and runtime.dtype == torch.bfloat16
-        and torch.cpu._is_avx512_bf16_supported()
-        and not compiled.why_unavailable(CAUSAL_ATTENTION, "forward")
-    ):
-        model.kernel = CompiledAttention()
-
-
-class CompiledAttention(ManualAttention):
-    """Attention that computes no scores of later keys. Saves the weights, (B, H, T, T), for the backward pass."""
-
-    description = "a compiled kernel"
-
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if not can_compute(q, mask):
-            return super().__call__(layer, q, k, v, mask)
-        dropped, seed = min(round(2**32 * layer.attn_dropout.p), 2**32 - 1) if layer.training else 0, 0
-        if dropped:
-            seed = torch.empty((), dtype=torch.int64).random_(generator=layer.attn_dropout.generator).item()
-        return CompiledFunction.apply(q, k, v, mask, dropped, seed)
+def is_available() -> bool:
+    """Whether this machine can compile and run it, which needs AVX-512 BF16."""
+    return torch.cpu._is_avx512_bf16_supported() and not compiled.why_unavailable(CAUSAL_ATTENTION, "forward")
 
 
 def can_compute(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether CompiledFunction supports these queries (B, H, T, D) and this mask."""
     H, T, D = q.shape[1:]
     is_one_mask = mask is None or (mask.shape == (1, H, T, T) and mask.dtype == torch.float32 and mask.is_contiguous())
     return q.dtype == torch.bfloat16 and T % BLOCK == D % BLOCK == 0 and is_one_mask

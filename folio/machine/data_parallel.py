@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from folio import UserError
 from folio.base.number_format import counted
 from folio.base.randomness import derive_seed
-from folio.machine.compiled_attention import use_compiled_attention
 from folio.machine.kernels import CPUDropout
 from folio.machine.runtime import Runtime
 from model import GPT
@@ -134,8 +133,6 @@ class DataParallelLoss:
     """
 
     def __init__(self, model: GPT, runtime: Runtime):
-        """Sets the model's attention to a compiled one, if there is one for this machine."""
-        use_compiled_attention(model, runtime)
         self.model, self.parameters = model, trained_parameters(model)
         self.workers = [Worker(model, runtime, index) for index in range(runtime.workers)]
         self.threads = worker_threads(runtime.workers)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
-from folio.machine import distributed
+from folio.machine import compiled_attention, distributed
 from folio.machine.runtime import Runtime
 from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig
 
@@ -26,6 +26,8 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     Call it before the model is wrapped or compiled.
     """
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
+    if runtime.workers > 1 and runtime.dtype == torch.bfloat16 and compiled_attention.is_available():
+        model.kernel = CompiledAttention()
     max_logits = MAX_LOGITS_COMPILED if runtime.compile else MAX_LOGITS // runtime.workers
     model.cross_entropy = make_cross_entropy(model.config.vocab_size, runtime.size_multiple, max_logits)
     if runtime.device.type == "cpu":
@@ -90,6 +92,20 @@ class ManualAttention(AttentionKernel):
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return layer.attn_dropout(attention_weights(q, k, mask)) @ v
+
+
+class CompiledAttention(ManualAttention):
+    """Manual attention by a compiled function, in one thread, which computes no scores of later keys."""
+
+    description = "a compiled kernel"
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if not compiled_attention.can_compute(q, mask):
+            return super().__call__(layer, q, k, v, mask)
+        dropped, seed = min(round(2**32 * layer.attn_dropout.p), 2**32 - 1) if layer.training else 0, 0
+        if dropped:
+            seed = torch.empty((), dtype=torch.int64).random_(generator=layer.attn_dropout.generator).item()
+        return compiled_attention.CompiledFunction.apply(q, k, v, mask, dropped, seed)
 
 
 class ManualAttentionInTraining(ManualAttention):

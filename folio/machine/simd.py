@@ -5,6 +5,8 @@ They are called from code that numba compiles (folio/decoding/decode_step.py). A
 Dimensions: R rows of activations, O outputs of a linear layer (rows of its weights), n inputs.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from llvmlite import binding as llvm
 from llvmlite import ir
@@ -309,7 +311,12 @@ def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
 
 
 def add_lanes(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
-    """The sum of a vector's lanes, by adding halves."""
+    """The sum of a vector's lanes."""
+    return reduce_lanes(builder, lanes, builder.fadd)
+
+
+def reduce_lanes(builder: ir.IRBuilder, lanes: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Combine a vector's lanes to one value, by combining halves."""
     count = lanes.type.count
     while count > 1:
         count //= 2
@@ -317,7 +324,7 @@ def add_lanes(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
             builder.shuffle_vector(lanes, lanes, ir.Constant(vector(INT32, count), list(range(first, first + count))))
             for first in (0, count)
         ]
-        lanes = builder.fadd(*halves)
+        lanes = combine(*halves)
     return builder.extract_element(lanes, ir.Constant(INT32, 0))
 
 

@@ -7,14 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from folio.machine import compiled
-from folio.machine.compiled_attention import (
-    CAUSAL_ATTENTION,
-    CompiledAttention,
-    CompiledFunction,
-    call,
-    use_compiled_attention,
-)
-from folio.machine.kernels import AttentionKernel, CPUDropout, ManualAttention, adapt
+from folio.machine.compiled_attention import CAUSAL_ATTENTION, CompiledFunction, call
+from folio.machine.kernels import AttentionKernel, CompiledAttention, CPUDropout, ManualAttention, adapt
 from folio.machine.runtime import Runtime
 from model import GPT, POSITIONS, GPTConfig
 
@@ -145,7 +139,6 @@ def test_it_is_used_by_several_workers_where_it_can_be(monkeypatch):
     def kernel(workers: int = 2, dtype: torch.dtype = torch.bfloat16) -> type:
         runtime, model = Runtime(torch.device("cpu"), dtype, False, "", workers=workers), GPT(config)
         adapt(model, runtime)
-        use_compiled_attention(model, runtime)
         return type(model.kernel)
 
     config = GPTConfig(block_size=32, vocab_size=50, n_layer=1, n_head=2, n_embd=32)
