@@ -379,7 +379,7 @@ class CUDAGraphDecoder:
     def capture(self, ids: Tensor, capacity: int) -> CapturedFunction:
         lengths, last = list(self.cache.lengths), self.cache.last.clone()
         self.cache.capacity = capacity
-        self.new_logits(ids)
+        self.new_logits(ids)  # warmup
         self.cache.last.copy_(last)
         captured = CapturedFunction(self.new_logits, ids)
         self.cache.capacity, self.cache.lengths = None, lengths
