@@ -20,8 +20,9 @@ from folio.evaluation.benchmarks import TASKS, score_endings
 from folio.evaluation.memorization import search_training_data
 from folio.evaluation.music_measures import PIECES, evaluate_music
 from folio.evaluation.scores import Evaluation, count_characters
-from folio.evaluation.text_loss import measure_positions, measure_text
+from folio.evaluation.text_loss import BATCH_TOKENS, measure_positions, measure_text
 from folio.evaluation.texts import EvaluatedText, open_datasets, open_files, open_pairs, open_validation_set
+from folio.machine.data_parallel import with_workers
 from folio.machine.kernels import adapt
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT
@@ -104,6 +105,9 @@ def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
     saved = foreign.load(run, cfg.checkpoint)
     saved.tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
     runtime = resolve_runtime(cfg.device, "float32" if cfg.dtype in QUANTIZED else cfg.dtype, False)
+    if not cfg.tasks:
+        T, C = saved.config().block_size, saved.config().n_embd
+        runtime = with_workers(runtime, None, max(1, BATCH_TOKENS // T), T * C)
     note(f"{saved.path}: {runtime.description}")
     model = saved.build().eval().to(runtime.device)
     adapt(model, runtime)

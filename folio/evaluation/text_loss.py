@@ -5,12 +5,14 @@ Dimensions: B batch, T time, V vocabulary; n tokens or documents; W windows of N
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from folio import UserError
 from folio.base.progress import progress_bar
@@ -19,6 +21,7 @@ from folio.data.corpus import Corpus
 from folio.data.shards import Shard
 from folio.data.tokenizer import Tokenizer
 from folio.evaluation.scores import LOSS, Measure, PositionLoss
+from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
 from model import GPT
 
@@ -126,7 +129,7 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
     contains it. With stride = block_size the contexts do not overlap; with a smaller stride each token after the first
     context has at least block_size - stride tokens before it.
     """
-    n = len(ids)
+    n, logits_fn = len(ids), make_logits(model, runtime)
     T = min(model.config.block_size, max(1, n - 1))
     losses = np.empty(n - 1)
     starts = list(range(0, max(1, n - 1 - T + stride), stride))
@@ -137,7 +140,7 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
         for window, start in zip(windows, batch_starts, strict=True):
             context = ids[start : start + T + 1]
             window[: len(context)] = context
-        window_losses = batch_losses(model, torch.from_numpy(windows), runtime)  # (B, T)
+        window_losses = batch_losses(logits_fn, torch.from_numpy(windows).to(runtime.device))  # (B, T)
         for row, start in zip(window_losses, batch_starts, strict=True):
             predicted = T - stride if start else 0  # by the previous context
             end = min(start + T, n - 1)
@@ -162,14 +165,14 @@ def measure_positions(
             f"{name} has {n:,} tokens, but --context={context} needs 2 windows of {context + 1:,}: set a smaller "
             f"--context or give a longer text"
         )
-    block_size = model.config.block_size
+    block_size, logits_fn = model.config.block_size, make_logits(model, runtime)
     T = min(context, block_size) if model.config.position == "learned" else context
     losses = np.empty((len(ids), T))
     B = max(1, batch_tokens // T)
     progress = progress_bar(total=losses.size, unit="token", desc=name)
     for first in range(0, len(ids), B):
         batch = ids[first : first + B, : T + 1]
-        losses[first : first + B] = batch_losses(model, torch.from_numpy(batch), runtime)
+        losses[first : first + B] = batch_losses(logits_fn, torch.from_numpy(batch).to(runtime.device))
         progress.update(len(batch) * T)
     progress.close()
     counted = counted[:, 1:]
@@ -182,11 +185,21 @@ def cut_windows(columns: list[np.ndarray], size: int) -> np.ndarray:
     return np.concatenate([column[: len(column) // size * size].reshape(-1, size) for column in columns])
 
 
+def make_logits(model: GPT, runtime: Runtime) -> Callable[[Tensor], Tensor]:
+    """model.logits as computed on the runtime, where the rows are divided among the workers."""
+    if runtime.workers > 1:
+        return DataParallelLoss(model, runtime).logits
+
+    def logits(idx: Tensor) -> Tensor:
+        with runtime.compute():
+            return model.logits(idx)
+
+    return logits
+
+
 @torch.inference_mode()
-def batch_losses(model: GPT, ids: torch.Tensor, runtime: Runtime) -> np.ndarray:
+def batch_losses(logits_fn: Callable[[Tensor], Tensor], ids: Tensor) -> np.ndarray:
     """Return the loss in nats of each token of ids (B, T + 1) except the first of a row: (B, T). -1 is padding."""
-    ids = ids.to(runtime.device)
-    with runtime.compute():
-        logits = model.logits(ids[:, :-1].clamp(min=0))  # (B, T, V)
+    logits = logits_fn(ids[:, :-1].clamp(min=0))  # (B, T, V)
     losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-1, reduction="none")
     return losses.view(len(ids), -1).double().cpu().numpy()

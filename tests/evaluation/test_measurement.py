@@ -12,6 +12,7 @@ from folio.decoding.quantize import round_trip
 from folio.evaluation.answers import EXACT
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load_model, name_problems, write_results
 from folio.evaluation.scores import LOSS
+from folio.machine import data_parallel
 from tests.support.evaluations import replace_fetch
 
 CPU = dict(device="cpu", dtype="float32")
@@ -54,6 +55,13 @@ def test_quantization_prints_the_change_of_the_loss(run, capsys):
               for dtype in ("float32", "int4")]  # fmt: skip
     change = f"change the loss by {losses[1] - losses[0]:+.4f} nats from {losses[0]:.4f}\n"
     assert f"verse, validation: weights in int4 {change}" in capsys.readouterr().err
+
+
+def test_workers_measure_texts_but_not_tasks(run, set_threads, monkeypatch):
+    set_threads(2)
+    monkeypatch.setattr(data_parallel, "MIN_ELEMENTS", 1)
+    for tasks, workers in ((None, 2), ("lambada", 1)):
+        assert load_model(run, MeasurementConfig(tasks=tasks)).runtime.workers == workers
 
 
 @pytest.mark.needs("sacrebleu", "rouge_score")

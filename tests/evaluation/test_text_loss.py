@@ -1,6 +1,7 @@
 """Losses of texts and by position, against transformers and a forward pass per token."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,18 @@ def test_losses_match_transformers(n, stride, runtime, seed):
     for j in range(1, n):
         begin = next(b for b in range(0, n, stride) if b + 8 >= j)
         assert losses[j - 1] == pytest.approx(nats_of(theirs, ids[begin:j], ids[j]), abs=1e-4)
+
+
+def test_workers_measure_the_same_losses(runtime, set_threads, seed):
+    set_threads(2)
+    model, workers = model_of(20), replace(runtime, workers=3)
+    for n in (2, 9, 8000):  # fewer windows than workers, and several batches
+        ids = np.random.default_rng(seed).integers(20, size=n)
+        expected = token_losses(model, ids, runtime, stride=5)
+        assert token_losses(model, ids, workers, stride=5) == pytest.approx(expected, abs=1e-5)
+    streams = [stream_of(ids)]
+    positions = [measure_positions(model, each, "text", streams, 7).nats for each in (runtime, workers)]
+    assert positions[0] == pytest.approx(positions[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
