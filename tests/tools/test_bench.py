@@ -27,13 +27,14 @@ from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe
 from tests.support.viewed_models import save_random_run
 from tests.support.waiting import in_thread
-from tools.bench import baselines, preparation, sampling, serving, sweeps, training
+from tools.bench import baselines, preparation, sampling, serving, sweeps, training, training_peers
 from tools.bench.baselines import BaselineConfig
 from tools.bench.preparation import DataBenchConfig
 from tools.bench.sampling import SampleBenchConfig
 from tools.bench.serving import Answer, ServeBenchConfig
 from tools.bench.sweeps import SweepBenchConfig
 from tools.bench.training import Evaluation, TrainBenchConfig
+from tools.bench.training_peers import PeerConfig
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -55,6 +56,7 @@ def test_lists_are_comma_separated():
         (SampleBenchConfig, ["--repeats=0"], "repeats=0.*at least 1"),
         (SampleBenchConfig, ["--device=cuda"], "device=cuda.*use cpu"),
         (TrainBenchConfig, ["--parts=sped"], "parts=sped: 'sped'.*speed, race, profile"),
+        (TrainBenchConfig, ["--libraries=torch"], "libraries=torch: 'torch'.*transformers, jax"),
         (TrainBenchConfig, ["--seeds=a"], "seeds=a.*at least 0"),
         (DataBenchConfig, [], r"text: .*python tools/bench/preparation\.py novel\.txt"),
         (DataBenchConfig, ["nothing.txt"], "no such file"),
@@ -355,7 +357,32 @@ def test_both_programs_use_the_same_compile_setting(peer, data_dir, monkeypatch,
     monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
     settings = dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir), device=device)
     training.main(TrainBenchConfig(peer=str(peer), **settings))
-    assert compile_words == [{f"--compile={device == 'cuda'}"}] * 3
+    expected = [True, True, True] if device == "cuda" else [False, True, False, False]  # on a CPU, nanoGPT in both ways
+    assert compile_words == [{f"--compile={setting}"} for setting in expected]
+
+
+@pytest.mark.parametrize("library", training_peers.LIBRARIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_libraries_learn(library, dtype):
+    packages, make_step = training_peers.LIBRARIES[library]
+    for package in packages:
+        pytest.importorskip(package)
+    step = make_step(PeerConfig(library=(library,), n_layer=2, n_embd=32, dtype=dtype))
+    tokens = np.random.default_rng(0).integers(65, size=(12, 65))
+    losses = [step(tokens) for _ in range(20)]
+    assert losses[0] == pytest.approx(math.log(65), abs=0.1) and losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.slow  # imports transformers in two processes
+def test_the_loop_of_another_library_prints_its_speed(data_dir, monkeypatch, forked, capsys):
+    pytest.importorskip("transformers")
+    shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
+    monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
+    monkeypatch.setattr(training, "MATMUL_SIZES", {"cpu": 64})
+    monkeypatch.setattr(training, "folio_speed", lambda settings, folder: 1.0)
+    settings = dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir), libraries="transformers")
+    training.main(TrainBenchConfig(**settings))
+    assert "| transformers, bfloat16 | " in capsys.readouterr().out
 
 
 def test_a_race_ends_at_the_first_evaluation_at_or_below_the_target():

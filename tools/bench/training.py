@@ -3,7 +3,8 @@
     python tools/bench/training.py --peer=../nanoGPT
     python tools/bench/training.py --peer=../nanoGPT --parts=speed --models="GPT-2 124M" --device=cuda
 
-speed:   tokens per second on the same model and batch, alternating.
+speed:   tokens per second on the same model and batch, alternating; with --libraries=transformers,jax also of the plain
+         loops in training_peers.py.
 race:    the time from the start of the process to the first evaluation at or below a target loss: the final loss of
          nanoGPT's recipe for a CPU, and the loss in its README for an A100. A third race is for the lowest loss in the
          time of nanoGPT's recipe. Each saved checkpoint is evaluated again over the full validation set.
@@ -21,10 +22,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEventAvg
 
@@ -37,10 +40,13 @@ from folio.base.settings import comma_separated, run_script  # noqa: E402
 from folio.base.workers import child_options  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
 from folio.data.shards import data_root, open_dataset  # noqa: E402
-from folio.machine.kernels import adapt, compile_loss, pad_vocabulary  # noqa: E402
+from folio.machine.data_parallel import clip_grad_norm, with_workers  # noqa: E402
+from folio.machine.kernels import adapt, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.optim import make_optimizer  # noqa: E402
+from folio.training.setup import make_loss  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
+from tools.bench import training_peers  # noqa: E402
 from tools.bench.baselines import (  # noqa: E402
     NANOGPT_A100_LOSS,
     NANOGPT_CPU_LOSS,
@@ -88,6 +94,7 @@ RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time
 MATMUL_SIZES = {"cpu": 2048, "cuda": 8192, "mps": 4096}  # square matrices for measuring the machine's limit
 IMPORT_SECONDS = 1.5  # from the start of a process to the start of its time budget
 PARTS = ("speed", "race", "profile")
+PEERS_SCRIPT = Path(training_peers.__file__)
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ class TrainBenchConfig(BenchConfig):
     parts: str = "speed,race,profile"  # comma-separated
     models: str = "char 0.8M,char 10.7M"  # comma-separated; also char 0.6M, char 10.7M without dropout, GPT-2 124M
     seeds: str = "1337,1,2"  # seeds of the races, comma-separated
+    libraries: str = ""  # comma-separated: transformers, jax; their plain training loops, on a CPU
     data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
 
     def problems(self) -> list[tuple[str, str]]:
@@ -105,6 +113,8 @@ class TrainBenchConfig(BenchConfig):
             *unknown_names("parts", self.parts, PARTS),
             *unknown_names("models", self.models, MODELS),
             *not_integers("seeds", self.seeds, at_least=0),
+            *unknown_names("libraries", self.libraries, training_peers.LIBRARIES),
+            *([("libraries", "their loops need --device=cpu")] if self.libraries and self.device != "cpu" else []),
         ]
 
     @property
@@ -165,11 +175,19 @@ def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     flops = GPTConfig(vocab_size=vocab_size, **shape).flops_per_token()["total"]
     steps = 60 if flops * B * T < 1e11 else 10
-    shared = [f"--{key}={value}" for key, value in settings.items()]
-    shared += [f"--device={cfg.device}", f"--dataset={dataset}", f"--compile={cfg.device != 'cpu'}"]
-    shared += ["--eval_iters=1", "--log_interval=1", f"--max_iters={steps}"]
-    folio_options = [*shared, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}"]
-    methods = {"nanoGPT": partial(nanogpt_speed, shared, folder / "peer", B * T)} if cfg.peer else {}
+    sizes = [*(f"--{key}={value}" for key, value in settings.items()), f"--max_iters={steps}"]
+    shared = [*sizes, f"--device={cfg.device}", f"--dataset={dataset}", "--eval_iters=1", "--log_interval=1"]
+    compiled = {"nanoGPT": False, "nanoGPT, compiled": True} if cfg.device == "cpu" else {"nanoGPT": True}
+    methods = {}
+    for name, setting in compiled.items() if cfg.peer else ():
+        methods[name] = partial(nanogpt_speed, [*shared, f"--compile={setting}"], folder / "peer", B * T)
+    for library, dtype in product(comma_separated(cfg.libraries), ("float32", "bfloat16")):
+        if library == "jax" and settings["dropout"]:
+            continue
+        words = [str(PEERS_SCRIPT), library, *sizes, f"--vocab_size={vocab_size}", f"--dtype={dtype}"]
+        methods[f"{library}, {dtype}"] = partial(printed_speed, words, folder, B * T)
+    folio_options = [*shared, f"--compile={cfg.device != 'cpu'}", f"--eval_interval={steps}"]
+    folio_options.append(f"--data_dir={cfg.data_root}")
     for name in ("AdamW", "Muon"):
         methods[f"Folio, {name}"] = partial(folio_speed, [*folio_options, f"--optimizer={name.lower()}"], folder)
     dtypes = (torch.float32, torch.bfloat16)
@@ -177,8 +195,9 @@ def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
     measured = alternate(methods, cfg.repeats, warmup=False)
     single, half = (statistics.median(measured.pop(str(dtype))) for dtype in dtypes)
     rows = []
+    reference = next(iter(methods))
     for program, speeds in measured.items():
-        ratios = format_ratios(speeds, measured["nanoGPT"]) if cfg.peer else ""
+        ratios = format_ratios(speeds, measured[reference])
         rate = flops * statistics.median(speeds)
         rows.append((program, format_median(speeds), ratios, f"{rate / 1e9:,.0f}", f"{rate / half:.0%}"))
     print_table((f"{model}, {B} x {T}", "tokens/s", "ratio", "GFLOP/s", "of bf16 matmul"), rows)
@@ -188,7 +207,12 @@ def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
 
 def nanogpt_speed(settings: list[str], checkout: Path, tokens: int) -> float:
     """Train with nanoGPT. Returns its median tokens per second. tokens: per step."""
-    lines = run_timestamped(["train.py", "config/train_shakespeare_char.py", *settings], checkout)
+    return printed_speed(["train.py", "config/train_shakespeare_char.py", *settings], checkout, tokens)
+
+
+def printed_speed(words: list[str], folder: Path, tokens: int) -> float:
+    """Train with a script that prints the time of each step. Returns its median tokens per second. tokens: per step."""
+    lines = run_timestamped(words, folder)
     milliseconds = [float(match[1]) for _, line in lines if (match := re.search(r"time ([\d.]+)ms", line))]
     return 1000 * tokens / statistics.median(without_warmup(milliseconds))
 
@@ -334,10 +358,11 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     shape = {key: value for key, value in settings.items() if key != "batch_size"}
     config = GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)
-    runtime = resolve_runtime(cfg.device, "auto", False)
-    step = make_step(config, settings["batch_size"], runtime, "muon", runtime.size_multiple)
+    B = settings["batch_size"]
+    runtime = with_workers(resolve_runtime(cfg.device, "auto", False), None, B, config.block_size * config.n_embd)
+    step = make_step(config, B, runtime, "muon", runtime.size_multiple)
     milliseconds, rows = largest_operations(step, on_cpu=cfg.device == "cpu")
-    print_table((f"{name}, Muon: share of a step of {milliseconds:,.0f} ms", ""), rows)
+    print_table((f"{name}, Muon: share of the {milliseconds:,.0f} ms of operations per step", ""), rows)
 
 
 def make_step(
@@ -347,13 +372,14 @@ def make_step(
     model = GPT(config).to(runtime.device)
     pad_vocabulary(model, vocabulary_multiple)
     adapt(model, runtime)
-    optimizer = make_optimizer(model, optimizer_kind, 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
-    loss_fn = compile_loss(model, runtime)
+    rates = dict(learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=0.1, muon_learning_rate=0.02)
+    optimizer = make_optimizer(model, optimizer_kind, **rates, dtype=runtime.dtype, workers=runtime.workers)
+    loss_fn = make_loss(model, runtime)
     x, y = torch.randint(config.vocab_size, (2, batch_size, config.block_size), device=runtime.device)
 
     def step() -> None:
         loss_fn(x, y).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip_grad_norm(model.parameters(), 1.0, runtime)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -361,10 +387,14 @@ def make_step(
 
 
 def largest_operations(step: Callable[[], None], on_cpu: bool) -> tuple[float, list[tuple[str, str]]]:
-    """Profile a training step. Returns its milliseconds, and the share of each of the twelve largest operations."""
+    """Profile a training step. Returns the milliseconds of its operations, and the shares of the twelve largest.
+
+    The operations of several workers are added up.
+    """
     time_calls(step, 3)  # warmup
     steps = 3
-    with torch.profiler.profile(acc_events=True) as profiler:  # the default warns in torch 2.11
+    options = dict(experimental_config=_ExperimentalConfig(profile_all_threads=True))
+    with torch.profiler.profile(acc_events=True, **options) as profiler:  # the default warns in torch 2.11
         time_calls(step, steps)
     microseconds = operation_times(profiler.key_averages(), on_cpu)
     total = sum(microseconds.values())
