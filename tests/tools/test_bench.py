@@ -373,6 +373,15 @@ def test_other_libraries_learn(library, dtype):
     assert losses[0] == pytest.approx(math.log(65), abs=0.1) and losses[-1] < losses[0] - 0.2
 
 
+def test_a_missing_library_is_an_error_that_says_how_to_install_it(data_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)  # its import fails
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(UserError, match="pip install jax optax"):
+        training_peers.main(PeerConfig(library=("jax",)))
+    with pytest.raises(UserError, match="pip install jax optax"):  # before anything is measured
+        training.main(TrainBenchConfig(libraries="jax", data_dir=str(data_dir)))
+
+
 @pytest.mark.slow  # imports transformers in two processes
 def test_the_loop_of_another_library_prints_its_speed(data_dir, monkeypatch, forked, capsys):
     pytest.importorskip("transformers")

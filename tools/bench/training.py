@@ -94,7 +94,6 @@ RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time
 MATMUL_SIZES = {"cpu": 2048, "cuda": 8192, "mps": 4096}  # square matrices for measuring the machine's limit
 IMPORT_SECONDS = 1.5  # from the start of a process to the start of its time budget
 PARTS = ("speed", "race", "profile")
-PEERS_SCRIPT = Path(training_peers.__file__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,8 @@ class TrainBenchConfig(BenchConfig):
 def main(cfg: TrainBenchConfig) -> None:
     print(f"{describe_device(cfg.device)}\n")
     parts, models = comma_separated(cfg.parts), comma_separated(cfg.models)
+    for library in comma_separated(cfg.libraries):
+        training_peers.require_packages(library)
     with tempfile.TemporaryDirectory() as scratch, busy_processes(cfg.busy):
         folder = Path(scratch)
         datasets = {MODELS[name][0] for name in models}
@@ -184,7 +185,7 @@ def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
     for library, dtype in product(comma_separated(cfg.libraries), ("float32", "bfloat16")):
         if library == "jax" and settings["dropout"]:
             continue
-        words = [str(PEERS_SCRIPT), library, *sizes, f"--vocab_size={vocab_size}", f"--dtype={dtype}"]
+        words = [training_peers.__file__, library, *sizes, f"--vocab_size={vocab_size}", f"--dtype={dtype}"]
         methods[f"{library}, {dtype}"] = partial(printed_speed, words, folder, B * T)
     folio_options = [*shared, f"--compile={cfg.device != 'cpu'}", f"--eval_interval={steps}"]
     folio_options.append(f"--data_dir={cfg.data_root}")

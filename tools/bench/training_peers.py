@@ -20,7 +20,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio.base.packages import require  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base.packages import is_installed  # noqa: E402
 from folio.base.settings import PositiveInt, Probability, Settings, run_script  # noqa: E402
 
 Step = Callable[[np.ndarray], float]  # of tokens (B, T + 1); returns the mean loss
@@ -50,14 +51,20 @@ class PeerConfig(Settings):
 
 def main(cfg: PeerConfig) -> None:
     (library,) = cfg.library
-    packages, make_step = LIBRARIES[library]
-    require(f"tools/bench/training_peers.py {library}", *packages)
-    step, rng = make_step(cfg), np.random.default_rng(0)
+    require_packages(library)
+    step, rng = LIBRARIES[library][1](cfg), np.random.default_rng(0)
     for _ in range(cfg.max_iters):
         tokens = rng.integers(cfg.vocab_size, size=(cfg.batch_size, cfg.block_size + 1))
         start = time.perf_counter()
         loss = step(tokens)
         print(f"loss {loss:.4f}, time {1000 * (time.perf_counter() - start):.3f}ms", flush=True)
+
+
+def require_packages(library: str) -> None:
+    """Raise UserError if a package that its loop needs is not installed. No requirements file lists those of jax."""
+    packages = LIBRARIES[library][0]
+    if not all(map(is_installed, packages)):
+        raise UserError(f"{library}: its training loop needs pip install {' '.join(packages)}")
 
 
 def transformers_step(cfg: PeerConfig) -> Step:
