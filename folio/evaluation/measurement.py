@@ -105,7 +105,7 @@ def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
     saved = foreign.load(run, cfg.checkpoint)
     saved.tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
     runtime = resolve_runtime(cfg.device, "float32" if cfg.dtype in QUANTIZED else cfg.dtype, False)
-    if not cfg.tasks:
+    if not cfg.tasks:  # texts are divided among workers
         T, C = saved.config().block_size, saved.config().n_embd
         runtime = with_workers(runtime, None, max(1, BATCH_TOKENS // T), T * C)
     note(f"{saved.path}: {runtime.description}")

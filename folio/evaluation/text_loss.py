@@ -129,7 +129,8 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
     contains it. With stride = block_size the contexts do not overlap; with a smaller stride each token after the first
     context has at least block_size - stride tokens before it.
     """
-    n, logits_fn = len(ids), make_logits(model, runtime)
+    logits_fn = make_logits(model, runtime)
+    n = len(ids)
     T = min(model.config.block_size, max(1, n - 1))
     losses = np.empty(n - 1)
     starts = list(range(0, max(1, n - 1 - T + stride), stride))
@@ -165,7 +166,8 @@ def measure_positions(
             f"{name} has {n:,} tokens, but --context={context} needs 2 windows of {context + 1:,}: set a smaller "
             f"--context or give a longer text"
         )
-    block_size, logits_fn = model.config.block_size, make_logits(model, runtime)
+    logits_fn = make_logits(model, runtime)
+    block_size = model.config.block_size
     T = min(context, block_size) if model.config.position == "learned" else context
     losses = np.empty((len(ids), T))
     B = max(1, batch_tokens // T)
