@@ -8,12 +8,13 @@
     python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
     python tools/evaluate.py out-chorales --tasks=music               generated and held-out pieces
 
-Text (the validation set of the run's data, or --text): loss, perplexity and bits per byte; with --context=N, the loss
-by position in windows of N + 1 consecutive tokens. LAMBADA: the accuracy of greedy decoding on the last word of a
-passage, and the perplexity of that word. HellaSwag: the accuracy of choosing one of four endings, by total
-log-likelihood (acc) and by log-likelihood per byte (acc_norm). Pairs of prompts and completions (the validation set, or
---pairs): exact match of greedy decoding, chrF, BLEU, and ROUGE. Music: how many of 200 generated pieces parse, how well
-they keep meter and key, the distance of their intervals and durations from held-out pieces, and how much they copy.
+Text (the validation set of the run's data, or --text): loss, perplexity and bits per byte, beside the bits per byte of
+xz on a validation set; with --context=N, the loss by position in windows of N + 1 consecutive tokens. LAMBADA: the
+accuracy of greedy decoding on the last word of a passage, and the perplexity of that word. HellaSwag: the accuracy of
+choosing one of several endings, by total log-likelihood (acc) and by log-likelihood per byte (acc_norm). Pairs of
+prompts and completions (the validation set, or --pairs): exact match of greedy decoding, chrF, BLEU, and ROUGE. Music:
+how many of 200 generated pieces parse, how well they keep meter and key, the distance of their intervals and durations
+from held-out pieces, and how much they copy.
 
 The 95 % intervals use Student's t over documents; over blocks, if a text has few documents; or over the windows of
 --context. They describe the variance over other text of the same kind, not over training seeds. To find out which of
@@ -32,6 +33,7 @@ from folio.base.commands import command  # noqa: E402
 from folio.base.settings import ConfigError, NonNegativeFloat, PositiveInt, load, run_script  # noqa: E402
 from folio.checkpoints.find_runs import expand_runs  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline  # noqa: E402
+from folio.evaluation.compression import format_xz, xz_rows  # noqa: E402
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, name_problems, write_results  # noqa: E402
 from folio.evaluation.scores import collect_results  # noqa: E402
 from folio.evaluation.tables import format_results  # noqa: E402
@@ -65,6 +67,10 @@ def main(cfg: EvaluateConfig) -> None:
         models.append(evaluate_baseline(cfg.baseline, models, cfg.group_fields))
     results = collect_results(models)
     print(format_results(models, results))
+    results["xz"] = []
+    for row in xz_rows(models):
+        print(format_xz(row))
+        results["xz"].append(row)
     write_results(cfg, models, results)
 
 

@@ -107,7 +107,7 @@ class Wheel:
 
 
 def cache_folder() -> Path:
-    """The folder of downloaded files, each named by its sha256: $FOLIO_CACHE, or ~/.cache/folio."""
+    """The folder of downloaded files, each named by its sha256, and cached results: $FOLIO_CACHE, or ~/.cache/folio."""
     return Path(os.environ.get("FOLIO_CACHE") or Path.home() / ".cache" / "folio")
 
 

@@ -170,6 +170,8 @@ def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedTe
     arguments = loaded.saved.tokenizer, loaded.runtime, text.name, text.streams, stride
     measures = measure_text(loaded.model, *arguments)
     evaluation.measures += measures
+    if text.dataset and text.coverage.bytes:
+        evaluation.datasets[text.name] = text.dataset
     if cfg.dtype in QUANTIZED:
         baseline = measure_text(loaded.unquantized, *arguments)[0].ratio
         shift = f"{measures[0].ratio - baseline:+.4f} nats from {baseline:.4f}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import Tokenizer
 from folio.evaluation.intervals import estimate_ratio, ratio_influence, share_interval
@@ -141,6 +142,7 @@ class Evaluation:
     answers: list[dict[str, Any]] = field(default_factory=list)  # the pairs with the model's answers, or its pieces
     signatures: dict[str, str] = field(default_factory=dict)  # of sacrebleu, by measure
     pairs: dict[str, list[Pair]] = field(default_factory=dict)  # the pairs of the answers, by their source
+    datasets: dict[str, Dataset] = field(default_factory=dict)  # of the measured validation sets, if they have bytes
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each measure and each range of positions, and more_rows."""

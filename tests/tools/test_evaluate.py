@@ -110,6 +110,24 @@ def test_characters_that_were_left_out_are_counted(tiny, tmp_path, capsys):
     assert (row["characters"], row["left_out"]) == (440, 21)
 
 
+def test_xz_is_the_baseline_on_validation_sets(tiny, tmp_path, data_dir, capsys):
+    cfg, results = tiny(max_iters=2, warmup_iters=1), tmp_path / "results.json"
+    train(cfg)
+
+    def printed_and_rows(*words: str) -> tuple[str, list[dict]]:
+        capsys.readouterr()
+        run_tool(cfg.out_dir, *words, f"--json={results}")
+        return capsys.readouterr().out, json.loads(results.read_text())["xz"]
+
+    for words in ([], ["--dataset=verse", f"--data_dir={data_dir}"]):
+        out, (row,) = printed_and_rows(*words)
+        assert row["of"] == "verse, validation" and 0 < row["bits_per_byte"] < 3
+        assert f"\nxz reaches {row['bits_per_byte']:.4f} bits per byte on verse, validation" in out
+    for words in ([f"--text={data_dir / 'verse.txt'}"], ["--context=20"]):
+        out, rows = printed_and_rows(*words)
+        assert rows == [] and "xz reaches" not in out
+
+
 # --- training data ----------------------------------------------------------------------------------------------------
 
 
