@@ -4,6 +4,7 @@
     python tools/evaluate.py gpt2 gpt2-medium --text=novel.txt --stride=512
     python tools/evaluate.py out-learned out-rotary --context=512     by position, even beyond block_size
     python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
+    python tools/evaluate.py out-mine --tasks=hellaswag --questions=mine.jsonl
     python tools/evaluate.py out-translate --tasks=pairs              answers to held-out prompts
     python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
     python tools/evaluate.py out-chorales --tasks=music               generated and held-out pieces

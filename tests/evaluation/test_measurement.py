@@ -83,6 +83,18 @@ def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "results.json").read_text()) == {"results": []}
 
 
+def test_questions_in_a_file_are_measured_under_its_name(run, tmp_path):
+    file = tmp_path / "own.jsonl"
+    rows = [{"text": "the king and", "ctx": "the king", "endings": ["and", "by"], "label": 0}] * 2
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for task, names in (("lambada", {"accuracy", "loss of the word, nats", "perplexity of the word"}),
+                        ("hellaswag", {"acc", "acc_norm"})):  # fmt: skip
+        evaluation = evaluate_model(run, MeasurementConfig(tasks=task, questions=str(file), limit=1, **CPU))
+        (source,) = evaluation.coverage
+        assert source == f"{task} of {file}"
+        assert {(m.source, m.name, len(m.values)) for m in evaluation.measures} == {(source, n, 1) for n in names}
+
+
 def test_a_task_among_the_runs_is_an_error():
     assert name_problems("runs", ["out", "gpt2"]) == []
     assert name_problems("runs", ["out", "hellaswag"])[0][1].startswith("hellaswag is a task")

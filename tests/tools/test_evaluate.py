@@ -237,6 +237,8 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "tasks=lambada,hellaswag.*--text"),
         (["out", "--tasks", "lambada", "hellaswag"], "hellaswag.*--tasks=lambada,"),
         (["out", "--limit=3"], "limit=3.*--tasks"),
+        (["out", "--questions=own.jsonl"], r"questions=own\.jsonl.*--tasks=lambada or"),
+        (["out", "--questions=own.jsonl", "--tasks=lambada,hellaswag"], r"questions=own\.jsonl.*--tasks=lambada or"),
         (["out", "--samples=5"], "samples is not a setting"),
         (["out", "--tasks=pairs", "--temperature=0.5"], r"temperature=0\.5.*--tasks=music"),
         (["out", "--context=0"], "context=0.*at least 1"),

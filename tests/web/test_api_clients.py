@@ -243,7 +243,7 @@ def test_lm_eval_agrees_with_our_evaluation(api, gpt, lm_eval_tasks, monkeypatch
             tokens = len(gpt.tokenizer.encode(ending))
             assert -float(nats) == pytest.approx(score.nats, abs=1e-4 * tokens)
             assert greedy == score.greedy
-    (accuracy, _) = hellaswag(QUESTIONS, scores)
+    (accuracy, _) = hellaswag("hellaswag", QUESTIONS, scores)
     assert results["results"]["choices"]["acc,none"] == pytest.approx(accuracy.ratio)
 
     for question, sample in zip(QUESTIONS, samples["texts"], strict=True):
