@@ -1,14 +1,16 @@
 """Translations as a data set where only the completions are targets: "en: Tuesday, March 3, 2026 | de:" ...
 
     python prepare/translation.py
+    python prepare/translation.py --languages=en,sv,nl
     python prepare/translation.py sentences.tsv --languages=en,de
     python prepare/translation.py corpus.en corpus.de
     python prepare/translation.py pairs.jsonl --languages=en,de
     python prepare/translation.py --source=opus-100 --languages=en,de --limit=100000
 
-Without inputs, the texts are phrases in six languages, from CLDR and num2words: equal parts of full dates with weekday,
-cardinals from 0 to 999,999 in words, ordinals to 9,999 in words, and numbers to 999.99 with a unit. A tenth of the
-dates and numbers are held out, in all languages.
+Without inputs, the texts are phrases in six languages, or in other --languages of CLDR and num2words: equal parts of
+full dates with weekday, cardinals from 0 to 999,999 in words, ordinals to 9,999 in words, and numbers to 999.99 with a
+unit. Phrases that a language lacks, or that are ambiguous, are left out, and a line says so. A tenth of the dates and
+numbers are held out, in all languages.
 
 Your texts are translated from the first of two languages to the second: the columns of a .tsv file, two files with one
 sentence per line, or JSON lines {"en": ..., "de": ...} or {"prompt": ..., "completion": ...}. --source is opus-100 or
@@ -43,7 +45,8 @@ from folio.data.sources.bitext import (  # noqa: E402
     translation_pair,
 )
 from folio.data.sources.pairs import Texts  # noqa: E402
-from folio.data.sources.phrases import LANGUAGES, held_out_pairs, training_pairs  # noqa: E402
+from folio.data.sources.phrase_checks import check_languages, drop_ambiguous  # noqa: E402
+from folio.data.sources.phrases import LANGUAGES, available_languages, held_out_pairs, training_pairs  # noqa: E402
 from folio.data.sources.prepare_pairs import TextPairsConfig, prepare_pairs, read_json_lines, read_parquet  # noqa: E402
 
 HUB = ("opus-100", "tatoeba")
@@ -72,8 +75,9 @@ class TranslationConfig(TextPairsConfig):
         codes = self.codes
         if unknown := list(filter(None, map(language_problem, codes))):
             problems.append(("languages", unknown[0]))
-        elif self.is_embedded and (other := [code for code in codes if code not in LANGUAGES]):
-            problems.append(("languages", f"there are no phrases in {other[0]!r}, only in {', '.join(LANGUAGES)}"))
+        elif self.is_embedded and (other := sorted({*codes} - {*available_languages()})):
+            usable = ", ".join(available_languages())
+            problems.append(("languages", f"there are no phrases in {other[0]!r}, only in {usable}"))
         elif self.languages and (len(codes) < 2 or len(set(codes)) < len(codes)):
             problems.append(("languages", "name two different languages, separated by a comma"))
         elif not self.is_embedded and len(codes) > 2:
@@ -102,11 +106,14 @@ def main(cfg: TranslationConfig) -> None:
 def prepare_phrases(cfg: TranslationConfig) -> None:
     """Prepare phrases as a data set."""
     cfg = cfg.replace(val_fraction=cfg.val_fraction or 0.1, vocab_size=cfg.vocab_size or 512)
-    languages = cfg.codes or LANGUAGES
-    arguments = (languages, cfg.val_fraction, cfg.seed)
-    validation = list(held_out_pairs(cfg.held_out, *arguments))
-    pairs = itertools.chain(validation, training_pairs(cfg.pairs, *arguments))
-    prepare_pairs(cfg, pairs, cfg.name or "translation", [], len(validation))
+    coverage, left_out = check_languages(cfg.codes or LANGUAGES)
+    print("\n".join(left_out), end="\n" if left_out else "")
+    arguments = (coverage, cfg.val_fraction, cfg.seed)
+    answers: dict[str, str] = {}
+    validation = list(drop_ambiguous(held_out_pairs(cfg.held_out, *arguments), answers))
+    pairs = itertools.chain(validation, drop_ambiguous(training_pairs(cfg.pairs, *arguments), answers))
+    usable = sum(pair is not None for pair in validation)
+    prepare_pairs(cfg, pairs, cfg.name or "translation", [], usable, unused="whose prompt has another answer")
 
 
 def prepare_source(cfg: TranslationConfig) -> None:

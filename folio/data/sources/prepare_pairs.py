@@ -174,12 +174,14 @@ def prepare_pairs(
     sources: list[Source],
     validation: int | None = None,
     documents_only: bool = False,
+    unused: str = "with an empty text",
 ) -> None:
     """Prepare the data set `name` from pairs, which must fit in memory. A pair of None is counted, but not used.
 
     sources: the files of the pairs. validation: the number of leading pairs for validation; None: about
     cfg.val_fraction of all, where pairs with the same field "item", or else the same prompt, are in the same split.
-    documents_only: prepare only the documents of summaries, without masks, as NAME-documents. Raises UserError.
+    documents_only: prepare only the documents of summaries, without masks, as NAME-documents. unused: what pairs of
+    None are, for the message. Raises UserError.
     """
     folder_name = f"{name}-documents" if documents_only else name
     inputs = [*(source.path for source in sources), *([Path(cfg.source)] if cfg.source else [])]
@@ -188,7 +190,7 @@ def prepare_pairs(
     results = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
     usable = [pair for pair in results if pair is not None]
     if left_out := len(results) - len(usable):
-        print(f"left out: {counted(left_out, 'pair')} with an empty text")
+        print(f"left out: {counted(left_out, 'pair')} {unused}")
     if validation is None:
         groups = [f"{cfg.seed} {pair.get('item', pair['prompt'])}".encode("utf-8", "replace") for pair in usable]
         val = select_validation([document_hash(group) for group in groups], cfg.val_fraction)

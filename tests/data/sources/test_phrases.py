@@ -1,6 +1,7 @@
 import random
 import re
 from collections import Counter
+from collections.abc import Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 
@@ -12,8 +13,11 @@ from folio.data.sources.phrases import (
     KINDS,
     LANGUAGES,
     LAST_DATE,
+    TOPICS,
     UNITS,
+    Coverage,
     Item,
+    available_languages,
     draw_item,
     held_out_pairs,
     is_held_out,
@@ -183,6 +187,10 @@ EXPECTED = {
 }
 
 
+def covering(languages: Sequence[str]) -> Coverage:
+    return dict.fromkeys(TOPICS, languages)
+
+
 @pytest.mark.needs("babel", "num2words")
 @pytest.mark.parametrize("item", EXPECTED, ids=lambda item: item.name)
 def test_phrases(item):
@@ -240,8 +248,8 @@ def extract_number(text: str) -> str | None:
 @pytest.mark.needs("babel", "num2words")
 def test_held_out_items_do_not_occur_in_training(seed):
     """In any language or kind: the cardinal, the ordinal, and the number with any unit are held out together."""
-    validation = list(held_out_pairs(200, LANGUAGES, 0.1, seed))
-    training = list(training_pairs(8000, LANGUAGES, 0.1, seed))
+    validation = list(held_out_pairs(200, covering(LANGUAGES), 0.1, seed))
+    training = list(training_pairs(8000, covering(LANGUAGES), 0.1, seed))
     assert len(training) == 8000 and len(validation) == 200 * len(LANGUAGES)
     texts = {part for pair in training for part in (pair["prompt"].split(" | ")[0][4:], pair["completion"][1:])}
     numbers = {extract_number(text) for text in texts if len(text.split()) < 6}
@@ -263,7 +271,7 @@ def test_held_out_items_do_not_occur_in_training(seed):
 
 @pytest.mark.needs("babel", "num2words")
 def test_training_has_equal_parts_in_all_directions(seed):
-    pairs = list(training_pairs(4000, ("en", "de", "pl"), 0.1, seed))
+    pairs = list(training_pairs(4000, covering(("en", "de", "pl")), 0.1, seed))
     kinds = Counter()
     for k, pair in enumerate(pairs):
         source, target = re.fullmatch(r"(..): .* \| (..):", pair["prompt"]).groups()
@@ -271,12 +279,12 @@ def test_training_has_equal_parts_in_all_directions(seed):
     assert len(kinds) == 4 * 6 and min(kinds.values()) > 110
     assert all(re.match(r" (Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day, ", pair["completion"])
                for pair in pairs[::4] if pair["prompt"].endswith("| en:"))  # fmt: skip
-    assert pairs == list(training_pairs(4000, ("en", "de", "pl"), 0.1, seed))
+    assert pairs == list(training_pairs(4000, covering(("en", "de", "pl")), 0.1, seed))
 
 
 @pytest.mark.needs("babel", "num2words")
 def test_validation_has_equal_parts_and_different_items(seed):
-    pairs = list(held_out_pairs(402, ("en", "fr"), 0.1, seed))
+    pairs = list(held_out_pairs(402, covering(("en", "fr")), 0.1, seed))
     assert Counter(pair["kind"] for pair in pairs) == {"date": 202, "cardinal": 202, "ordinal": 200, "unit": 200}
     assert set(Counter(pair["item"] for pair in pairs).values()) == {2}
     example = next(pair for pair in pairs if pair["target"] == "fr" and pair["kind"] == "cardinal")
@@ -291,6 +299,44 @@ def test_small_integers_are_never_held_out():
     assert is_held_out(Item("unit", Decimal("1.5"), "length-meter"), 0.999999)
 
 
-def test_too_few_held_out_ordinals_are_an_error():
-    with pytest.raises(UserError, match=r"^val_fraction=0.001: .*ordinals.* held_out=2,000; .*--val_fraction"):
-        next(held_out_pairs(2000, LANGUAGES, 0.001, 1))
+def test_too_few_held_out_items_are_an_error():
+    with pytest.raises(UserError, match=r"^val_fraction=0.01: .* ordinals, .*held_out=2,000 .* --val_fraction"):
+        next(held_out_pairs(2000, covering(LANGUAGES), 0.01, 1))
+    with pytest.raises(UserError, match=r"^val_fraction=0.01: .* dates, .*needs 2,000; .*--held_out"):
+        next(held_out_pairs(2000, {"date": LANGUAGES}, 0.01, 1))
+
+
+@pytest.mark.needs("babel", "num2words")
+def test_topics_have_their_own_languages(seed):
+    coverage = {"cardinal": ["en", "de", "pl"], "duration-week": ["en", "fr"], "mass-gram": ["de", "pl"]}
+    training = list(training_pairs(400, coverage, 0.1, seed))
+    assert len(training) == 400 and {pair["prompt"][:2] for pair in training[::2]} == {"en", "de", "pl"}
+    held_out = list(held_out_pairs(40, coverage, 0.1, seed))
+    targets: dict[str, set[str]] = {}
+    for pair in held_out:
+        kind, _, *unit = pair["item"].split()
+        targets.setdefault(unit[0] if unit else kind, set()).add(pair["target"])
+    assert targets == {topic: {*languages} for topic, languages in coverage.items()}
+
+
+@pytest.mark.needs("babel", "num2words")
+def test_available_languages():
+    """num2words would answer in Finnish for "fil", and has "kz" where CLDR has "kk"."""
+    assert {*LANGUAGES, "sv", "nl", "pt_BR"} <= {*available_languages()}
+    assert not {"fil", "kz", "kk"} & {*available_languages()}
+
+
+@pytest.mark.needs("babel", "num2words")
+def test_corrections_of_regions():
+    assert phrase(Item("cardinal", 21_000), "es_CO") == "veintiún mil"
+    assert phrase(Item("date", date(2026, 3, 1)), "fr_CH") == "dimanche, 1er mars 2026"
+
+
+@pytest.mark.needs("babel", "num2words")
+def test_long_forms_that_cldr_omits_because_they_are_the_short_ones():
+    hours = [Item("unit", n, "duration-hour") for n in (1, 3)]
+    assert [phrase(item, language) for language in ("nl", "ja", "da") for item in hours] == [
+        *("1 uur", "3 uur"),
+        *("1 時間", "3 時間"),
+        *("1 time", "3 timer"),
+    ]
