@@ -18,7 +18,7 @@ from folio.data.blocks import document_hash
 from folio.data.sources.pairs import translation
 
 LANGUAGES = ("en", "de", "fr", "es", "it", "pl")  # the default
-COMPARED = (*LANGUAGES, "eo", "fi", "id", "ja", "nl", "ru")  # languages whose words were compared with ICU 72
+COMPARED = (*LANGUAGES, "eo", "fi", "id", "ja", "nl", "ru", "sv")  # languages whose words were compared with ICU 72
 KINDS = ("date", "cardinal", "ordinal", "unit")
 FIRST_DATE, LAST_DATE = date(1900, 1, 1), date(2099, 12, 31)
 MAX_DIGITS = {"cardinal": 6, "ordinal": 4, "unit": 3}  # of integers; num2words has errors in larger ordinals
@@ -51,6 +51,7 @@ CORRECTIONS = {  # misspellings in num2words 0.5.14 and the correct spelling, in
     ],
     "it": [("dicott", "diciott"), ("diecesimo", "decimo")],
     "pl": [("trzysetny", "trzechsetny"), ("czterysetny", "czterechsetny")],
+    "sv": [("förtio", "fyrtio"), ("etttusen", "ettusen"), ("tjugode", "tjugonde")],
 }
 
 

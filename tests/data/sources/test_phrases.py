@@ -327,7 +327,10 @@ def test_available_languages():
 
 
 @pytest.mark.needs("babel", "num2words")
-def test_corrections_of_regions():
+def test_corrections_of_swedish_and_of_regions():
+    numbers = {40: "fyrtio", 1000: "ettusen", 41_101: "fyrtioettusen etthundraett"}
+    assert {n: phrase(Item("cardinal", n), "sv") for n in numbers} == numbers
+    assert phrase(Item("ordinal", 120), "sv") == "etthundratjugonde"
     assert phrase(Item("cardinal", 21_000), "es_CO") == "veintiún mil"
     assert phrase(Item("date", date(2026, 3, 1)), "fr_CH") == "dimanche, 1er mars 2026"
 
