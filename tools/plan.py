@@ -36,10 +36,10 @@ from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
 from folio.machine.kernels import adapt, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
-from folio.training.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
-from folio.training.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
+from folio.training.planning.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
+from folio.training.planning.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import make_loss, measure_step, open_data  # noqa: E402
 from folio.training.start import MODEL_SETTINGS  # noqa: E402

@@ -18,9 +18,9 @@ from folio.checkpoints.snapshots import remove_snapshots
 from folio.data.windows import Mixture
 from folio.machine.distributed import Group, Requests
 from folio.machine.runtime import Runtime, describe_compilation
-from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
 from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
+from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
 from folio.training.run_log import Metrics, NullMetrics, StepReader
 from folio.training.schedule import Schedule, snapshot_is_due
 from folio.training.signals import SignalHandler

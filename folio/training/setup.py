@@ -23,11 +23,11 @@ from folio.machine import distributed, memory
 from folio.machine.data_parallel import DataParallelLoss, with_workers
 from folio.machine.kernels import adapt, compile_loss, dropout_contexts, pad_rows, pad_vocabulary
 from folio.machine.runtime import Length, Runtime, resolve_runtime
-from folio.training import forecast
-from folio.training.budget import Budget, evaluation_seconds, with_time_budget
 from folio.training.guard import StepGuard
 from folio.training.loader import BatchLoader, resident_bytes
 from folio.training.optim import make_optimizer
+from folio.training.planning import forecast
+from folio.training.planning.budget import Budget, evaluation_seconds, with_time_budget
 from folio.training.schedule import StepCounts
 from folio.training.start import Start
 from folio.training.state import TrainState

@@ -11,7 +11,7 @@ from folio.base import settings
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.machine import memory
-from folio.training import forecast
+from folio.training.planning import forecast
 from model import GPT, GPTConfig
 from tests.support.processes import run_code
 from tests.support.simulated import SimulatedMachine
@@ -66,7 +66,7 @@ from torch.utils._pytree import tree_leaves
 from folio.machine.distributed import Group, to_local
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import resolve_runtime
-from folio.training.forecast import memory_per_process
+from folio.training.planning.forecast import memory_per_process
 from folio.training.guard import StepGuard
 from folio.training.setup import build_optimizer, wrap
 from folio.training.state import TrainState

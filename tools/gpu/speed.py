@@ -15,7 +15,7 @@ from folio.machine.gpus import data_sheet
 from folio.machine.kernels import adapt, describe_attention
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime, resolve_runtime
-from folio.training.forecast import Memory, training_memory
+from folio.training.planning.forecast import Memory, training_memory
 from model import GPT, GPTConfig
 from tools.bench.baselines import copy_checkout
 from tools.bench.timing import time_calls, wait_for

@@ -20,7 +20,7 @@ from folio.base import settings
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint, run_folder
 from folio.training import session, setup
-from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
+from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
 from folio.training.run_log import Metrics
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 from folio.training.session import Session

@@ -15,7 +15,8 @@ from folio import UserError
 from folio.machine import distributed, memory
 from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
-from folio.training.forecast import (
+from folio.training.loader import resident_bytes
+from folio.training.planning.forecast import (
     loss_bytes,
     memory_per_process,
     memory_report,
@@ -24,7 +25,6 @@ from folio.training.forecast import (
     suggest_memory_fix,
     training_memory,
 )
-from folio.training.loader import resident_bytes
 from folio.training.setup import open_data
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
 from train import train
@@ -73,7 +73,9 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     return saved.bytes
 
 
-@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
+@pytest.mark.architecture(
+    "folio/training/planning/forecast.py: saved_bytes_per_token, and training_memory for the rest"
+)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
@@ -85,7 +87,9 @@ def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position)
     assert (two - one - cast_weights) / (4 * 64) == saved_bytes_per_token(config, dtype, "cpu")
 
 
-@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
+@pytest.mark.architecture(
+    "folio/training/planning/forecast.py: saved_bytes_per_token, and training_memory for the rest"
+)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
@@ -99,7 +103,9 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
 
 
-@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
+@pytest.mark.architecture(
+    "folio/training/planning/forecast.py: saved_bytes_per_token, and training_memory for the rest"
+)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*is deprecated")  # from torch
 @pytest.mark.parametrize(
     "dtype, position, recompute, chunks", [(torch.bfloat16, "rotary", False, 1), (torch.float32, "alibi", True, 4)]
@@ -112,7 +118,7 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
     """
     config, tokens, s = replace(TINY, vocab_size=1000, position=position), 4 * 64, dtype.itemsize
     limit = tokens * 1000 // chunks
-    monkeypatch.setattr("folio.training.forecast.MAX_LOGITS", limit)
+    monkeypatch.setattr("folio.training.planning.forecast.MAX_LOGITS", limit)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     model, runtime = GPT(config).train(), Runtime(torch.device("cpu"), dtype, True, "")
     adapt(model, runtime)
@@ -172,7 +178,7 @@ class PeakBytes(TorchDispatchMode):
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     """Against the measured peak. The gradient of x and cast weights are counted elsewhere."""
     N, V, C, n = 240, 1000, 8, 60
-    monkeypatch.setattr("folio.training.forecast.MAX_LOGITS", n * V)
+    monkeypatch.setattr("folio.training.planning.forecast.MAX_LOGITS", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as measured:
@@ -181,7 +187,7 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     assert loss_bytes(N, config, s) == pytest.approx(measured.peak - elsewhere, rel=0.1)
 
 
-@pytest.mark.architecture("folio/training/forecast.py: training_memory")
+@pytest.mark.architecture("folio/training/planning/forecast.py: training_memory")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_the_forecast_includes_the_bias_of_a_position_encoding(dtype, position):
@@ -238,7 +244,7 @@ def test_a_fix_never_changes_the_sequences_per_step(tiny):
     assert suggest_memory_fix(cfg, lambda changed: changed.batch_size == 1) is None
 
 
-@pytest.mark.architecture("folio/training/forecast.py: refuse_too_large")
+@pytest.mark.architecture("folio/training/planning/forecast.py: refuse_too_large")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
     """The forecast was only printed, and the allocator raised an exception or the system killed the run."""
@@ -267,7 +273,7 @@ def test_the_report_includes_tokens_in_a_gpus_memory(tiny, monkeypatch):
     assert resident_bytes(data, "cpu", 2**40) == 0
 
 
-@pytest.mark.architecture("folio/training/forecast.py: refuse_too_large")
+@pytest.mark.architecture("folio/training/planning/forecast.py: refuse_too_large")
 def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
     shape = dict(n_layer=4, n_embd=64, n_head=4)
     size = 16 * (12 * 4 * 64**2 + (43 + 32) * 64)
