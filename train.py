@@ -117,8 +117,9 @@ class TrainConfig(Settings):
     beta1: Probability = 0.9  # AdamW's decay rate of the mean gradient
     beta2: Probability = 0.95  # AdamW's decay rate of the mean squared gradient
     grad_clip: NonNegativeFloat = 1.0  # maximum norm of the gradient; 0: off
-    max_bad_steps: PositiveInt = 10  # stop after this many consecutive skipped steps (not finite, or spikes)
+    max_bad_steps: PositiveInt = 10  # consecutive skipped steps (not finite, or spikes) after which the run diverges
     skip_spikes: PositiveFloat | None = None  # skip steps with loss or norm this many std above the mean; None: off
+    on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: resume from a checkpoint at half the rate
     # --- evaluation, checkpoints, logs ---
     eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
     eval_iters: PositiveInt | None = None  # validation batches, always the same ones; None: the whole set
@@ -183,10 +184,11 @@ class TrainConfig(Settings):
     def step_counts(self) -> StepCounts:
         return StepCounts(**{name: getattr(self, name) for name in STEP_COUNTS})
 
-    def schedule(self, counts: StepCounts, decisions: list[tuple[int, int]] | None = None) -> Schedule:
-        """The schedule of learning rates and evaluations. decisions: those of a time budget."""
+    def schedule(self, counts: StepCounts, part: Mapping[str, Any]) -> Schedule:
+        """The schedule of learning rates and evaluations. part: PartRecord of the run, or empty."""
         lr_schedule = self.lr_schedule if self.decay_lr else "constant"
-        return Schedule(counts, lr_schedule, self.learning_rate, self.min_lr, decisions)
+        decisions = part.get("decisions") if self.minutes else None
+        return Schedule(counts, lr_schedule, self.learning_rate, self.min_lr, decisions, part.get("lr_factor", 1.0))
 
 
 class Result(NamedTuple):
@@ -245,7 +247,7 @@ def train(user_cfg: TrainConfig) -> Result:
         # --- batches and schedule ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, start_time)
-        schedule = cfg.schedule(counts, start.last_part.get("decisions") if cfg.minutes else None)
+        schedule = cfg.schedule(counts, start.last_part)
         print("\n".join(describe_run(cfg, data, schedule, loader)))
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         if start.resuming:

@@ -378,7 +378,8 @@ def test_a_bad_gradient_changes_no_weights_or_optimizer_state(tiny, inject_bad_g
     assert record["sequences"] == [16, 19] and len(record["text"]) == 4 and len(record["text"][0]) == 32
     assert [step["step"] for step in record["before"]] == [1, 2, 3, 4]
     train(tiny(init_from="resume"))
-    assert checkpoint.load(Path(cfg.out_dir)).state["guard"] == {**after.state["guard"], "in_a_row": 0}
+    guard = checkpoint.load(Path(cfg.out_dir)).state["guard"]
+    assert guard["skipped"] == 1 and guard["in_a_row"] == 0 and guard["moments"] == after.state["guard"]["moments"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -85,8 +85,11 @@ class Training(NamedTuple):
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
         model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
-        schedule = cfg.schedule(cfg.step_counts, part.decisions)
-        return cls(cfg, runtime, build_state(start, model, net, runtime), make_loss(net, runtime), loader, schedule)
+        schedule = cfg.schedule(cfg.step_counts, part.record)
+        state = build_state(start, model, net, runtime)
+        if "skipped_sequences" in part.record and state.step == part.begin:
+            state.next_sequence = part.record["skipped_sequences"][1]
+        return cls(cfg, runtime, state, make_loss(net, runtime), loader, schedule)
 
     @property
     def learning_rate(self) -> float:

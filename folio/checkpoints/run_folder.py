@@ -1,6 +1,7 @@
 """The checkpoints in a run's folder: the list of them, the last and the best one, and the content of state.json.
 
-A run has parts: one from its start, and one from each resume. state.json records them; see schema.PartRecord.
+A run has parts: one from its start, and one from each resume and rollback. state.json records them; see
+schema.PartRecord.
 
 This module does not read weights and needs no torch. docs/checkpoints.md describes each file.
 """
@@ -56,9 +57,10 @@ def precedes(state: dict[str, Any], newest: dict[str, Any]) -> bool:
     state, newest: state.json of the two.
     """
     is_same_run = state.get("run_id") == newest.get("run_id")
-    names = ("from_step", "after", "changes", "exact")  # of a resume; the other fields may be filled in later
-    resumes, newest_resumes = ([[part[name] for name in names] for part in s["parts"][1:]] for s in (state, newest))
-    is_same_history = resumes == [resume for resume in newest_resumes if resume[0] < state["step"]]
+    names = ("from_step", "after", "changes", "exact")  # of a part; the other fields may be filled in later
+    parts, newest_parts = ([[part[name] for name in names] for part in s["parts"][1:]] for s in (state, newest))
+    following = newest_parts[len(parts) :]
+    is_same_history = parts == newest_parts[: len(parts)] and all(part[0] >= state["step"] for part in following)
     return is_same_run and is_same_history and state["step"] < newest["step"]
 
 

@@ -27,6 +27,8 @@ class GuardProgress(TypedDict, total=False):
     in_a_row: NonNegativeInt
     skipped: NonNegativeInt
     moments: tuple[Moments, Moments]  # of loss and gradient norm
+    val_losses: list[NonNegativeFloat]  # of the last evaluations
+    evaluated_at: NonNegativeInt  # step of the last one
 
 
 class ScalerProgress(TypedDict, total=False):
@@ -86,8 +88,8 @@ class DatasetRecord(TypedDict):
     hash: str
 
 
-class PartRecord(TypedDict):
-    """A part of a run: the steps from its start, or from a resume, to the next resume. None: unknown."""
+class RequiredPart(TypedDict):
+    """The required fields of a PartRecord."""
 
     from_step: NonNegativeInt  # number of steps before this part
     init_from: str | None
@@ -98,6 +100,14 @@ class PartRecord(TypedDict):
     versions: dict[str, str] | None
     threads: PositiveInt | None  # torch's CPU threads
     decisions: list[tuple[NonNegativeInt, PositiveInt]] | None  # on the run's length: (step, max_iters)
+
+
+class PartRecord(RequiredPart, total=False):
+    """A part of a run: the steps from its start, a resume or a rollback, to the next one. None: unknown."""
+
+    rollbacks: PositiveInt  # the number of rollbacks so far, if any
+    lr_factor: PositiveFloat  # of all learning rates, if there were rollbacks
+    skipped_sequences: tuple[NonNegativeInt, NonNegativeInt]  # begin and end, if a rollback begins this part
 
 
 class RequiredState(RunProgress):

@@ -39,7 +39,7 @@ from folio.training.start import versions
 from folio.training.state import TrainState
 
 COMPARED = ("loss", "grad_norm")  # values of a step that are compared with the log
-COMPUTATION_FIELDS = ("resolved", "versions", "threads")  # fields of a PartRecord that affect rounding
+COMPUTATION_FIELDS = ("resolved", "versions", "threads", "rollbacks")  # of a PartRecord, which affect the result
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -53,11 +53,6 @@ class Part(Generic[Config]):
     end: float  # infinity for the last part
     cfg: Config
     record: PartRecord
-
-    @property
-    def decisions(self) -> list[tuple[int, int]] | None:
-        """Decisions of a time budget. None: no budget, or not recorded."""
-        return self.record["decisions"] if self.cfg.minutes else None
 
 
 @dataclass(frozen=True)
@@ -178,8 +173,9 @@ def merge_parts(records: list[PartRecord], config: dict[str, Any], cls: type[Con
     parts: list[Part[Config]] = []
     end, following = math.inf, None
     for record in reversed(records):
-        if following and not following["changes"] and all(following[f] == record[f] for f in COMPUTATION_FIELDS):
-            parts[-1] = replace(parts[-1], begin=record["from_step"])
+        same = following and all(following.get(field) == record.get(field) for field in COMPUTATION_FIELDS)
+        if same and not following["changes"]:
+            parts[-1] = replace(parts[-1], begin=record["from_step"], record={**record, **following})
         else:
             parts.append(Part(record["from_step"], end, settings.from_json(cls, config), record))
         config = {**config, **{name: before for name, (before, _) in record["changes"].items()}}
@@ -211,7 +207,7 @@ def runtime_differences(part: Part, runtime: Runtime) -> list[str]:
     if record["threads"] is None:
         threads = f"here {torch.get_num_threads()}; set OMP_NUM_THREADS"
         reasons.append(f"the number of threads in training is not recorded ({threads})")
-    if part.cfg.minutes and part.decisions is None:
+    if part.cfg.minutes and part.record["decisions"] is None:
         reasons.append(f"the planned length of the run before step {part.end:,} is not recorded")
     return reasons
 

@@ -4,6 +4,7 @@ import json
 from html import escape
 
 from folio.base.number_format import format_seconds
+from folio.checkpoints.schema import PartRecord
 from folio.experiments.charts import Line, LineGroup, Mark, Panel, line_chart, page_with_charts
 from folio.experiments.runs import Run
 from folio.experiments.selection import different_settings
@@ -17,7 +18,10 @@ PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
     "peak memory (GiB)": ("peak_memory", 2.0**-30, 120),
     "skipped steps": ("skipped", 1.0, 120),
 }
-LEGEND = "Loss: thin in training, thick with points in validation. Vertical lines: resumed, dashed after a kill."
+LEGEND = (
+    "Loss: thin in training, thick with points in validation, dotted before a rollback. Vertical lines: resumed or "
+    "rolled back, dashed after a kill."
+)
 MAX_POINTS = 300_000  # of all curves, which browsers can draw
 MAX_OPEN_RUNS = 8  # with more runs, their sections are collapsed
 MAX_TITLE_NAMES = 4  # with more runs, the title has only their number
@@ -89,15 +93,23 @@ def plan_section(run: Run) -> str:
 
 
 def resumes_section(run: Run) -> str:
-    """Return a table of the steps at which the run was resumed, if any."""
+    """Return a table of the steps at which the run was resumed or rolled back, if any."""
     rows = [
-        [f"{part['from_step']:,}", part["after"] or "", json.dumps(part["changes"]), "yes" if part["exact"] else "no"]
+        [f"{part['from_step']:,}", part["after"] or "", changes_of(part), "yes" if part["exact"] else "no"]
         for part in run.parts[1:]
     ]
     if not rows:
         return ""
     heading = f"<h2>{escape(run.name)}: where it was resumed</h2>\n"
     return heading + table(["step", "stopped by", "changed settings: [before, after]", "bitwise identical"], rows)
+
+
+def changes_of(part: PartRecord) -> str:
+    """Return what a part of a run changed: settings, or the sequences and learning rates of a rollback."""
+    if "skipped_sequences" not in part:
+        return json.dumps(part["changes"])
+    begin, end = part["skipped_sequences"]
+    return f"sequences {begin:,} to {end - 1:,} skipped, learning rates times {part['lr_factor']:g}"
 
 
 def samples_section(run: Run) -> str:
@@ -142,5 +154,11 @@ def run_curves(run: Run, max_points: int) -> LineGroup:
         lines.append(Line(run.name, x, y, panel, width=1))
     x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
     lines.append(Line(f"{run.name}: validation", x, y, width=3, points=True))
+    for abandoned in run.abandoned.values():
+        for key in ("loss", "val_loss"):
+            logged = [line for line in abandoned if line[key] is not None]
+            x, y = [line["step"] for line in logged], [line[key] for line in logged]
+            name = f"{run.name}: {'validation' if key == 'val_loss' else 'training'} before a rollback"
+            lines.append(Line(name, x, y, width=3 if key == "val_loss" else 1, dash="dotted", points=key == "val_loss"))
     marks = [Mark(part["from_step"], "dashed" if part["after"] == "a kill" else "dotted") for part in run.parts[1:]]
     return LineGroup(run.name, lines, marks)

@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from folio.checkpoints import run_folder
 from folio.checkpoints.find_runs import is_run, written_at
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
-from folio.training.run_log import read_lines
+from folio.training.run_log import ABANDONED, read_lines
 from model import GPT, GPTConfig
 
 LOGGED = ("loss", "val_loss", "lr", "grad_norm", "skipped", "tokens_per_second", "peak_memory")  # numbers or None
@@ -63,6 +64,12 @@ class Run:
             return read_json(path) if path.exists() else {}
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged ({error}); remove it, or write it again with tools/plan.py") from None
+
+    @cached_property
+    def abandoned(self) -> dict[int, list[dict[str, Any]]]:
+        """Lines of metrics.jsonl that each rollback has made obsolete, by its number."""
+        lines = sorted(read_metrics(self.folder, abandoned=True), key=lambda line: line[ABANDONED])
+        return {number: list(group) for number, group in groupby(lines, key=lambda line: line[ABANDONED])}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -140,12 +147,15 @@ class Run:
             return None
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the undamaged lines of metrics.jsonl, with None for missing values; empty if it is unreadable."""
+def read_metrics(folder: Path, abandoned: bool = False) -> list[dict[str, Any]]:
+    """Read the undamaged lines of metrics.jsonl, with None for missing values; empty if it is unreadable.
+
+    abandoned: read the lines that rollbacks have made obsolete instead.
+    """
     with suppress(OSError):
         return [
             {**dict.fromkeys(LOGGED), **line}
-            for line in read_lines(folder / "metrics.jsonl")[0]
+            for line in read_lines(folder / "metrics.jsonl", abandoned=abandoned)[0]
             if type(line.get("tokens")) is int
             and all(isinstance(line.get(name), int | float | None) for name in LOGGED)
         ]

@@ -1,4 +1,7 @@
-"""Detection of bad steps, which must not change the model: on the device at every step, reported at logged steps."""
+"""Detection of bad steps, which must not change the model, and of a run that diverges.
+
+Steps are judged on the device, and reported at logged steps.
+"""
 
 import json
 import math
@@ -15,6 +18,8 @@ from folio.machine.runtime import DeviceTime
 
 DECAY = 0.98  # of the running mean and variance, which cover about 50 steps
 MIN_STEPS = 100  # before spikes are detected
+RISE = 1.05  # ratio of the validation loss to the lowest of the last evaluations from which a run has diverged
+EVALUATIONS = 5  # that are compared
 
 
 class JudgedStep(NamedTuple):
@@ -34,14 +39,21 @@ class StepGuard:
     """
 
     def __init__(self, device: torch.device, skip_spikes: float | None, state: dict[str, Any] | None):
-        self.skip_spikes = skip_spikes
-        state = {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2, **(state or {})}
+        self.skip_spikes, self.device = skip_spikes, device
+        self.load(state or {})
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state()` of a checkpoint."""
+        default = {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2, "val_losses": [], "evaluated_at": 0}
+        state = {**default, **state}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # skipped steps: consecutive, total
         self.streak = 0  # the most consecutive skipped steps in the last read
-        self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=device)  # (2, 3)
+        self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=self.device)  # (2, 3)
+        self.val_losses: list[float] = state["val_losses"]  # of the last EVALUATIONS
+        self.evaluated_at = state["evaluated_at"]  # the step of the last one
         self.judged: list[Tensor] = []  # on the device
         self.sent = torch.empty(0, 3)  # (steps, 3), on the host after sent_time
-        self.device, self.sent_time = device, DeviceTime(device)
+        self.sent_time = DeviceTime(self.device)
         self.recent: list[JudgedStep] = []  # the steps of the last read and the 50 before them
 
     def judge(self, loss: Tensor, grad_norm: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -109,14 +121,32 @@ class StepGuard:
         """Whether the last read had fewer than max_bad_steps bad steps in a row, and the validation loss is finite."""
         return self.streak < max_bad_steps and math.isfinite(val_loss or 0.0)
 
-    def diagnose(self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool) -> str:
-        """Describe why the run cannot continue, and the remedy. has_checkpoint: whether it has saved a checkpoint."""
+    def record_evaluation(self, val_loss: float, step: int) -> None:
+        self.evaluated_at = step
+        self.val_losses = [*self.val_losses, val_loss][-EVALUATIONS:]
+
+    def has_risen(self, val_loss: float | None) -> bool:
+        """Whether the validation loss is far above the last ones. False if the model overfits: then the training loss
+        is below them.
+        """
+        if val_loss is None or not self.val_losses or not self.recent:
+            return False
+        has_risen = val_loss > RISE * min(self.val_losses)
+        return has_risen and self.recent[-1].loss > min(self.val_losses)
+
+    def diagnose(
+        self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool
+    ) -> tuple[str, str]:
+        """Why the run cannot continue, and the remedy. has_checkpoint: whether it has saved a checkpoint."""
         last = next((step for step in reversed(self.recent) if step.skipped), self.recent[-1])
         restart = "resume" if has_checkpoint else "start again"
         if not all(p.isfinite().all() for p in model.parameters()):
             reason, remedy = "the weights are not finite", "start again, or from another checkpoint"
         elif val_loss is not None and not math.isfinite(val_loss):
             reason, remedy = f"the validation loss is {val_loss}", f"{restart} with a smaller --learning_rate"
+        elif self.has_risen(val_loss):
+            reason = f"the validation loss rose to {val_loss:.4f}, from {min(self.val_losses):.4f} before"
+            remedy = f"{restart} with a smaller --learning_rate"
         elif not math.isfinite(last.loss):
             reason, remedy = (
                 f"the loss is {last.loss}",
@@ -128,9 +158,10 @@ class StepGuard:
         else:
             reason = f"{max_bad_steps} spikes in a row, the last of loss {last.loss:.4g} and norm {last.grad_norm:.4g}"
             remedy = "look at the text in skipped/; if it is fine, raise --skip_spikes or leave it out"
-        intact = ", and the last checkpoint is intact" if has_checkpoint else ""
-        return f"{reason}; this step was not saved{intact}; {remedy}"
+        return reason, remedy
 
     def state(self) -> dict[str, Any]:
         """The state to save in checkpoints, after all steps are read. JSON preserves float32 exactly."""
-        return {"in_a_row": self.in_a_row, "skipped": self.skipped, "moments": self.moments.tolist()}
+        counts = {"in_a_row": self.in_a_row, "skipped": self.skipped}
+        evaluations = {"val_losses": self.val_losses, "evaluated_at": self.evaluated_at}
+        return {**counts, "moments": self.moments.tolist(), **evaluations}

@@ -15,6 +15,8 @@ from folio.base.progress import note, progress_bar
 from folio.machine.runtime import DeviceTime
 from folio.training.guard import JudgedStep, StepGuard
 
+ABANDONED = "rollback"  # key of lines that a rollback has made obsolete: its number
+
 
 class StepReader:
     """Reads the numbers of training steps from the device, and measures their speed."""
@@ -50,15 +52,18 @@ class StepReader:
 class Metrics:
     """Writes one JSON line per logged step. A context manager, which closes the progress bar and the wandb run.
 
-    step: the number of steps done; existing lines after it are removed. wandb_id: the wandb run to resume, or None for
-    a new one. config: the settings to show in wandb.
+    step: the number of steps done; existing lines after it are removed, except those of earlier rollbacks, of which
+    there are `rollbacks`. wandb_id: the wandb run to resume, or None for a new one. config: the settings to show in
+    wandb.
     """
 
-    def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
+    def __init__(
+        self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None, rollbacks: int = 0
+    ):
         self.wandb = self.start_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _drop_lines_after(out_dir / name, step or -1)  # -1: also step 0
+            _drop_lines_after(out_dir / name, step or -1, rollbacks)  # -1: also step 0
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
         self.has_gaps = False  # whether a line could not be written
@@ -140,6 +145,20 @@ class Metrics:
             self.say(f"{name} cannot be written ({error}); training continues without it")
         self.has_gaps = True
 
+    def roll_back(self, step: int, number: int, max_iters: int) -> None:
+        """Mark the lines after `step` as abandoned by the rollback with this number."""
+        for name, file in self.files.items():
+            path = Path(file.name)
+            lines = [line for content in _complete_lines(path) if (line := _parse(content))]
+            for line in lines:
+                if line["step"] > step:
+                    line.setdefault(ABANDONED, number)
+            file.close()
+            _write_lines(path, [json.dumps(line).encode() for line in lines])
+            self.files[name] = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
+        self.bar.n = step
+        self.set_max_iters(max_iters)
+
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
         tqdm.write(text)
@@ -182,19 +201,22 @@ class NullMetrics(Metrics):
 
     def append(self, name: str, line: dict[str, Any]) -> None: ...
 
+    def roll_back(self, step: int, number: int, max_iters: int) -> None: ...
+
     def say(self, text: str) -> None: ...
 
 
-def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | None]:
+def read_lines(path: Path, since: int = 0, abandoned: bool = False) -> tuple[list[dict[str, Any]], int | None]:
     """Read the lines of metrics.jsonl or samples.jsonl after a step (0: all lines), and the last line's step.
 
-    Damaged lines are skipped, and so is an incomplete last line, which another process may be writing.
+    Skipped: damaged lines, and an incomplete last line, which another process may be writing. abandoned: read the lines
+    that rollbacks have made obsolete, instead of the others.
     """
     lines: list[dict[str, Any]] = []
     last = None
     for content in reversed(_complete_lines(path)):
         line = _parse(content)
-        if line is None:
+        if line is None or (ABANDONED in line) != abandoned:
             continue
         last = line["step"] if last is None else last
         if since and line["step"] <= since:
@@ -216,9 +238,16 @@ def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> No
         print(f"step {step:,}: no sample ({type(error).__name__}: {error})")
 
 
-def _drop_lines_after(path: Path, step: int) -> None:
-    """Remove the lines after `step`, and damaged or incomplete lines."""
-    lines = [content for content in _complete_lines(path) if (line := _parse(content)) and line["step"] <= step]
+def _drop_lines_after(path: Path, step: int, rollbacks: int) -> None:
+    """Remove the lines after `step`, except those of earlier rollbacks, and damaged or incomplete lines."""
+
+    def is_kept(line: dict[str, Any] | None) -> bool:
+        return line is not None and (line[ABANDONED] <= rollbacks if ABANDONED in line else line["step"] <= step)
+
+    _write_lines(path, [content for content in _complete_lines(path) if is_kept(_parse(content))])
+
+
+def _write_lines(path: Path, lines: list[bytes]) -> None:
     with atomic_write(path) as temporary:
         temporary.write_bytes(b"".join(content + b"\n" for content in lines))
 
@@ -233,4 +262,5 @@ def _parse(content: bytes) -> dict[str, Any] | None:
         line = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and type(line.get("step")) is int else None
+    is_valid = isinstance(line, dict) and type(line.get("step")) is int and type(line.get(ABANDONED, 0)) is int
+    return line if is_valid else None

@@ -75,6 +75,8 @@ class Schedule:
     The settings are a recipe for counts.max_iters steps. A time budget makes `decisions` (step, max_iters) about the
     length of the run. Each one stretches or compresses the rest of the recipe, which keeps its learning rates and its
     number of evaluations. So the schedule is a pure function of the settings and the decisions, which checkpoints hold.
+
+    lr_factor: a factor of all learning rates, which a rollback lowers (rollback.py).
     """
 
     def __init__(
@@ -84,9 +86,11 @@ class Schedule:
         learning_rate: float = 0.0,
         min_lr: float | None = None,
         decisions: list[tuple[int, int]] | None = None,
+        lr_factor: float = 1.0,
     ):
         self.counts, self.lr_schedule, self.learning_rate = counts, lr_schedule, learning_rate
         self.min_lr = learning_rate / 10 if min_lr is None else min_lr
+        self.lr_factor = lr_factor
         self.decisions = [tuple(decision) for decision in decisions or [(0, counts.max_iters)]]
 
     @property
@@ -112,7 +116,7 @@ class Schedule:
         """The learning rate of step 0, 1, 2, ..."""
         lr_decay_iters = self.counts.lr_decay_iters or self.counts.max_iters
         wsd_decay_iters = self.counts.wsd_decay_iters
-        return lr_at(
+        return self.lr_factor * lr_at(
             self.recipe_step(step),
             schedule=self.lr_schedule,
             learning_rate=self.learning_rate,

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from folio import UserError
 from folio.base.progress import note
 from folio.checkpoints import checkpoint, run_folder
-from folio.checkpoints.checkpoint import NullSaver, Saver
+from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
+from folio.checkpoints.schema import PartRecord
 from folio.checkpoints.snapshots import remove_snapshots
 from folio.data.windows import Mixture
 from folio.machine.distributed import Group, Requests
@@ -21,6 +22,7 @@ from folio.machine.runtime import Runtime, describe_compilation
 from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
 from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
+from folio.training.rollback import MAX_ROLLBACKS, checkpoint_before, new_part
 from folio.training.run_log import Metrics, NullMetrics, StepReader
 from folio.training.schedule import Schedule, snapshot_is_due
 from folio.training.signals import SignalHandler
@@ -81,6 +83,8 @@ class Session:
         self.reader = StepReader(state.guard)
         self.pacer = Pacer(budget, schedule, self.group, self.metrics)
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
+        if record["parts"][-1]["changes"] and self.watch.rate_was_raised:
+            state.guard.val_losses = []  # the loss will rise
         self.stopped_by = 0  # the signal that ends the run
         self.will_describe_compilation = bool(runtime.compile)  # after the first step
         # The best loss and its step, in the last checkpoint and in the one that is being written.
@@ -112,7 +116,8 @@ class Session:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
             remove_snapshots(self.out_dir, self.state.step or -1)  # from another run, or after the resumed step
             wandb_id, config = self.start.saved_state.get("wandb_id"), self.record["config"]
-            metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id)
+            rollbacks = self.record["parts"][-1].get("rollbacks", 0)
+            metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id, rollbacks)
         except OSError as error:
             raise cannot_write(self.out_dir, error) from None
         return metrics, Saver(self.out_dir, self.data.tokenizer, self.cfg.keep_last, replaces)
@@ -158,6 +163,8 @@ class Session:
         if snapshot_is_due(0, self.cfg.snapshots, self.schedule):
             self.snapshot()
         self.pacer.replan(0, min_steps=1)
+        if self.cfg.on_divergence == "rollback":
+            self.save()  # to roll back to
 
     def end_step(self) -> Due:
         """Read the step's numbers, and return the actions that follow it, the same on every rank.
@@ -172,6 +179,8 @@ class Session:
             self.will_describe_compilation = False
         if self.reader.sent:  # the device is busy with the next step now
             self._read_step()
+            if self._rolls_back({}):
+                return Due()
             self.log({})
         if not self.runtime.is_asynchronous:
             self.pacer.mark(step)
@@ -192,40 +201,76 @@ class Session:
         if self.runtime.is_asynchronous and not evaluate and not save:
             log = False
         if log:
-            self._read_step(will_evaluate=evaluate)
+            self._read_step()
+            if not evaluate and self._rolls_back({}):
+                return Due()
             self.pacer.begin_evaluation()
         return Due(evaluate, log, snapshot_is_due(step, self.cfg.snapshots, self.schedule), save)
 
-    def _read_step(self, will_evaluate: bool = False) -> None:
-        """Wait for the numbers of the step that was sent, and report steps that were skipped since the last one.
-
-        Raises TrainingError if the run cannot continue, unless an evaluation follows that checks this (will_evaluate).
-        """
+    def _read_step(self) -> None:
+        """Wait for the numbers of the step that was sent, and report steps that were skipped since the last one."""
         for judged in self.reader.read():
             if judged.skipped:
                 self.metrics.say(self._record_skipped(judged))
         self.pacer.mark(self.reader.step)
-        if not will_evaluate:
-            self._require_finite(None)
 
     def _record_skipped(self, judged: JudgedStep) -> str:
         """Write the batch of a skipped step to skipped/. Returns a line about it."""
         if self.group.rank:
             return ""
         sequences = self.cfg.accumulation * self.cfg.batch_size
-        first = (judged.step - 1) * sequences
+        first = (judged.step - 1) * sequences + self._skipped_sequences
         inputs, _ = self.data.batch(first, sequences)
         return self.state.guard.record(self.out_dir, judged, first, inputs, self.data.tokenizer)
 
-    def _require_finite(self, val_loss: float | None) -> None:
-        """Raise TrainingError if too many steps in a row were bad, or the validation loss is not finite."""
-        guard, max_bad_steps = self.state.guard, self.cfg.max_bad_steps
-        if guard.can_continue(max_bad_steps, val_loss):
-            return
+    @property
+    def _skipped_sequences(self) -> int:
+        """The sequences before the next step that rollbacks have skipped."""
+        return self.state.next_sequence - self.state.step * self.cfg.accumulation * self.cfg.batch_size
+
+    def _rolls_back(self, losses: dict[str, float]) -> bool:
+        """Whether the run has diverged, and has therefore been rolled back. Raises TrainingError if it cannot be.
+
+        A run diverges if too many steps in a row are bad, or if the validation loss is not finite or, with
+        on_divergence="rollback", has risen. losses: of an evaluation after the step that was read, or empty.
+        """
+        guard, max_bad_steps, val_loss = self.state.guard, self.cfg.max_bad_steps, losses.get("val_loss")
+        may_roll_back = self.cfg.on_divergence == "rollback"
+        if guard.can_continue(max_bad_steps, val_loss) and not (may_roll_back and guard.has_risen(val_loss)):
+            return False
         self._wait_for_checkpoint()
         has_checkpoint = run_folder.exists(self.out_dir) and not self.saver.replace  # of this run
-        reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
-        raise TrainingError(f"stopped at step {self.reader.step:,}: {reason}")
+        reason, remedy = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
+        part, saved = self.record["parts"][-1], None
+        if may_roll_back and has_checkpoint and part.get("rollbacks", 0) < MAX_ROLLBACKS:
+            saved = checkpoint_before(self.out_dir, guard.evaluated_at if losses else self.reader.step)
+        if saved is None:
+            intact = ", and the last checkpoint is intact" if has_checkpoint else ""
+            what = f"{reason}; this step was not saved{intact}; {remedy}"
+            raise TrainingError(f"stopped at step {self.reader.step:,}: {what}")
+        self.log(losses)
+        self._roll_back(saved, new_part(part, saved, self.state.next_sequence, self.record["config"]), reason)
+        return True
+
+    def _roll_back(self, saved: Checkpoint, part: PartRecord, reason: str) -> None:
+        """Continue from a checkpoint of this run, with the sequences and the learning rates of a new part."""
+        step, (begin, end) = saved.state["step"], part["skipped_sequences"]
+        self.metrics.say(
+            f"step {self.reader.step:,}: {reason}; rollback {part['rollbacks']} of {MAX_ROLLBACKS} to step {step:,}: "
+            f"skipping sequences {begin:,} to {end - 1:,}, and learning rates times {part['lr_factor']:g}"
+        )
+        self.state.roll_back(saved, end)
+        self.record["parts"] = [*saved.state["parts"], part]
+        self.schedule.lr_factor = part["lr_factor"]
+        if self.cfg.minutes:
+            self.schedule.decisions = [tuple(decision) for decision in saved.state["parts"][-1]["decisions"]]
+        self.reader, self.watch = StepReader(self.state.guard), OverfittingWatch(self.state, self.schedule, None)
+        self.saved_best = self.pending_best = self.state.best_val_loss, self.state.best_step
+        if self.group.rank == 0:
+            remove_snapshots(self.out_dir, step)
+        self.metrics.roll_back(step, part["rollbacks"], self.schedule.max_iters)
+        self.pacer.replan(step, min_steps=1)
+        self.save()
 
     def _moved_error(self) -> TrainingError:
         """The error for a run whose folder was moved or removed: another run may write to the same path."""
@@ -239,9 +284,11 @@ class Session:
     def record_evaluation(self, losses: dict[str, float], due: Due) -> Due:
         """Record an evaluation. Returns the actions that follow it: the best and the last evaluation are saved.
 
-        Raises TrainingError if the loss is not finite.
+        No action follows if the run is rolled back. Raises TrainingError if it cannot continue.
         """
-        self._require_finite(losses["val_loss"])
+        if self._rolls_back(losses):
+            return Due()
+        self.state.guard.record_evaluation(losses["val_loss"], self.state.step)
         self.pacer.end_evaluation(self.state.step)
         self._wait_for_checkpoint()  # if it failed, it is not the best, to which this evaluation is compared
         if not self.group.gloo:  # several processes agree after the next step
@@ -275,7 +322,7 @@ class Session:
 
     def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
         """A line of metrics.jsonl. losses: those of an evaluation. numbers: other known values, by name."""
-        sequences = step * self.cfg.accumulation * self.cfg.batch_size
+        sequences = step * self.cfg.accumulation * self.cfg.batch_size + self._skipped_sequences
         return {
             "step": step,
             "tokens": step * self.cfg.step_tokens,

@@ -45,7 +45,8 @@ MODEL_SETTINGS = [field.name for field in fields(GPTConfig) if field.name != "vo
 DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
 SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # determine the shapes or the meaning of the weights
 
-FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # cannot change on resume; nor can the sequences per step
+# Cannot change on resume; nor can the sequences per step.
+FIXED = (*SHAPE, "seed", "sampling", "optimizer")
 BATCH = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")  # determine the sequences per step
 TURNS_OFF = {  # setting the key turns the value off
     "gradient_accumulation_steps": "total_batch_tokens",
@@ -129,8 +130,7 @@ class Start(Generic[Config]):
         """The learning rate of the last step of the run to resume; None for a new run."""
         if not self.resuming:
             return None
-        decisions = self.last_part["decisions"] if self.saved_cfg.minutes else None
-        schedule = self.saved_cfg.schedule(self.saved_cfg.step_counts, decisions)
+        schedule = self.saved_cfg.schedule(self.saved_cfg.step_counts, self.last_part)
         return schedule.learning_rate_at(max(0, self.saved_state["step"] - 1))
 
     def require_same_data(self, data: Mixture) -> None:
@@ -190,6 +190,7 @@ class Start(Generic[Config]):
             "threads": torch.get_num_threads(),
             "decisions": None,  # Session.save fills them in
         }
+        part |= {name: self.last_part[name] for name in ("rollbacks", "lr_factor") if name in self.last_part}
         if not self.resuming:
             return [part]
         same_machine = all(self.last_part[name] == part[name] for name in ("resolved", "versions"))
@@ -258,7 +259,8 @@ def resume_run(user_cfg: Config, ckpt: Checkpoint, restarted: bool) -> Start[Con
         saved_cfg = settings.from_json(type(user_cfg), ckpt.state["config"])
     except ConfigError as error:
         raise CheckpointError(f"{ckpt.path}: state.json is damaged: {error}") from None
-    if ckpt.state["next_sequence"] != ckpt.state["step"] * saved_cfg.accumulation * saved_cfg.batch_size:
+    skipped = sum(end - begin for part in ckpt.state["parts"] for begin, end in [part.get("skipped_sequences", (0, 0))])
+    if ckpt.state["next_sequence"] != ckpt.state["step"] * saved_cfg.accumulation * saved_cfg.batch_size + skipped:
         raise CheckpointError(f"{ckpt.path}: state.json is damaged: next_sequence does not fit its step")
     saved_cfg = saved_cfg.replace(ckpt.state.get("origins") or {})
     if restarted:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.schema import RunProgress
-from folio.machine.distributed import full_tensor
+from folio.machine.distributed import fill_shards, full_tensor
+from folio.machine.kernels import pad_rows
 from folio.training.guard import StepGuard
 from folio.training.optim import load_state_tensors, state_tensors
 from model import GPT
@@ -50,6 +52,15 @@ class TrainState:
         self.best_step = progress["best_step"]
         self.best_val_loss = progress["best_val_loss"] if self.best_step else math.inf
         self.evaluations_since_best = progress["evaluations_since_best"]
+
+    def roll_back(self, saved: Checkpoint, next_sequence: int) -> None:
+        """Restore everything from a checkpoint of this run, in place, and continue with another sequence."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            fill_shards(self.model, lambda name: pad_rows(saved.model[name], len(parameters[name])))
+        self.guard.load(saved.state["guard"])
+        self.load(saved.state, saved.optimizer())
+        self.next_sequence = next_sequence
 
     def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights and the optimizer state; see `weights`."""

@@ -1,0 +1,58 @@
+"""The return to an earlier checkpoint of a run that diverges (on_divergence="rollback").
+
+The run continues from the last checkpoint before the rise, skips the sequences that it has read since, as in PaLM
+(Chowdhery et al. 2022, section 5.1), and lowers its learning rates. If it diverges again before the next checkpoint, it
+skips as many sequences again, because bad text may be longer than the steps that detect it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from folio.base.files import step_number
+from folio.base.progress import note
+from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.run_folder import CheckpointError
+from folio.checkpoints.schema import PartRecord
+from folio.machine import distributed
+from folio.training.start import UNREPORTED
+
+MAX_ROLLBACKS = 3
+LR_FACTOR = 0.5  # of each rollback
+
+
+def checkpoint_before(out_dir: Path, step: int) -> Checkpoint | None:
+    """The newest intact checkpoint of a run after at most `step` steps, or None."""
+    for path in run_folder.newest_first(out_dir):
+        if step_number(path.name) > step:
+            continue
+        try:
+            return checkpoint.load(path)
+        except CheckpointError as error:
+            if distributed.rank_from_env() == 0:
+                note(f"{error}; rolling back to an earlier checkpoint")
+    return None
+
+
+def new_part(current: PartRecord, saved: Checkpoint, next_sequence: int, config: dict[str, Any]) -> PartRecord:
+    """The part of a run that begins with a rollback.
+
+    current: the part that diverged. saved: the checkpoint. next_sequence: the first one that is not read yet. config:
+    the run's settings, which may have changed since the checkpoint.
+    """
+    old = saved.state["config"]
+    changes = {name: [old.get(name), value] for name, value in config.items() if old.get(name) != value}
+    step, begin = saved.state["step"], saved.state["next_sequence"]
+    rollbacks = [part for part in saved.state["parts"] if part["from_step"] == step and "skipped_sequences" in part]
+    already_skipped = next_sequence - rollbacks[0]["skipped_sequences"][0] if rollbacks else 0
+    return {
+        **current,
+        "from_step": step,
+        "after": "a rollback",
+        "changes": {name: values for name, values in changes.items() if name not in UNREPORTED},
+        "exact": True,
+        "decisions": None,  # Session.save fills them in
+        "rollbacks": current.get("rollbacks", 0) + 1,
+        "lr_factor": LR_FACTOR * current.get("lr_factor", 1.0),
+        "skipped_sequences": (begin, next_sequence + already_skipped),
+    }

@@ -1,0 +1,227 @@
+"""folio/training/rollback.py, through train(): bad text, a rising loss, resuming, and replaying."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import train as train_script
+from folio.checkpoints import checkpoint
+from folio.checkpoints.snapshots import find_snapshots
+from folio.data.find_data import open_mixture
+from folio.experiments.report_page import report_page
+from folio.experiments.runs import Run
+from folio.training.guard import JudgedStep, StepGuard
+from folio.training.run_log import ABANDONED, Metrics, read_lines
+from folio.training.session import TrainingError
+from tests.support.runs import assert_same_run, read_losses
+from tests.support.simulated import SimulatedMachine
+from tests.support.torchrun import run_ranks
+from tools import replay
+from tools.replay import ReplayConfig
+from train import train
+
+BAD_STEPS = range(110, 122)  # whose text is random in bad_data
+
+
+@pytest.fixture
+def bad_data(data_dir, tmp_path) -> str:
+    """A folder with the data set "verse", in which the sequences of BAD_STEPS of tiny() are random characters."""
+    shutil.copytree(data_dir / "verse", tmp_path / "bad" / "verse")
+    data = open_mixture("verse", str(data_dir), block_size=32, seed=1337, sampling="epoch", max_val_windows=None)
+    (path,) = (tmp_path / "bad" / "verse").glob("train*.bin")
+    ids, rng = np.fromfile(path, dtype=np.uint16), np.random.default_rng(0)
+    for place in data.places(4 * BAD_STEPS.start, 4 * len(BAD_STEPS)):
+        ids[place.offset + 1 : place.offset + 32] = rng.integers(data.vocab_size, size=31)
+    ids.tofile(path)
+    meta_path = tmp_path / "bad" / "verse" / "meta.json"
+    meta = json.loads(meta_path.read_text())
+    meta["splits"]["train"][0]["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    meta_path.write_text(json.dumps(meta))
+    return str(tmp_path / "bad")
+
+
+@pytest.fixture
+def settings(bad_data) -> dict:
+    """Settings of a run that reads the bad text at its steps 111 to 122, of 140, after a checkpoint at step 100."""
+    every = dict(log_interval=1, eval_interval=25, eval_iters=2, snapshots=30, keep_last=20)
+    bad = dict(data_dir=bad_data, skip_spikes=8.0, max_bad_steps=4, on_divergence="rollback")
+    return dict(max_iters=140, optimizer="muon", learning_rate=1e-2, dropout=0.1, **every, **bad)
+
+
+def read_all_lines(out_dir: str) -> list[dict]:
+    return [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+# --- bad text ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_skips_bad_text(tiny, settings, capsys):
+    cfg = tiny(**settings)
+    result = train(cfg)
+    state, out = checkpoint.load(Path(cfg.out_dir)).state, capsys.readouterr().out
+    _, *rollbacks = state["parts"]
+    assert result.step == 140 and [part["from_step"] for part in rollbacks] == [100] * len(rollbacks)
+    assert rollbacks[0]["skipped_sequences"][0] == 4 * 100 and rollbacks[-1]["skipped_sequences"][1] >= 4 * 122
+    assert all(a["skipped_sequences"][1] == b["skipped_sequences"][0] for a, b in pairwise(rollbacks))
+    assert rollbacks[-1]["lr_factor"] == 0.5 ** len(rollbacks) and rollbacks[-1]["rollbacks"] == len(rollbacks)
+    assert f"rollback {len(rollbacks)} of 3 to step 100: skipping sequences" in out
+    skipped = rollbacks[-1]["skipped_sequences"][1] - 4 * 100
+    assert state["next_sequence"] == 4 * 140 + skipped
+    assert max(find_snapshots(Path(cfg.out_dir))) == 140
+
+    kept, lines = read_lines(Path(cfg.out_dir, "metrics.jsonl"))[0], read_all_lines(cfg.out_dir)
+    assert [line["step"] for line in kept] == list(range(141)) and kept[-1]["skipped"] < 4
+    abandoned = [line for line in lines if ABANDONED in line]
+    assert {line[ABANDONED] for line in abandoned} == set(range(1, len(rollbacks) + 1))
+    assert min(line["step"] for line in abandoned) == 101 and len(lines) == len(kept) + len(abandoned)
+    assert kept[110]["lr"] == pytest.approx(abandoned[9]["lr"] * rollbacks[-1]["lr_factor"])
+    page = report_page([Run.of(Path(cfg.out_dir))])
+    assert "before a rollback" in page and f"{4 * 100:,} to" in page
+
+
+def test_without_rollback_the_run_stops(tiny, settings):
+    with pytest.raises(TrainingError, match="stopped at step 114: 4 spikes"):
+        train(tiny(**{**settings, "on_divergence": "stop"}))
+
+
+def test_a_stopped_and_resumed_run_is_bitwise_the_same(tiny, settings, tmp_path, monkeypatch):
+    whole, divided = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("whole", "divided"))
+    train(whole)
+    log = Metrics.log
+
+    def stop_at(step: int):
+        def log_and_stop(self, line, *remark):
+            log(self, line, *remark)
+            if line["step"] == step and self.bar.n == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return log_and_stop
+
+    resume = replace(divided, init_from="resume")
+    for cfg, step in ((divided, 106), (resume, 103), (resume, 130)):  # before, between and after the rollbacks
+        monkeypatch.setattr(Metrics, "log", stop_at(step))
+        train(cfg)
+    monkeypatch.undo()
+    train(resume)
+    assert_same_run(whole.out_dir, divided.out_dir)
+    wholes, parts = (checkpoint.load(Path(cfg.out_dir)).state["parts"] for cfg in (whole, divided))
+    names = ("rollbacks", "lr_factor", "skipped_sequences")
+    rollbacks = [[[part[name] for name in names] for part in p if names[2] in part] for p in (wholes, parts)]
+    assert rollbacks[0] == rollbacks[1] != []
+
+
+def test_steps_after_a_rollback_are_replayed(tiny, settings, capsys):
+    cfg = tiny(**settings)
+    train(cfg)
+    for path in Path(cfg.out_dir).glob("step-*"):
+        if path.name != "step-000140":
+            shutil.rmtree(path)
+    replay.main(ReplayConfig(run=(cfg.out_dir,), step=125))
+    assert "bitwise identical to the logged loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_several_processes_roll_back_together(tiny, settings, tmp_path, parallel):
+    settings = {**settings, "dropout": 0.0}
+    one, two = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("one", "two"))
+    train(one)
+    run_ranks(2, replace(two, parallel=parallel))
+    for line, other in zip(read_losses(one.out_dir), read_losses(two.out_dir), strict=True):
+        assert [n or 0 for n in line] == pytest.approx([n or 0 for n in other], rel=1e-3)
+    parts = [checkpoint.load(Path(cfg.out_dir)).state["parts"] for cfg in (one, two)]
+    assert [part["skipped_sequences"] for part in parts[0][1:]] == [part["skipped_sequences"] for part in parts[1][1:]]
+
+
+# --- a rising loss ----------------------------------------------------------------------------------------------------
+
+
+def evaluations(out: str) -> list[str]:
+    return [line for line in out.splitlines() if "rollback" in line]
+
+
+def test_a_run_whose_validation_loss_rises_is_rolled_back(tiny, monkeypatch, capsys):
+    losses = [2.0, 1.8, 2.5, 1.7, 1.6]
+    remaining = [3.0, *losses]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    cfg = tiny(max_iters=4, eval_interval=1, on_divergence="rollback")
+    assert train(cfg).best_val_loss == 1.6
+    (line,) = evaluations(capsys.readouterr().out)
+    assert "step 3: the validation loss rose to 2.5000, from 1.8000 before; rollback 1 of 3 to step 2" in line
+    assert [line["val_loss"] for line in read_all_lines(cfg.out_dir)] == [3.0, 2.0, 1.8, 2.5, 1.7, 1.6]
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert state["guard"]["val_losses"] == [2.0, 1.8, 1.7, 1.6] and state["parts"][-1]["skipped_sequences"] == [8, 12]
+
+
+def test_after_three_rollbacks_the_run_stops(tiny, monkeypatch, capsys):
+    remaining = [3.0, 2.0, *[2.5] * 4]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    with pytest.raises(TrainingError, match="the validation loss rose to"):
+        train(tiny(max_iters=4, eval_interval=1, on_divergence="rollback"))
+    assert len(evaluations(capsys.readouterr().out)) == 3
+
+
+def test_before_its_first_evaluation_a_run_is_rolled_back_to_its_start(tiny, monkeypatch):
+    remaining = [3.0, math.nan, 2.0, 1.9]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    cfg = tiny(max_iters=2, eval_interval=1, on_divergence="rollback")
+    assert train(cfg).best_val_loss == 1.9
+    parts = checkpoint.load(Path(cfg.out_dir)).state["parts"]
+    assert [part["from_step"] for part in parts] == [0, 0] and parts[-1]["lr_factor"] == 0.5
+
+
+def test_a_rollback_before_a_resume_keeps_its_changed_settings(tiny, monkeypatch):
+    remaining = [3.0, 2.0, 1.9, 2.5, 2.4, 1.8, 1.7, 1.6]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    cfg = tiny(max_iters=2, eval_interval=1, on_divergence="rollback", always_save_checkpoint=False)
+    train(cfg)
+    resumed = replace(cfg, init_from="resume", max_iters=4, grad_clip=0.5)
+    shutil.rmtree(Path(cfg.out_dir, "step-000002"))
+    resumed_at = checkpoint.load(Path(cfg.out_dir)).state["step"]
+    assert resumed_at == 1
+    train(resumed)
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert state["step"] == 4 and state["parts"][1]["changes"]["grad_clip"] == [1.0, 0.5]
+
+
+def test_a_rollback_keeps_the_time_budget(tiny, monkeypatch):
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 150 else 0.2, lambda step: 0.5)
+    evaluate, count = train_script.evaluate, iter(range(1000))
+
+    def rising(*args):
+        losses = evaluate(*args)
+        return {"val_loss": 5.0} if next(count) == 4 else losses
+
+    monkeypatch.setattr(train_script, "evaluate", rising)
+    cfg = tiny(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0, on_divergence="rollback")
+    result = train(cfg)
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert 0.85 * 30 < machine.now < 1.1 * 30 and len(state["parts"]) == 2
+    assert state["step"] == result.max_iters == state["parts"][-1]["decisions"][-1][1]
+    assert all(step <= state["parts"][1]["from_step"] for step, _ in state["parts"][0]["decisions"])
+
+
+def test_a_run_that_is_extended_at_a_higher_rate_has_not_diverged(tiny, monkeypatch, capsys):
+    remaining = [3.0, 2.0, 1.5, 1.7, 1.4, 1.3, 1.2]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    cfg = tiny(max_iters=2, eval_interval=1, warmup_iters=0, on_divergence="rollback")
+    train(cfg)
+    train(replace(cfg, init_from="resume", max_iters=6))
+    assert not evaluations(capsys.readouterr().out) and not remaining
+
+
+def test_a_model_that_overfits_has_not_diverged():
+    judged = StepGuard(torch.device("cpu"), None, {"val_losses": [2.0, 1.5, 1.6]})
+    judged.recent = [JudgedStep(10, 1.0, 0.1, False)]
+    assert not judged.has_risen(3.0)
+    judged.recent = [JudgedStep(10, 1.7, 0.1, False)]
+    assert judged.has_risen(3.0) and not judged.has_risen(1.55)
