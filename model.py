@@ -121,16 +121,26 @@ class AttentionKernel:
             mask = mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None)
 
+    def per_document(self, first_keys: Tensor, layer: CausalSelfAttention, q: Tensor, *args: Tensor | None) -> Tensor:
+        """The same for queries that attend only to keys from first_keys (B, T) on. q, args: as above."""
+        k, v, mask = args
+        keys = torch.arange(q.shape[2], device=q.device)
+        hidden = (keys < first_keys[:, None, :, None]) | (keys > keys[:, None])  # (B, 1, T, T)
+        return self(layer, q, k, v, (q.new_zeros(1) if mask is None else mask).masked_fill(hidden, -math.inf))
+
 
 class AttentionFunction:
     """The attention of one forward pass: a kernel with this pass's rotation and mask."""
 
     def __init__(self, kernel: AttentionKernel, rotation: "Rotation | None", mask: Tensor | None):
         self.kernel, self.rotation, self.mask = kernel, rotation, mask
+        self.first_keys: Tensor | None = None  # of the documents, (B, T)
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.rotation is not None:
             q, k = rotate(q, self.rotation), rotate(k, self.rotation)
+        if self.first_keys is not None:
+            return self.kernel.per_document(self.first_keys, layer, q, k, v, self.mask)
         return self.kernel(layer, q, k, v, self.mask)
 
 
@@ -225,6 +235,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.kernel, self.cross_entropy = AttentionKernel(), cross_entropy  # folio/machine/kernels.py has faster ones
+        self.document_token: int | None = None  # ends a document, to which attention is confined; None: one document
         self.position_encoding = POSITIONS[config.position](config)
         table_name = self.position_encoding.table_name
         tables = {table_name: Embedding(*self.position_encoding.table_shape())} if table_name else {}
@@ -321,6 +332,10 @@ class GPT(nn.Module):
         kernel = kernel or self.kernel
         positions, key_positions = kernel.begin_forward(idx)  # (T,), (S,); or (B, 1), (B, S) if the rows differ
         attention_fn = self.bind_attention(kernel, positions, key_positions)
+        if self.document_token is not None:
+            ends = torch.where(idx == self.document_token, positions + 1, 0).cummax(dim=1).values
+            attention_fn.first_keys = F.pad(ends[:, :-1], (1, 0))  # (B, T)
+            positions = positions - attention_fn.first_keys
         x = self.transformer.drop(self.embed(idx, positions))  # (B, T, C)
         for block in self.transformer.h:
             x = block(x, attention_fn)

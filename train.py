@@ -90,6 +90,7 @@ class TrainConfig(Settings):
     gradient_accumulation_steps: PositiveInt | None = None  # micro-batches per step; None: 1
     total_batch_tokens: PositiveInt | None = None  # approximate tokens per step; sets the accumulation; None: off
     sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch; random: with replacement (nanoGPT)
+    mask_documents: bool = False  # True: attention does not cross an end-of-text token, and positions restart at it
     # --- model ---
     n_layer: PositiveInt = 12  # L, blocks
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
@@ -225,7 +226,7 @@ def train(user_cfg: TrainConfig) -> Result:
         check_memory(cfg, start, gpt_config, runtime, data)
 
         # --- model ---
-        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
+        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime, data.tokenizer.eot)
         loss_fn = make_loss(net, runtime)
         if runtime.compile:
             print("compiling the model: the first step and the first evaluation may take a few minutes", flush=True)

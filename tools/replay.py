@@ -83,7 +83,7 @@ class Training(NamedTuple):
         """Set up a part as train.train does."""
         cfg = start.cfg
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
-        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
+        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime, data.tokenizer.eot)
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         schedule = cfg.schedule(cfg.step_counts, part.record)
         state = build_state(start, model, net, runtime)

@@ -12,6 +12,7 @@ ARGUMENTS = np.dtype(
             *(f"{x}{stride}" for x in ("q", "k", "v", "y") for stride in ("", "_batch", "_head", "_row")),
             "weights",  # bfloat16 (B, H, T, T), the result of the softmax; negative where dropout removed them
             "mask",  # float32 (H, T, T), or 0; in the backward pass its gradient, to which is added
+            "first_keys",  # int64 (B, T), or 0; not in the backward pass, where weights of 0 hide earlier keys
             *("grad_q", "grad_k", "grad_v"),  # bfloat16 (B, H, T, D)
             "dropped",  # dropout's probability times 2^32
             "seed",  # of dropout

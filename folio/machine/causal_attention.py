@@ -34,6 +34,7 @@ from folio.machine.simd import (
     compiled,
     constant,
     floats,
+    integers,
     integers_32,
     load,
     make_array_at,
@@ -292,6 +293,13 @@ def inverse(x):
 
 
 @compiled
+def hide(x, count):
+    for i in range(count):
+        x[i] = MASKED
+    return 0
+
+
+@compiled
 def add_mask(x, mask, count, scale):
     for i in range(count):
         x[i] = x[i] * scale + mask[i]
@@ -334,6 +342,8 @@ def forward(arguments):
                         add_mask(row, floats(a.mask + ((h * T + i + r) * T) * 4, T), i + r + 1, scale)
                     for j in range(i + r + 1, end):
                         row[j] = MASKED
+                    if a.first_keys:
+                        hide(row, integers(a.first_keys + (b * T + i + r) * 8, 1)[0])
                 for r in range(0, BLOCK, SOFTMAX_ROWS):
                     exp_rows(scores + r * T * 4, T * 4, end, row_scale, totals + 4 * r)
                 for r in range(BLOCK):

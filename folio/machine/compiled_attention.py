@@ -30,15 +30,27 @@ def can_compute(q: Tensor, mask: Tensor | None) -> bool:
 
 
 class CompiledFunction(torch.autograd.Function):
-    """dropout(softmax(q k^T / sqrt(D) + mask)) v for one mask of all sequences; None: the causal one."""
+    """dropout(softmax(q k^T / sqrt(D) + mask)) v for one mask of all sequences; None: the causal one.
+
+    first_keys: the first key that each query attends to, (B, T); None: 0.
+    """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropped: int, seed: int) -> Tensor:
+    def forward(
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        dropped: int,
+        seed: int,
+        first_keys: Tensor | None = None,
+    ) -> Tensor:
         B, H, T, D = q.shape
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         y = q.new_empty(B, T, H, D).transpose(1, 2)  # the layout of the next matmul's input
         weights = q.new_empty(B, H, T, T)
-        call("forward", q, k, v, y, weights, mask, (), dropped, seed)
+        call("forward", q, k, v, y, weights, mask, (), dropped, seed, first_keys)
         ctx.save_for_backward(q, k, v, weights)
         ctx.dropped, ctx.mask_shape = dropped, mask.shape if mask is not None and mask.requires_grad else None
         return y
@@ -50,7 +62,7 @@ class CompiledFunction(torch.autograd.Function):
         gradients = q.new_empty(3, *q.shape).unbind()
         grad_mask = None if ctx.mask_shape is None else torch.zeros(ctx.mask_shape)
         call("backward", q, k, v, grad, weights, grad_mask, gradients, ctx.dropped, 0)
-        return *gradients, grad_mask, None, None
+        return *gradients, grad_mask, None, None, None
 
 
 def call(
@@ -64,6 +76,7 @@ def call(
     gradients: tuple[Tensor, ...],
     dropped: int,
     seed: int,
+    first_keys: Tensor | None = None,
 ) -> None:
     """Call a function of causal_attention.py. y: in the backward pass, its gradient."""
     B, H, T, D = q.shape
@@ -73,7 +86,9 @@ def call(
         names = (f"{name}{dimension}" for dimension in ("", "_batch", "_head", "_row"))
         strides = (stride * x.itemsize for stride in x.stride()[:3])
         values |= zip(names, (x.data_ptr(), *strides), strict=True)
-    values |= {"mask": 0 if mask is None else mask.data_ptr(), "scratch": scratch.data_ptr()}
+    values |= {"scratch": scratch.data_ptr()}
+    for name, x in (("mask", mask), ("first_keys", first_keys)):
+        values[name] = 0 if x is None else x.data_ptr()
     values |= {f"grad_{name}": x.data_ptr() for name, x in zip("qkv", gradients, strict=False)}
     arguments = np.array(tuple(values.get(name, 0) for name in ARGUMENTS.names), dtype=ARGUMENTS)
     compiled.function(CAUSAL_ATTENTION, function)(arguments.ctypes.data)

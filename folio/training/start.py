@@ -46,7 +46,7 @@ DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
 SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # determine the shapes or the meaning of the weights
 
 # Cannot change on resume; nor can the sequences per step.
-FIXED = (*SHAPE, "seed", "sampling", "optimizer")
+FIXED = (*SHAPE, "seed", "sampling", "mask_documents", "optimizer")
 BATCH = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")  # determine the sequences per step
 TURNS_OFF = {  # setting the key turns the value off
     "gradient_accumulation_steps": "total_batch_tokens",
