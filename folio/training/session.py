@@ -22,6 +22,7 @@ from folio.machine.runtime import Runtime, describe_compilation
 from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
 from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
+from folio.training.reference import find_reference
 from folio.training.rollback import MAX_ROLLBACKS, checkpoint_before, new_part
 from folio.training.run_log import Metrics, NullMetrics, StepReader
 from folio.training.schedule import Schedule, snapshot_is_due
@@ -85,6 +86,7 @@ class Session:
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         if record["parts"][-1]["changes"] and self.watch.rate_was_raised:
             state.guard.val_losses = []  # the loss will rise
+        self.reference = find_reference(record["config"], data.hash)
         self.stopped_by = 0  # the signal that ends the run
         self.will_describe_compilation = bool(runtime.compile)  # after the first step
         # The best loss and its step, in the last checkpoint and in the one that is being written.
@@ -317,8 +319,16 @@ class Session:
             mfu=tokens_per_second * flops / peak_flops if tokens_per_second and peak_flops else None,
         )
         self.metrics.log(line, self.watch.remark(losses["val_loss"]) if losses else "")
-        if losses and (warning := self.watch.warning()):
-            self.metrics.say(f"step {step:,}: {warning}")
+        for warning in (self.watch.warning(), self._compare(step, losses["val_loss"])) if losses else ():
+            if warning:
+                self.metrics.say(f"step {step:,}: {warning}")
+
+    def _compare(self, step: int, val_loss: float) -> str | None:
+        """A line about the first loss that is far from those of the same recipe, or None."""
+        remark = self.reference and self.reference.remark(step, val_loss)
+        if remark:
+            self.reference = None
+        return remark
 
     def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
         """A line of metrics.jsonl. losses: those of an evaluation. numbers: other known values, by name."""

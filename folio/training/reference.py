@@ -1,0 +1,53 @@
+"""The losses of three seeds of the recipes in config/, to which other runs of the same recipe are compared."""
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from folio.base.files import read_json
+from folio.training.schedule import STEP_COUNTS
+from folio.training.start import BATCH, MODEL_SETTINGS
+
+FILE = Path(__file__).with_name("reference_losses.json")
+SETTINGS = (  # that determine the loss, up to the seed and rounding
+    *MODEL_SETTINGS,
+    *BATCH,
+    *(name for name in STEP_COUNTS if name != "eval_interval"),
+    *("sampling", "mask_documents", "optimizer", "learning_rate", "muon_learning_rate", "lr_schedule", "decay_lr"),
+    *("min_lr", "weight_decay", "beta1", "beta2", "grad_clip", "init_from", "eval_iters"),
+)
+MIN_DISTANCE = 0.03  # share of the mean loss from which a loss is far from the reference
+SPREADS = 3  # distance from the reference, in differences between the highest and the lowest loss of the seeds
+
+
+class Reference(NamedTuple):
+    """An entry of reference_losses.json."""
+
+    recipe: str  # the config file
+    data: str  # hash of the data set
+    settings: dict[str, Any]  # the values of SETTINGS
+    losses: dict[str, list[float]]  # step -> validation loss of each seed
+
+    def remark(self, step: int, val_loss: float) -> str | None:
+        """A line about a validation loss after `step` that is far from those of the seeds, or None."""
+        losses = self.losses.get(str(step))
+        if not losses:
+            return None
+        low, mean, high = min(losses), statistics.mean(losses), max(losses)
+        if abs(val_loss - mean) <= max(MIN_DISTANCE * mean, SPREADS * (high - low)):
+            return None
+        direction = "above" if val_loss > mean else "below"
+        return (
+            f"a validation loss of {val_loss:.4f} is far {direction} the {low:.4f} to {high:.4f} of {len(losses)} "
+            f"seeds of {self.recipe}, which has these settings and this data"
+        )
+
+
+def find_reference(config: Mapping[str, Any], data_hash: str) -> Reference | None:
+    """The reference of a run. config: all settings of the run, as in state.json."""
+    for entry in read_json(FILE):
+        reference = Reference(**entry)
+        if reference.data == data_hash and all(config[name] == value for name, value in reference.settings.items()):
+            return reference
+    return None
