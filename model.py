@@ -121,9 +121,10 @@ class AttentionKernel:
             mask = mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None)
 
-    def per_document(self, first_keys: Tensor, layer: CausalSelfAttention, q: Tensor, *args: Tensor | None) -> Tensor:
-        """The same for queries that attend only to keys from first_keys (B, T) on. q, args: as above."""
-        k, v, mask = args
+    def per_document(
+        self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor
+    ) -> Tensor:
+        """The same for queries that attend only to keys from first_keys (B, T) on."""
         keys = torch.arange(q.shape[2], device=q.device)
         hidden = (keys < first_keys[:, None, :, None]) | (keys > keys[:, None])  # (B, 1, T, T)
         return self(layer, q, k, v, (q.new_zeros(1) if mask is None else mask).masked_fill(hidden, -math.inf))
@@ -140,7 +141,7 @@ class AttentionFunction:
         if self.rotation is not None:
             q, k = rotate(q, self.rotation), rotate(k, self.rotation)
         if self.first_keys is not None:
-            return self.kernel.per_document(self.first_keys, layer, q, k, v, self.mask)
+            return self.kernel.per_document(layer, q, k, v, self.mask, self.first_keys)
         return self.kernel(layer, q, k, v, self.mask)
 
 

@@ -99,29 +99,26 @@ class CompiledAttention(ManualAttention):
 
     description = "a compiled kernel"
 
-    def __call__(
-        self,
-        layer: CausalSelfAttention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        first_keys: Tensor | None = None,
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if compiled_attention.can_compute(q, mask):
+            return self.compute(layer, q, k, v, mask, None)
+        return super().__call__(layer, q, k, v, mask)
+
+    def per_document(
+        self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor
     ) -> Tensor:
-        if not compiled_attention.can_compute(q, mask):
-            slow = ManualAttention()
-            if first_keys is None:
-                return slow(layer, q, k, v, mask)
-            return slow.per_document(first_keys, layer, q, k, v, mask)
+        if compiled_attention.can_compute(q, mask):
+            return self.compute(layer, q, k, v, mask, first_keys)
+        return super().per_document(layer, q, k, v, mask, first_keys)
+
+    @staticmethod
+    def compute(
+        layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor | None
+    ) -> Tensor:
         dropped, seed = min(round(2**32 * layer.attn_dropout.p), 2**32 - 1) if layer.training else 0, 0
         if dropped:
             seed = torch.empty((), dtype=torch.int64).random_(generator=layer.attn_dropout.generator).item()
         return compiled_attention.CompiledFunction.apply(q, k, v, mask, dropped, seed, first_keys)
-
-    def per_document(
-        self, first_keys: Tensor, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        return self(layer, q, k, v, mask, first_keys)
 
 
 class ManualAttentionInTraining(ManualAttention):
