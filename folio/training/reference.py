@@ -48,6 +48,6 @@ def find_reference(config: Mapping[str, Any], data_hash: str) -> Reference | Non
     """The reference of a run. config: all settings of the run, as in state.json."""
     for entry in read_json(FILE):
         reference = Reference(**entry)
-        if reference.data == data_hash and all(config[name] == value for name, value in reference.settings.items()):
+        if reference.data == data_hash and reference.settings.items() <= config.items():
             return reference
     return None
