@@ -10,11 +10,10 @@ from folio.data.tokenizer import describe_large_vocabulary, vocabulary_is_large
 from folio.data.windows import Mixture
 from folio.machine import distributed
 from folio.training.loader import BatchLoader
+from folio.training.planning.choice import MAX_EPOCHS
 from folio.training.schedule import Schedule
 from folio.training.start import Start
 from folio.training.state import TrainState
-
-MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more epochs do not help
 
 
 def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoader) -> list[str]:

@@ -1,0 +1,73 @@
+"""A family of models, ordered by their channels: a larger one also has more layers and a longer context.
+
+The recipe is config/shakespeare_char.py's. Its parts were compared in docs/lab-book.md, on a CPU and with at most 384
+channels. Larger models have the shapes of GPT-2.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from model import GPTConfig
+
+CHANNELS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280)
+MAX_CONTEXT = 1024  # otherwise, a context has as many tokens as the model has channels
+RECIPE = {
+    "activation": "gelu",
+    "optimizer": "muon",
+    "muon_learning_rate": 0.03,
+    "learning_rate": 8e-3,
+    "lr_schedule": "wsd",
+    "warmup_iters": 0,
+    "min_lr": 0.0,
+    "beta2": 0.99,
+}
+DECAY = 0.7  # of the steps, at the end of a run
+MIN_STEP_TOKENS = 2048
+DROPOUT = 0.1  # for many epochs of a text that is small for the model (docs/model-size.md)
+DROPOUT_EPOCHS, DROPOUT_WEIGHTS_PER_TOKEN = 12, 1.5  # beyond which it helps
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of the family. The fields are train.py's settings."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+
+    @classmethod
+    def of(cls, channels: int) -> "Shape":
+        n_layer = min(max(1, round(channels / 40)), 12) if channels <= 768 else 12 + 3 * (channels - 768) // 64
+        n_head = channels // (32 if channels <= 512 else 64)
+        return cls(n_layer, n_head, channels, min(channels, MAX_CONTEXT))
+
+    def matrix_weights(self, vocab_size: int) -> int:
+        """The weights that a token is multiplied by, with those of the output matrix."""
+        return 12 * self.n_layer * self.n_embd**2 + vocab_size * self.n_embd
+
+    def flops_per_token(self, vocab_size: int) -> int:
+        return GPTConfig(vocab_size=vocab_size, bias=False, **asdict(self)).flops_per_token()["total"]
+
+    def dropout(self, tokens: int, unique_tokens: int) -> float:
+        """The dropout of a run that reads a text of unique_tokens for this many tokens."""
+        weights = 12 * self.n_layer * self.n_embd**2
+        is_large, is_long = weights > DROPOUT_WEIGHTS_PER_TOKEN * unique_tokens, tokens > DROPOUT_EPOCHS * unique_tokens
+        return DROPOUT if is_large and is_long else 0.0
+
+    def settings(self, tokens: int, unique_tokens: int) -> dict[str, Any]:
+        """train.py's settings of a run that reads a text of unique_tokens for this many tokens."""
+        batch_size = max(1, step_tokens(tokens) // self.block_size)
+        steps = max(1, tokens // (batch_size * self.block_size))
+        counts = {"max_iters": steps, "wsd_decay_iters": round(DECAY * steps)}
+        dropout = {"dropout": self.dropout(tokens, unique_tokens)}
+        return {**asdict(self), **dropout, "batch_size": batch_size, **RECIPE, **counts}
+
+
+def step_tokens(tokens: float) -> int:
+    """The tokens per step of a run: 4,096 for 10 million, in proportion to tokens^0.57 (Li et al. 2025, "Step Law").
+
+    It is a power of two, at least MIN_STEP_TOKENS, because Muon's time per step does not depend on it.
+    """
+    return max(MIN_STEP_TOKENS, 2 ** round(math.log2(4096 * (max(tokens, 1) / 1e7) ** 0.57)))
