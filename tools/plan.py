@@ -40,6 +40,9 @@ from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.planning.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
 from folio.training.planning.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
+from folio.training.planning.law import Forecast, RunSize  # noqa: E402
+from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
+from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import make_loss, measure_step, open_data  # noqa: E402
 from folio.training.start import MODEL_SETTINGS  # noqa: E402
@@ -260,6 +263,8 @@ def describe(
     epochs = data.epochs(plan["steps"] * cfg.accumulation * cfg.batch_size) if data else {}
     epochs_text = "".join(f", {n:,.2f} epochs of {name}" for name, n in epochs.items())
     yield "tokens", f"{plan['tokens']:,}{epochs_text}, in {plan['steps']:,} steps of {cfg.step_tokens:,}"
+    if expected := expected_loss(model, data, plan):
+        yield "loss", f"{expected}, by the law that tools/scaling.py measured on this data set"
     yield "FLOPs", f"{plan['flops']:.3g}"
     if machine.step_seconds is None:
         yield "time", machine.unknown
@@ -296,6 +301,17 @@ def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
             remedy += ", or --parallel=fsdp with more --gpus"
     nearly = f" ({memory.HEADROOM:g} times as much must be available)" if required.total <= available else ""
     return f"{required} of {memory.format_bytes(available)}: does not fit{nearly}; use {remedy}"
+
+
+def expected_loss(model: GPT, data: Mixture | None, plan: dict[str, Any]) -> Forecast | None:
+    """Return the expected validation loss, if the run is within the range of the data set's law."""
+    law = MeasuredLaw.of(data) if data else None
+    if law is None:
+        return None
+    config = model.config
+    weights = 12 * config.n_layer * config.n_embd**2 + config.vocab_size * config.n_embd
+    run = RunSize(weights, plan["tokens"], plan["steps"], data.training_tokens)
+    return forecast_loss(law.laws, run) if law.covers(run) else None
 
 
 def _hours(seconds: float) -> str:

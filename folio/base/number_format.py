@@ -1,5 +1,6 @@
-"""Short forms of numbers for tables and messages."""
+"""Short forms of numbers for tables and messages, and tables."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -31,3 +32,13 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
+
+
+def aligned_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns are aligned with spaces, for the terminal."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from folio.base.number_format import format_value
+from folio.base.number_format import aligned_table, format_value
 from folio.base.packages import describe_missing, is_installed
 from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean
 from folio.experiments.sweep.outcome import Outcome
@@ -149,12 +149,7 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
 
 def format_table(names: Sequence[str], rows: Sequence[Row]) -> str:
     """Format the table for the terminal."""
-    lines = [heads(names), *(row.cells(names) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    )
+    return aligned_table(heads(names), [row.cells(names) for row in rows])
 
 
 def as_json(rows: Sequence[Row], outcomes: Sequence[Outcome], importances: dict[str, float]) -> dict[str, Any]:

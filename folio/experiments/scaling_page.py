@@ -1,0 +1,69 @@
+"""The page of tools/scaling.py: the best model for each time, the measured runs, and the curves of the law."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from folio.experiments.charts import Line, LineGroup, Panel, line_chart, page_with_charts
+from folio.experiments.static_page import table
+from folio.training.planning.choice import Candidate
+from folio.training.planning.law import RunSize
+from folio.training.planning.measured_law import MAX_TOKENS_RATIO, MeasuredLaw
+
+POINTS = 40  # of a curve
+
+
+def scaling_page(
+    name: str,
+    law: MeasuredLaw,
+    runs: Sequence[str],
+    heads: Sequence[str],
+    rows: Sequence[list[str]],
+    answers: Mapping[str, Sequence[Candidate]],
+) -> str:
+    """Return the page as HTML. runs: a line for each run. heads, rows: the table of answers, which are by minutes."""
+    parts = [
+        table([*heads], rows),
+        f"<p>The law in nats per token: {escape(str(law.laws[0]))}, for N weights and D effective tokens.</p>",
+        sizes_chart(answers),
+        lengths_chart(law),
+        "<h2>Measured runs</h2>",
+        table(["run"], [[run] for run in runs]),
+    ]
+    return page_with_charts(f"Folio: the best model for {name}", parts)
+
+
+def sizes_chart(answers: Mapping[str, Sequence[Candidate]]) -> str:
+    """Return a chart of the expected loss over the channels of a model, with a color per time."""
+    groups = []
+    for minutes, candidates in answers.items():
+        ordered = sorted(candidates, key=lambda candidate: candidate.shape.n_embd)
+        x = [candidate.shape.n_embd for candidate in ordered]
+        lines = [
+            Line(f"{minutes} minutes", x, [candidate.forecast.loss for candidate in ordered], width=3, points=True)
+        ]
+        for bound in ("low", "high"):
+            y = [getattr(candidate.forecast, bound) for candidate in ordered]
+            lines.append(Line(f"{minutes} minutes, {bound} end of the interval", x, y, width=1, dash="dotted"))
+        groups.append(LineGroup(f"{minutes} minutes", lines))
+    panels = [Panel("expected loss (nats per token)", 340)]
+    return line_chart("sizes", "Which size in which time", "channels", panels, groups, "Dotted: intervals of 90 %.")
+
+
+def lengths_chart(law: MeasuredLaw) -> str:
+    """Return a chart of the loss over the tokens of a run, with a color per size: measured, and by the law."""
+    groups, best = [], law.laws[0]
+    for weights in sorted({run.weights for run in law.runs}):
+        measured = sorted((run, loss) for run, loss in zip(law.runs, law.losses, strict=True) if run.weights == weights)
+        first, last = measured[0][0], measured[-1][0]
+        points = [(run.tokens, loss) for run, loss in measured]
+        ratio = (MAX_TOKENS_RATIO * last.tokens / first.tokens) ** (1 / (POINTS - 1))
+        tokens = [first.tokens * ratio**i for i in range(POINTS)]
+        step = last.tokens / last.steps
+        sizes = [RunSize(weights, round(n), max(1, round(n / step)), last.unique_tokens) for n in tokens]
+        name = f"{weights:,} weights"
+        lines = [
+            Line(f"{name}, by the law", tokens, best.losses(sizes), dash="dashed"),
+            Line(f"{name}, measured", *zip(*points, strict=True), width=3, points=True),
+        ]
+        groups.append(LineGroup(name, lines))
+    return line_chart("lengths", "Loss over tokens", "tokens", [Panel("loss (nats per token)", 340)], groups)

@@ -1,0 +1,41 @@
+"""folio/experiments/scaling_page.py: the page of tools/scaling.py in a browser."""
+
+import pytest
+
+from folio.experiments.scaling_page import scaling_page
+from folio.training.planning.choice import rank_shapes
+from folio.training.planning.law import RunSize, ScalingLaw
+from folio.training.planning.measured_law import MeasuredLaw
+from folio.training.planning.shapes import Shape
+
+LAW = ScalingLaw(E=1.1, A=25.0, alpha=0.38, B=250.0, beta=0.45)
+OTHER = ScalingLaw(E=1.15, A=25.0, alpha=0.38, B=250.0, beta=0.45)
+RUNS = [RunSize(N, D, D // 2048, 10**7) for N in (10**5, 10**6) for D in (10**6, 4 * 10**6)]
+
+
+def step_seconds(shape: Shape, n_tokens: int) -> float:
+    return n_tokens / 1e5
+
+
+@pytest.fixture
+def page() -> str:
+    law = MeasuredLaw("", RUNS, LAW.losses(RUNS), [LAW, OTHER])
+    answers = {
+        m: rank_shapes(law.laws, lambda shape, n_tokens: n_tokens / 1e5, 60 * float(m), 10**7, 65) for m in ("5", "30")
+    }
+    return scaling_page(
+        "<verse>", law, ["2 x 64, 1.0M tokens"], ["minutes", "loss"], [["5", "1.7"], ["30", "1.5"]], answers
+    )
+
+
+def test_the_page_has_the_law_the_answers_and_the_runs(page):
+    assert "&lt;verse&gt;" in page and str(LAW) in page and "2 x 64, 1.0M tokens" in page
+    assert page.count("<figure class='chart'>") == 2
+
+
+@pytest.mark.browser
+def test_the_charts_are_drawn(page, open_page):
+    opened = open_page(page)
+    figures = opened.locator("figure.chart svg")
+    assert figures.count() >= 2
+    assert "30 minutes" in opened.content() and "1,000,000 weights, measured" in opened.content()

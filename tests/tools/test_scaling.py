@@ -1,0 +1,109 @@
+"""tools/scaling.py: the runs that are measured, the answers, and the files."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import ConfigError
+from folio.data.find_data import open_mixture
+from folio.training.planning.law import RunSize, ScalingLaw
+from folio.training.planning.measured_law import MeasuredLaw
+from folio.training.planning.shapes import Shape
+from tools import scaling
+from tools.scaling import MeasuredRun, ScalingConfig
+from train import TrainConfig
+
+LAW = ScalingLaw(E=1.1, A=25.0, alpha=0.38, B=250.0, beta=0.45)
+
+
+@pytest.fixture
+def own_data(data_dir, tmp_path) -> str:
+    shutil.copytree(data_dir / "verse", tmp_path / "data" / "verse")
+    return str(tmp_path / "data")
+
+
+@pytest.fixture
+def cfg(own_data, tmp_path) -> ScalingConfig:
+    return ScalingConfig(dataset=("verse",), data_dir=own_data, out_dir=str(tmp_path / "out"), minutes=3.0)
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[MeasuredRun]:
+    """The measured runs. Their losses are those of LAW, at 2e11 FLOP/s, which takes no time."""
+    runs, now = [], [0.0]
+
+    def train_one(cfg, data, shape, tokens):
+        speed = 2e11 / shape.flops_per_token(data.vocab_size)
+        now[0] += tokens / speed + 1.0
+        size = RunSize(shape.matrix_weights(data.vocab_size), tokens, tokens // 2048, data.training_tokens)
+        runs.append(MeasuredRun(shape, size, LAW.losses([size])[0], speed))
+        return runs[-1]
+
+    monkeypatch.setattr(scaling, "train_one", train_one)
+    monkeypatch.setattr(scaling.time, "perf_counter", lambda: now[0])
+    return runs
+
+
+def test_cheap_runs_are_measured_first_and_the_time_is_kept(cfg, trained):
+    data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+    runs = scaling.measure(cfg, data)
+    seconds = [run.size.tokens / run.tokens_per_second for run in runs]
+    assert runs == trained and 120 < sum(seconds) < 180 and seconds[0] == min(seconds)
+    assert len({run.shape for run in runs}) > 2 and max(sum(r.shape == run.shape for r in runs) for run in runs) > 1
+    assert all(run.size.steps >= 490 and run.size.tokens >= 2 * run.size.weights for run in runs)
+
+
+def test_the_answers_are_files_that_train_accepts(cfg, trained, capsys):
+    scaling.main(cfg)
+    out = capsys.readouterr().out
+    assert "| minutes" in out and "python train.py" in out
+    losses = []
+    for minutes in ("5", "30", "120"):
+        chosen = settings.load(TrainConfig, [str(Path(cfg.out_dir, f"minutes-{minutes}.py"))])
+        settings.check(chosen)
+        assert chosen.minutes == float(minutes) and chosen.dataset == "verse"
+        shape = Shape(chosen.n_layer, chosen.n_head, chosen.n_embd, chosen.block_size)
+        assert shape == Shape.of(chosen.n_embd)
+    page = Path(cfg.out_dir, "scaling.html").read_text(encoding="utf-8")
+    assert "Which size in which time" in page and "Measured runs" in page
+    law = MeasuredLaw.of(open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch"))
+    size = RunSize(10**6, 10**7, 2500, 18_581)
+    assert law.laws[0].losses([size]) == pytest.approx(LAW.losses([size]), rel=0.02) and losses == []
+
+
+def test_a_gpu_gets_a_larger_model(cfg, trained, capsys):
+    scaling.main(cfg)
+    here = settings.load(TrainConfig, [str(Path(cfg.out_dir, "minutes-30.py"))])
+    scaling.main(
+        settings.load(ScalingConfig, ["verse", f"--data_dir={cfg.data_dir}", f"--out_dir={cfg.out_dir}", "--gpu=H100"])
+    )
+    there = settings.load(TrainConfig, [str(Path(cfg.out_dir, "minutes-30.py"))])
+    assert there.n_embd >= here.n_embd and "a H100, by its data sheet" in Path(cfg.out_dir, "minutes-30.py").read_text()
+
+
+def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, monkeypatch, capsys):
+    data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+    run = scaling.train_one(cfg, data, Shape.of(32), 8 * 2048)
+    assert run.size == RunSize(Shape.of(32).matrix_weights(43), 8 * 2048, 8, 18_581)
+    assert 2.0 < run.loss < 4.0 and run.tokens_per_second > 0 and capsys.readouterr().out == ""
+
+
+def test_too_little_time_is_an_error(cfg, trained):
+    with pytest.raises(UserError, match="there is only time for"):
+        scaling.main(ScalingConfig(dataset=("verse",), data_dir=cfg.data_dir, out_dir=cfg.out_dir, minutes=0.05))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "name one data set"),
+        (["verse", "--times=5,x"], "minutes above 0"),
+        (["verse", "--gpu=X1"], "is not one of"),
+    ],
+)
+def test_wrong_settings_are_errors(words, message):
+    with pytest.raises(ConfigError, match=message):
+        settings.check(settings.load(ScalingConfig, words))

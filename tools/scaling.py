@@ -1,0 +1,286 @@
+"""Find the best model for a text and a time: measure small models, fit a scaling law, and write config files.
+
+    python tools/scaling.py shakespeare_char                      3 minutes of measuring; answers for 5, 30, and 120
+    python tools/scaling.py novel --minutes=10 --times=60
+    python tools/scaling.py novel --gpu=H100 --times=30           for a GPU of the data sheets; measured here
+
+Trains models of several sizes and lengths to the end of their schedules, and fits a law to their validation losses
+(docs/model-size.md). Prints the best model for each time, its expected loss with an interval of 90 %, and the losses of
+models of half and twice the size. OUT_DIR/minutes-30.py trains the best model for 30 minutes, and OUT_DIR/scaling.html
+shows the runs and the law. The law is saved in the folder of the data set, for train.py --size=auto and tools/plan.py.
+"""
+
+import contextlib
+import io
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+from tqdm import tqdm  # noqa: E402
+
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.commands import command, short_path  # noqa: E402
+from folio.base.number_format import aligned_table, counted, format_tokens  # noqa: E402
+from folio.base.progress import progress_bar  # noqa: E402
+from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
+from folio.data.find_data import open_mixture  # noqa: E402
+from folio.data.windows import Mixture  # noqa: E402
+from folio.experiments.runs import Run  # noqa: E402
+from folio.experiments.scaling_page import scaling_page  # noqa: E402
+from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
+from folio.training.planning.choice import Candidate, StepSeconds, rank_shapes  # noqa: E402
+from folio.training.planning.law import RunSize, fit  # noqa: E402
+from folio.training.planning.measured_law import MeasuredLaw, typical_law  # noqa: E402
+from folio.training.planning.shapes import CHANNELS, Shape, step_tokens  # noqa: E402
+from folio.training.planning.step_times import StepTimes  # noqa: E402
+from train import TrainConfig, train  # noqa: E402
+
+DEFAULT_TIMES = ("5", "30", "120")
+MIN_STEPS = 500  # of a measured run
+TOKENS_PER_WEIGHT = 2  # of the shortest run of a shape
+LENGTHS = (1, 4, 16, 64)  # of a shape's runs, relative to the shortest
+VALIDATION_TOKENS = 1 << 19  # per evaluation
+MIN_RUNS = 4
+OVERHEAD_SECONDS = 2.0  # of a run: its start and its evaluations
+MFU = 0.4  # assumed for a GPU, as in tools/plan.py
+
+
+@dataclass(frozen=True)
+class ScalingConfig(Settings):
+    # --- what to train ---
+    dataset: tuple[str, ...] = ()  # DATASET: folder in data_dir, or a path
+    data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
+    times: CommaSeparated = ()  # minutes of training to answer for; none: 5, 30 and 120
+    gpu: str | None = None  # a GPU to answer for, such as H100; None: this machine
+    # --- measuring ---
+    minutes: PositiveFloat = 3.0  # time for measuring
+    seed: NonNegativeInt = 1337  # of the measured runs
+    # --- output ---
+    out_dir: NonEmptyStr | None = None  # folder of the config files and the page; None: scaling-DATASET
+
+    def problems(self) -> list[tuple[str, str]]:
+        problems = []
+        if len(self.dataset) != 1:
+            problems.append(("dataset", "name one data set, as in python tools/scaling.py shakespeare_char"))
+        if not all(is_positive(time) for time in self.times):
+            problems.append(("times", "write minutes above 0, separated by commas, as in --times=5,30"))
+        if self.gpu and (find_gpu(self.gpu) or (None, None))[1] is None:
+            problems.append(("gpu", f"it is not one of {', '.join(GPUS)}"))
+        return problems
+
+    @property
+    def name(self) -> str:
+        return Path(self.dataset[0]).name
+
+
+def is_positive(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return 0 < float(text) < float("inf")
+    return False
+
+
+class MeasuredRun(NamedTuple):
+    """A run that the law is fitted to."""
+
+    shape: Shape
+    size: RunSize
+    loss: float  # validation loss, nats per token
+    tokens_per_second: float
+
+    def note_speed(self, step_times: StepTimes) -> None:
+        n_tokens = self.size.tokens // self.size.steps
+        step_times.measured(self.shape, n_tokens, n_tokens / self.tokens_per_second)
+
+
+def main(cfg: ScalingConfig) -> None:
+    data = open_mixture(cfg.dataset[0], cfg.data_dir, block_size=1, seed=cfg.seed, sampling="epoch")
+    runs = measure(cfg, data)
+    if len(runs) < MIN_RUNS:
+        raise UserError(f"minutes={cfg.minutes:g}: there is only time for {counted(len(runs), 'run')}; use more")
+    laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
+    law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)
+    print(f"{laws[0]} nats per token")
+    answers = {minutes: answer(cfg, data, law, runs, 60 * float(minutes)) for minutes in cfg.times or DEFAULT_TIMES}
+    print(aligned_table(HEADS, table_rows(answers, data)))
+    write_files(cfg, data, law, runs, answers)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(cfg: ScalingConfig, data: Mixture) -> list[MeasuredRun]:
+    """Train models, the cheapest first, until the time for measuring is over.
+
+    Each shape is trained with several lengths, the shortest of which is long enough for the law: MIN_STEPS steps and
+    TOKENS_PER_WEIGHT tokens per weight.
+    """
+    runs: list[MeasuredRun] = []
+    seconds = 60 * cfg.minutes
+    planned = []
+    for shape in map(Shape.of, CHANNELS[1:]):
+        if shape.block_size < data.training_tokens:
+            shortest = shortest_run(shape, data.vocab_size)
+            planned += [(shape, length * shortest) for length in LENGTHS]
+    begin, step_times = time.perf_counter(), StepTimes(data.vocab_size)
+
+    def expected_seconds(planned_run: tuple[Shape, int]) -> float:
+        shape, tokens = planned_run
+        n_tokens = step_tokens(tokens)
+        return tokens / n_tokens * step_times(shape, n_tokens)
+
+    with progress_bar(total=round(seconds), unit="s") as bar:
+        while planned:
+            run = min(planned, key=expected_seconds)
+            spent = time.perf_counter() - begin
+            if spent + expected_seconds(run) + OVERHEAD_SECONDS > seconds:
+                break
+            planned.remove(run)
+            runs.append(train_one(cfg, data, *run))
+            runs[-1].note_speed(step_times)
+            bar.update(round(time.perf_counter() - begin) - bar.n)
+            tqdm.write(describe(runs[-1]))
+    return runs
+
+
+def shortest_run(shape: Shape, vocab_size: int) -> int:
+    """The tokens of the shortest run of a shape."""
+    tokens = TOKENS_PER_WEIGHT * shape.matrix_weights(vocab_size)
+    return max(tokens, MIN_STEPS * step_tokens(tokens))
+
+
+def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> MeasuredRun:
+    """Train a model to the end of its schedule. Raises KeyboardInterrupt if a signal stops it."""
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        recipe = shape.settings(tokens, data.training_tokens)
+        batch_tokens = recipe["batch_size"] * shape.block_size
+        run_settings = TrainConfig(
+            **recipe,
+            out_dir=str(Path(folder, "run")),
+            dataset=cfg.dataset[0],
+            data_dir=cfg.data_dir,
+            seed=cfg.seed,
+            eval_interval=recipe["max_iters"],
+            eval_iters=-(-VALIDATION_TOKENS // batch_tokens),
+            sample_tokens=0,
+        )
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            result = train(run_settings)
+        if result.stopped_by:
+            raise KeyboardInterrupt
+        speed = Run.of(Path(run_settings.out_dir)).totals()["tokens_per_second"]
+    tokens = recipe["max_iters"] * batch_tokens
+    size = RunSize(shape.matrix_weights(data.vocab_size), tokens, recipe["max_iters"], data.training_tokens)
+    return MeasuredRun(shape, size, result.best_val_loss, speed)
+
+
+def describe(run: MeasuredRun) -> str:
+    return (
+        f"{run.shape.n_layer} x {run.shape.n_embd}, {format_tokens(run.size.tokens)} tokens: loss {run.loss:.4f}, "
+        f"{run.tokens_per_second:,.0f} tokens/s"
+    )
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def answer(
+    cfg: ScalingConfig, data: Mixture, law: MeasuredLaw, runs: Sequence[MeasuredRun], seconds: float
+) -> list[Candidate]:
+    """The shapes for a time, the best first."""
+    return rank_shapes(law.laws, step_seconds(cfg, data, runs), seconds, data.training_tokens, data.vocab_size)
+
+
+def step_seconds(cfg: ScalingConfig, data: Mixture, runs: Sequence[MeasuredRun]) -> StepSeconds:
+    """The seconds per step, as measured; for a GPU, by the data sheet, as in tools/plan.py."""
+    if cfg.gpu:
+        _, gpu = find_gpu(cfg.gpu)
+        rate = MFU * 1e12 * gpu.tflops
+        return lambda shape, n_tokens: n_tokens * shape.flops_per_token(data.vocab_size) / rate
+    step_times = StepTimes(data.vocab_size)
+    for run in runs:
+        run.note_speed(step_times)
+    return step_times
+
+
+def neighbor(candidates: Sequence[Candidate], data: Mixture, factor: float) -> Candidate:
+    """The candidate whose weights are the nearest to `factor` times those of the best one."""
+    weights = [candidate.shape.matrix_weights(data.vocab_size) for candidate in candidates]
+    return min(candidates, key=lambda c: abs(math.log(c.shape.matrix_weights(data.vocab_size) / weights[0] / factor)))
+
+
+HEADS = ("minutes", "layers x channels", "weights", "context", "tokens", "epochs", "expected loss", "half", "twice")
+
+
+def table_rows(answers: Mapping[str, Sequence[Candidate]], data: Mixture) -> list[list[str]]:
+    """A row for each time. The last two columns are the losses of models of about half and twice the size."""
+    rows = []
+    for minutes, candidates in answers.items():
+        best = candidates[0]
+        half, twice = (neighbor(candidates, data, factor) for factor in (0.5, 2.0))
+        rows.append(
+            [
+                minutes,
+                f"{best.shape.n_layer} x {best.shape.n_embd}",
+                format_tokens(best.shape.matrix_weights(data.vocab_size)),
+                str(best.shape.block_size),
+                format_tokens(best.tokens),
+                f"{best.tokens / data.training_tokens:.2g}",
+                str(best.forecast),
+                f"{half.forecast.loss:.3f}",
+                f"{twice.forecast.loss:.3f}",
+            ]
+        )
+    return rows
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_files(
+    cfg: ScalingConfig, data: Mixture, law: MeasuredLaw, runs: Sequence[MeasuredRun], answers: Mapping[str, Any]
+) -> None:
+    """Write the law, the config files, and the page. Raises UserError if they cannot be written."""
+    folder = Path(cfg.out_dir or f"scaling-{cfg.name}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        law_path = law.save(data)
+        for minutes, candidates in answers.items():
+            path = folder / f"minutes-{minutes}.py"
+            path.write_text(config_file(cfg, path, minutes, candidates[0]), encoding="utf-8")
+            print(f"train it for {minutes} minutes: {command('train.py', short_path(path))}")
+        page = scaling_page(cfg.name, law, [describe(run) for run in runs], HEADS, table_rows(answers, data), answers)
+        (folder / "scaling.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be written ({error.strerror}); choose another --out_dir") from None
+    print(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_path)}: all numbers")
+
+
+def config_file(cfg: ScalingConfig, path: Path, minutes: str, best: Candidate) -> str:
+    """The config file that trains a model for a time."""
+    where = f"a {find_gpu(cfg.gpu)[0]}, by its data sheet" if cfg.gpu else "this machine"
+    lines = [
+        f"# python train.py {path.as_posix()}",
+        "#",
+        f"# The best model for {minutes} minutes on {where}, by tools/scaling.py.",
+        f"# Expected validation loss: {best.forecast}. Not run yet.",
+        f"out_dir = {f'out-{cfg.name}-{minutes}'!r}",
+        f"dataset = {cfg.dataset[0]!r}",
+        f"minutes = {float(minutes):g}  # sets max_iters",
+        "",
+        *(f"{name} = {value!r}" for name, value in best.settings.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    settings.run_script(main, ScalingConfig)
