@@ -55,6 +55,7 @@ from folio.training.describe import (
 )
 from folio.training.loader import BatchLoader
 from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, update
+from folio.training.planning.auto_size import choose_size
 from folio.training.rules import scaled_counts, setting_problems
 from folio.training.run_log import add_lost_sample
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
@@ -92,6 +93,7 @@ class TrainConfig(Settings):
     sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch; random: with replacement (nanoGPT)
     mask_documents: bool = False  # True: attention does not cross an end-of-text token, and positions restart at it
     # --- model ---
+    size: Literal["auto"] | None = None  # auto: the best model and recipe for the text and --minutes; None: as below
     n_layer: PositiveInt = 12  # L, blocks
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
@@ -207,7 +209,7 @@ def train(user_cfg: TrainConfig) -> Result:
     settings.check(user_cfg)
     with reserve(Path(user_cfg.out_dir), user_cfg.eval_only):
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
-        start = load_start(user_cfg)
+        start = choose_size(load_start(user_cfg), train_step)
         cfg = start.cfg
         data = open_data(cfg)
         start_time = time.perf_counter()  # the time budget excludes preparing the data set

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from folio.base.settings import COMMAND_LINE
+from folio.base.workers import under_torchrun
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
 from folio.training.schedule import scaled_to_override
 from model import POSITIONS
+
+CHOSEN = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "max_iters")  # by size=auto
 
 
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
@@ -44,6 +47,13 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
                 f"without one mean --dataset=openwebtext)"
             )
             problems.append(("dataset", rule))
+    if cfg.size:
+        by_command = [name for name in CHOSEN if cfg.origins.get(name) == COMMAND_LINE]
+        problems += [(name, "size=auto chooses it; leave out one of them") for name in by_command]
+        if cfg.minutes is None and cfg.init_from != "resume":
+            problems.append(("size", "auto needs the time of the run, as in --minutes=30"))
+        if under_torchrun():
+            problems.append(("size", "auto measures the speed of one process; start it without torchrun"))
     if problems or micro_batch <= 0:
         return problems
     if cfg.accumulation * cfg.batch_size >= 2**31:

@@ -1,0 +1,141 @@
+"""folio/training/planning/auto_size.py: the model that --size=auto chooses, through train()."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from folio.base import settings
+from folio.base.settings import ConfigError
+from folio.checkpoints import checkpoint
+from folio.training.planning import auto_size
+from folio.training.planning.auto_size import choose_size
+from folio.training.planning.law import RunSize, ScalingLaw
+from folio.training.planning.measured_law import MeasuredLaw
+from folio.training.planning.shapes import Shape
+from folio.training.setup import open_data
+from folio.training.start import Start
+from tests.support.simulated import SimulatedMachine
+from train import TrainConfig, train
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[Shape]:
+    """The shapes whose steps were measured, at 4e11 FLOP/s."""
+    shapes = []
+
+    def step_seconds(start, train_step):
+        cfg = start.cfg
+        shapes.append(Shape(cfg.n_layer, cfg.n_head, cfg.n_embd, cfg.block_size))
+        return cfg.step_tokens * shapes[-1].flops_per_token(43) / 4e11
+
+    monkeypatch.setattr(auto_size, "step_seconds", step_seconds)
+    return shapes
+
+
+def load(data_dir, *words: str) -> TrainConfig:
+    cfg = settings.load(TrainConfig, ["--dataset=verse", f"--data_dir={data_dir}", "--size=auto", *words])
+    settings.check(cfg)
+    return cfg
+
+
+@pytest.fixture
+def training_tokens(monkeypatch) -> list[int]:
+    """The tokens of the training text, in an item that a test may replace."""
+    tokens = [10**7]
+
+    def open_large_data(cfg):
+        data = open_data(cfg)
+        data.training_tokens = tokens[0]
+        return data
+
+    monkeypatch.setattr(auto_size, "open_data", open_large_data)
+    return tokens
+
+
+def chosen(cfg: TrainConfig) -> TrainConfig:
+    """The settings with the chosen size."""
+    start = choose_size(Start(cfg, None), None)
+    settings.check(start.cfg)
+    return start.cfg
+
+
+def test_more_minutes_mean_a_larger_model(data_dir, training_tokens, measured, capsys):
+    channels = [chosen(load(data_dir, f"--minutes={minutes}")).n_embd for minutes in (0.1, 10, 1000)]
+    assert channels == sorted(channels) and channels[0] < channels[-1]
+    assert "size=auto: " in (out := capsys.readouterr().out) and "by the scaling of other texts" in out
+
+
+def test_the_chosen_shape_was_measured(data_dir, training_tokens, measured):
+    cfg = chosen(load(data_dir, "--minutes=3"))
+    assert measured[-1].n_embd == cfg.n_embd and len(set(measured)) == len(measured)
+
+
+def test_the_law_of_the_text_is_used(data_dir, training_tokens, measured, tmp_path, capsys):
+    cfg = load(data_dir, "--minutes=1")
+    data = open_data(cfg)
+    law = ScalingLaw(1.0, 1e-9, 1.0, 300.0, 0.45)  # the size does not matter
+    try:
+        MeasuredLaw(data.hash, [RunSize(1, 1, 1, 1)], [1.0], [law]).save(data)
+        assert chosen(cfg).n_embd == 32 and "expected validation loss" in capsys.readouterr().out
+    finally:
+        (data.datasets[0][0].folder / "scaling.json").unlink()
+
+
+def test_settings_of_the_command_line_are_kept(data_dir, training_tokens, measured):
+    cfg = chosen(load(data_dir, "--minutes=3", "--optimizer=adamw", "--learning_rate=1e-3", "--dropout=0.2"))
+    assert (cfg.optimizer, cfg.learning_rate, cfg.dropout) == ("adamw", 1e-3, 0.2)
+    assert cfg.muon_learning_rate == 0.03 and cfg.origins["n_layer"] == "--size=auto"
+
+
+def test_a_config_files_model_is_replaced(data_dir, training_tokens, measured, write):
+    name = write("n_layer = 30\nn_head = 3\nposition = 'rotary'\nmax_iters = 7\n")
+    cfg = chosen(load(data_dir, name, "--minutes=3"))
+    assert cfg.n_layer < 30 and cfg.position == "rotary" and cfg.max_iters > 7
+
+
+def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, measured, capsys):
+    training_tokens[0] = 10**5
+    cfg = chosen(load(data_dir, "--minutes=1000"))
+    assert 39 < cfg.max_iters * cfg.step_tokens / 10**5 <= 40 and cfg.minutes < 500
+    assert "40 epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "--minutes=30"),
+        (["--minutes=3", "--n_layer=4"], "n_layer=4: size=auto chooses it"),
+        (["--minutes=3", "--max_iters=40"], "max_iters=40: size=auto chooses it"),
+    ],
+)
+def test_contradictions_are_errors(data_dir, words, message):
+    with pytest.raises(ConfigError, match=message):
+        load(data_dir, *words)
+
+
+def test_without_size_nothing_changes(tiny):
+    start = Start(tiny(minutes=1.0), None)
+    assert choose_size(start, None) is start
+
+
+def test_a_run_is_trained_and_resumed(tiny, measured, monkeypatch, capsys):
+    measured_seconds = auto_size.step_seconds
+    SimulatedMachine(monkeypatch, lambda step: 0.05, lambda step: 0.02)
+    monkeypatch.setattr(auto_size, "step_seconds", lambda *args: 100 * measured_seconds(*args))
+    cfg = tiny(size="auto", minutes=0.1, sample_tokens=0)
+    cfg = cfg.replace({"minutes": "command line"})
+    train(cfg)
+    saved = checkpoint.load(Path(cfg.out_dir)).state
+    assert saved["model"]["n_embd"] == measured[-1].n_embd and saved["config"]["size"] == "auto"
+    capsys.readouterr()
+    measured.clear()
+    train(replace(TrainConfig(), init_from="resume", out_dir=cfg.out_dir, max_iters=2 * saved["step"]))
+    assert measured == [] and checkpoint.load(Path(cfg.out_dir)).state["model"] == saved["model"]
+
+
+def test_the_step_of_a_model_is_measured(tiny, monkeypatch):
+    import train as train_script
+
+    cfg = tiny(minutes=0.01)
+    assert 0 < auto_size.step_seconds(Start(cfg, None), train_script.train_step) < 1
