@@ -30,7 +30,7 @@ from tqdm import tqdm  # noqa: E402
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.commands import command, short_path  # noqa: E402
-from folio.base.number_format import aligned_table, counted, format_tokens  # noqa: E402
+from folio.base.number_format import aligned_table, format_tokens  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
 from folio.data.find_data import open_mixture  # noqa: E402
@@ -38,7 +38,7 @@ from folio.data.windows import Mixture  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
 from folio.experiments.scaling_page import scaling_page  # noqa: E402
 from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
-from folio.training.planning.choice import Candidate, StepSeconds, rank_shapes  # noqa: E402
+from folio.training.planning.choice import MAX_EPOCHS, Candidate, StepSeconds, affordable_tokens, rank_shapes  # noqa: E402
 from folio.training.planning.law import RunSize, fit  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw, typical_law  # noqa: E402
 from folio.training.planning.shapes import CHANNELS, Shape, step_tokens  # noqa: E402
@@ -47,11 +47,12 @@ from train import TrainConfig, train  # noqa: E402
 
 DEFAULT_TIMES = ("5", "30", "120")
 MIN_STEPS = 500  # of a measured run
-TOKENS_PER_WEIGHT = 2  # of the shortest run of a shape
-LENGTHS = (1, 4, 16, 64)  # of a shape's runs, relative to the shortest
+TOKENS_PER_WEIGHT = 2
+SECOND_LENGTH = 4  # of the second run of the smallest shape, relative to the first
+MAX_LENGTH = 8  # of the largest shape's run, relative to the shortest that the law needs
 VALIDATION_TOKENS = 1 << 19  # per evaluation
-MIN_RUNS = 4
-OVERHEAD_SECONDS = 2.0  # of a run: its start and its evaluations
+N_RUNS = 4
+OVERHEAD_SECONDS = 4.0  # of a run: its start and its evaluations
 MFU = 0.4  # assumed for a GPU, as in tools/plan.py
 
 
@@ -105,8 +106,6 @@ class MeasuredRun(NamedTuple):
 def main(cfg: ScalingConfig) -> None:
     data = open_mixture(cfg.dataset[0], cfg.data_dir, block_size=1, seed=cfg.seed, sampling="epoch")
     runs = measure(cfg, data)
-    if len(runs) < MIN_RUNS:
-        raise UserError(f"minutes={cfg.minutes:g}: there is only time for {counted(len(runs), 'run')}; use more")
     laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
     law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)
     print(f"{laws[0]} nats per token")
@@ -119,43 +118,49 @@ def main(cfg: ScalingConfig) -> None:
 
 
 def measure(cfg: ScalingConfig, data: Mixture) -> list[MeasuredRun]:
-    """Train models, the cheapest first, until the time for measuring is over.
+    """Train models of three shapes within the time for measuring. Raises UserError if it is too short.
 
-    Each shape is trained with several lengths, the shortest of which is long enough for the law: MIN_STEPS steps and
-    TOKENS_PER_WEIGHT tokens per weight.
+    The last run is of the largest shape, and as long as the time allows: a few large runs forecast better than many
+    small ones (docs/model-size.md).
     """
-    runs: list[MeasuredRun] = []
-    seconds = 60 * cfg.minutes
-    planned = []
-    for shape in map(Shape.of, CHANNELS[1:]):
-        if shape.block_size < data.training_tokens:
-            shortest = shortest_run(shape, data.vocab_size)
-            planned += [(shape, length * shortest) for length in LENGTHS]
-    begin, step_times = time.perf_counter(), StepTimes(data.vocab_size)
-
-    def expected_seconds(planned_run: tuple[Shape, int]) -> float:
-        shape, tokens = planned_run
-        n_tokens = step_tokens(tokens)
-        return tokens / n_tokens * step_times(shape, n_tokens)
-
+    seconds, begin = 60 * cfg.minutes, time.perf_counter()
+    step_times, runs = StepTimes(data.vocab_size), []
     with progress_bar(total=round(seconds), unit="s") as bar:
-        while planned:
-            run = min(planned, key=expected_seconds)
-            spent = time.perf_counter() - begin
-            if spent + expected_seconds(run) + OVERHEAD_SECONDS > seconds:
-                break
-            planned.remove(run)
-            runs.append(train_one(cfg, data, *run))
+        for shape, tokens in plan_runs(cfg, data, step_times):
+            if len(runs) == N_RUNS - 1:  # the last
+                left = seconds - (time.perf_counter() - begin) - OVERHEAD_SECONDS
+                tokens = min(MAX_LENGTH * tokens, affordable_tokens(shape, step_times, left))
+            runs.append(train_one(cfg, data, shape, min(tokens, MAX_EPOCHS * data.training_tokens)))
             runs[-1].note_speed(step_times)
             bar.update(round(time.perf_counter() - begin) - bar.n)
             tqdm.write(describe(runs[-1]))
     return runs
 
 
-def shortest_run(shape: Shape, vocab_size: int) -> int:
-    """The tokens of the shortest run of a shape."""
-    tokens = TOKENS_PER_WEIGHT * shape.matrix_weights(vocab_size)
-    return max(tokens, MIN_STEPS * step_tokens(tokens))
+def plan_runs(cfg: ScalingConfig, data: Mixture, step_times: StepTimes) -> list[tuple[Shape, int]]:
+    """Return the shapes and tokens of N_RUNS runs, of the largest three consecutive shapes for which there is time.
+
+    The smallest shape has a short and a long run. Each run has at least MIN_STEPS steps and TOKENS_PER_WEIGHT tokens
+    per weight, which is long enough for the law. Raises UserError if there is no time, or the text is too short.
+    """
+
+    def shortest(shape: Shape) -> int:
+        tokens = TOKENS_PER_WEIGHT * shape.matrix_weights(data.vocab_size)
+        return max(tokens, MIN_STEPS * step_tokens(tokens))
+
+    def run_seconds(run: tuple[Shape, int]) -> float:
+        n_tokens = step_tokens(run[1])
+        return OVERHEAD_SECONDS + run[1] / n_tokens * step_times(run[0], n_tokens)
+
+    shapes = [shape for shape in map(Shape.of, CHANNELS) if shape.block_size < data.training_tokens]
+    plans = []
+    for small, medium, large in zip(shapes, shapes[1:], shapes[2:], strict=False):
+        runs = [(small, 1), (medium, 1), (small, SECOND_LENGTH), (large, 1)]
+        plans.append([(shape, length * shortest(shape)) for shape, length in runs])
+    fitting = [plan for plan in plans if sum(map(run_seconds, plan)) < 60 * cfg.minutes]
+    if not fitting:
+        raise UserError(f"minutes={cfg.minutes:g}: there is no time for {N_RUNS} runs; use more, or a longer text")
+    return fitting[-1]
 
 
 def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> MeasuredRun:

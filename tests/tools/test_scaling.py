@@ -1,6 +1,7 @@
 """tools/scaling.py: the runs that are measured, the answers, and the files."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from folio.data.find_data import open_mixture
 from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
 from folio.training.planning.shapes import Shape
+from folio.training.planning.step_times import StepTimes
 from tools import scaling
 from tools.scaling import MeasuredRun, ScalingConfig
 from train import TrainConfig
@@ -47,13 +49,22 @@ def trained(monkeypatch) -> list[MeasuredRun]:
     return runs
 
 
-def test_cheap_runs_are_measured_first_and_the_time_is_kept(cfg, trained):
+def test_three_shapes_are_measured_within_the_time(cfg, trained):
     data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+    data.training_tokens = 10**7
     runs = scaling.measure(cfg, data)
     seconds = [run.size.tokens / run.tokens_per_second for run in runs]
-    assert runs == trained and 120 < sum(seconds) < 180 and seconds[0] == min(seconds)
-    assert len({run.shape for run in runs}) > 2 and max(sum(r.shape == run.shape for r in runs) for run in runs) > 1
+    small, medium, again, large = (run.shape.n_embd for run in runs)
+    assert runs == trained and 110 < sum(seconds) < 200
+    assert small == again < medium < large and runs[2].size.tokens > 3 * runs[0].size.tokens
     assert all(run.size.steps >= 490 and run.size.tokens >= 2 * run.size.weights for run in runs)
+
+
+def test_more_minutes_measure_larger_shapes(cfg):
+    data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+    plans = [scaling.plan_runs(replace(cfg, minutes=minutes), data, StepTimes(43)) for minutes in (1, 10, 100)]
+    largest = [plan[-1][0].n_embd for plan in plans]
+    assert largest == sorted(largest) and len({*largest}) == 3
 
 
 def test_the_answers_are_files_that_train_accepts(cfg, trained, capsys):
@@ -92,7 +103,7 @@ def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, monkeypatch, capsys)
 
 
 def test_too_little_time_is_an_error(cfg, trained):
-    with pytest.raises(UserError, match="there is only time for"):
+    with pytest.raises(UserError, match="there is no time for"):
         scaling.main(ScalingConfig(dataset=("verse",), data_dir=cfg.data_dir, out_dir=cfg.out_dir, minutes=0.05))
 
 
