@@ -8,8 +8,8 @@ errors are half as large with s = 0.3, and E is nearly 0: it cannot be told from
 
 N: weights that a token is multiplied by, at most WEIGHTS_PER_TOKEN for each token of the text, because more weights do
 not lower the loss of a small text; D: effective training tokens. A repeated token counts less (Muennighoff et al.
-2023), and a run of S steps counts as D / (1 + FIRST_STEPS / S) tokens, because its first steps learn less (McCandlish
-et al. 2018).
+2023), the more so the larger the model is for its text, and a run of S steps counts as D / (1 + FIRST_STEPS / S)
+tokens, because its first steps learn less (McCandlish et al. 2018).
 """
 
 import math
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-EPOCHS_SCALE = 4.0  # R*_D: repetitions after which one has lost 63 % of its value. Muennighoff: 15.4 for larger models
+EPOCHS_SCALE = 15.39  # R*_D of Muennighoff et al.: repetitions after which one has lost 63 % of its value
+OVERFITTING, MIN_EPOCHS_SCALE = 4, 3  # R* for models that are large for their text (docs/model-size.md)
 WEIGHTS_PER_TOKEN = 10  # of the text, that a model can use
 FIRST_STEPS = 100
 INTERVAL = (0.05, 0.95)  # quantiles
@@ -90,9 +91,10 @@ def log_losses(theta: Tensor, runs: Sequence[RunSize]) -> Tensor:
     """ln L of each run under each law: (K, P). theta: ScalingLaw.parameters of K laws, (K, 6)."""
     N, D, S, U = torch.tensor(runs, dtype=torch.float64).unbind(dim=1)  # (P,) each
     e, a, alpha, b, beta, s = theta.unsqueeze(-1).unbind(dim=1)  # (K, 1) each
+    scale = (EPOCHS_SCALE / (1 + OVERFITTING * N / U)).clamp(min=MIN_EPOCHS_SCALE)
     N, D = torch.minimum(N, WEIGHTS_PER_TOKEN * U), D / (1 + FIRST_STEPS / S)
     repetitions = (D / U - 1).clamp(min=0)
-    D = torch.minimum(D, U) * (1 - EPOCHS_SCALE * torch.expm1(-repetitions / EPOCHS_SCALE))
+    D = torch.minimum(D, U) * (1 - scale * torch.expm1(-repetitions / scale))
     return torch.logaddexp(e, s * torch.logaddexp(a - alpha * N.log(), b - beta * D.log()))
 
 
@@ -116,14 +118,13 @@ def fit(
     """Fit the law to the losses of runs. Returns the best fit, then `samples` others, whose spread is its uncertainty.
 
     Minimizes a Huber loss of the errors of ln L in units of ERROR, as Hoffmann et al., plus the prior. A sample is the
-    fit to runs that are drawn with replacement and with errors, from a prior whose mean is drawn from the prior.
+    fit to losses with random errors, with a prior whose mean is drawn from the prior (a parametric bootstrap).
     """
     rng, K = np.random.default_rng(seed), samples + 1
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (prior.mean, prior.std))
     draws = torch.from_numpy(rng.standard_normal((K, len(mean))))
-    counts = torch.from_numpy(rng.multinomial(len(runs), [1 / len(runs)] * len(runs), size=K)).double()  # (K, P)
     errors = torch.from_numpy(rng.standard_normal((K, len(runs)))) * ERROR
-    draws[0], counts[0], errors[0] = 0.0, 1.0, 0.0
+    draws[0], errors[0] = 0.0, 0.0
     means = mean + std * draws  # (K, 6)
     targets = torch.tensor(losses, dtype=torch.float64).log() + errors  # (K, P)
     z = torch.zeros_like(means, requires_grad=True)  # (parameters - mean) / std
@@ -133,8 +134,7 @@ def fit(
     def closure() -> Tensor:
         optimizer.zero_grad()
         residuals = (log_losses((means + std * z).maximum(lowest), runs) - targets) / ERROR
-        errors_cost = counts * F.huber_loss(residuals, torch.zeros_like(residuals), reduction="none")
-        total = errors_cost.sum() + z.square().sum() / 2
+        total = F.huber_loss(residuals, torch.zeros_like(residuals), reduction="sum") + z.square().sum() / 2
         total.backward()
         return total
 

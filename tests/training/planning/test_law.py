@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from folio.training.planning.law import EPOCHS_SCALE, FIRST_STEPS, WEIGHTS_PER_TOKEN, Prior, RunSize, ScalingLaw, fit
+from folio.training.planning.law import FIRST_STEPS, WEIGHTS_PER_TOKEN, Prior, RunSize, ScalingLaw, fit
 
 LAW = ScalingLaw(E=1.1, A=60.0, alpha=0.45, B=90.0, beta=0.4)
 COUPLED = ScalingLaw(E=0.9, A=30.0, alpha=0.4, B=5000.0, beta=0.66, s=0.5)
@@ -13,10 +13,11 @@ VAGUE = Prior((0.0, 4.0, 0.4, 4.5, 0.4, 1.0), (1.0, 2.0, 0.2, 2.0, 0.2, 1e-3))
 
 
 def expected_loss(law: ScalingLaw, N: float, D: float, S: float, U: float) -> float:
-    """Muennighoff et al. 2023, equation 5, for the tokens only."""
+    """Muennighoff et al. 2023, equation 5, for the tokens only, with an R* that depends on the weights per token."""
+    scale = max(3, 15.39 / (1 + 4 * N / U))
     N, D = min(N, WEIGHTS_PER_TOKEN * U), D * S / (S + FIRST_STEPS)
     tokens = min(D, U)
-    tokens += tokens * EPOCHS_SCALE * (1 - math.exp(-max(0.0, D / U - 1) / EPOCHS_SCALE))
+    tokens += tokens * scale * (1 - math.exp(-max(0.0, D / U - 1) / scale))
     return law.E + (law.A / N**law.alpha + law.B / tokens**law.beta) ** law.s
 
 
