@@ -16,7 +16,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,27 +121,36 @@ def measure(cfg: ScalingConfig, data: Mixture) -> list[MeasuredRun]:
     """Train models of three shapes within the time for measuring. Raises UserError if it is too short.
 
     The last run is of the largest shape, and as long as the time allows: a few large runs forecast better than many
-    small ones (docs/model-size.md).
+    small ones (docs/model-size.md). A machine that turns out to be slower or faster changes the plan.
     """
-    seconds, begin = 60 * cfg.minutes, time.perf_counter()
-    step_times, runs = StepTimes(data.vocab_size), []
-    with progress_bar(total=round(seconds), unit="s") as bar:
-        for shape, tokens in plan_runs(cfg, data, step_times):
-            if len(runs) == N_RUNS - 1:  # the last
-                left = seconds - (time.perf_counter() - begin) - OVERHEAD_SECONDS
-                tokens = min(MAX_LENGTH * tokens, affordable_tokens(shape, step_times, left))
+    begin, step_times = time.perf_counter(), StepTimes(data.vocab_size)
+    runs: list[MeasuredRun] = []
+    done: set[tuple[Shape, int]] = set()
+    with progress_bar(total=round(60 * cfg.minutes), unit="s") as bar:
+        while planned := plan_runs(data, step_times, done, left := 60 * cfg.minutes - (time.perf_counter() - begin)):
+            shape, tokens = planned[0]
+            done.add((shape, tokens))
+            if len(planned) == 1:
+                longest = affordable_tokens(shape, step_times, left - OVERHEAD_SECONDS)
+                tokens = max(tokens, min(MAX_LENGTH * tokens, longest))
             runs.append(train_one(cfg, data, shape, min(tokens, MAX_EPOCHS * data.training_tokens)))
             runs[-1].note_speed(step_times)
             bar.update(round(time.perf_counter() - begin) - bar.n)
             tqdm.write(describe(runs[-1]))
+            if len(planned) == 1:
+                break
+    if len(runs) < N_RUNS:
+        raise UserError(f"minutes={cfg.minutes:g}: there is no time for {N_RUNS} runs; use more, or a longer text")
     return runs
 
 
-def plan_runs(cfg: ScalingConfig, data: Mixture, step_times: StepTimes) -> list[tuple[Shape, int]]:
-    """Return the shapes and tokens of N_RUNS runs, of the largest three consecutive shapes for which there is time.
+def plan_runs(
+    data: Mixture, step_times: StepTimes, done: Collection[tuple[Shape, int]], seconds: float
+) -> list[tuple[Shape, int]]:
+    """Return the shapes and tokens of the runs that are not done, of the largest three shapes that take this time.
 
     The smallest shape has a short and a long run. Each run has at least MIN_STEPS steps and TOKENS_PER_WEIGHT tokens
-    per weight, which is long enough for the law. Raises UserError if there is no time, or the text is too short.
+    per weight, which is long enough for the law.
     """
 
     def shortest(shape: Shape) -> int:
@@ -152,15 +161,15 @@ def plan_runs(cfg: ScalingConfig, data: Mixture, step_times: StepTimes) -> list[
         n_tokens = step_tokens(run[1])
         return OVERHEAD_SECONDS + run[1] / n_tokens * step_times(run[0], n_tokens)
 
+    planned: list[tuple[Shape, int]] = []
     shapes = [shape for shape in map(Shape.of, CHANNELS) if shape.block_size < data.training_tokens]
-    plans = []
     for small, medium, large in zip(shapes, shapes[1:], shapes[2:], strict=False):
         runs = [(small, 1), (medium, 1), (small, SECOND_LENGTH), (large, 1)]
-        plans.append([(shape, length * shortest(shape)) for shape, length in runs])
-    fitting = [plan for plan in plans if sum(map(run_seconds, plan)) < 60 * cfg.minutes]
-    if not fitting:
-        raise UserError(f"minutes={cfg.minutes:g}: there is no time for {N_RUNS} runs; use more, or a longer text")
-    return fitting[-1]
+        runs = [(shape, length * shortest(shape)) for shape, length in runs]
+        runs = [run for run in runs if run not in done]
+        if sum(map(run_seconds, runs)) < seconds:
+            planned = runs
+    return planned
 
 
 def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> MeasuredRun:
