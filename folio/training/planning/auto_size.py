@@ -9,7 +9,7 @@ from folio import UserError
 from folio.base.number_format import counted, format_tokens
 from folio.base.settings import COMMAND_LINE, Config
 from folio.training.loader import BatchLoader
-from folio.training.planning.choice import MAX_EPOCHS, TRAINING_SHARE, Candidate, rank_shapes
+from folio.training.planning.choice import TRAINING_SHARE, Candidate, rank_shapes
 from folio.training.planning.law import ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw, typical_law
 from folio.training.planning.step_times import StepTimes
@@ -45,7 +45,8 @@ def choose_size(start: Start, train_step: TrainStep) -> Start:
     print(describe(best, best.step_tokens / seconds_per_step, measured_law is not None))
     needed = best.tokens / best.step_tokens * seconds_per_step / TRAINING_SHARE / 60
     if needed < 0.9 * cfg.minutes:
-        print(f"the run takes {needed:.2g} of {cfg.minutes:.2g} minutes: more than {MAX_EPOCHS} epochs do not help")
+        epochs = best.tokens / best.unique_tokens
+        print(f"the run takes {needed:.2g} of {cfg.minutes:.2g} minutes: more than {epochs:.0f} epochs do not help")
         sized = replace(sized, cfg=sized.cfg.replace(minutes=round(needed, 3)))
     return sized
 

@@ -8,6 +8,7 @@ from folio.training.planning.law import Forecast, RunSize, ScalingLaw, forecast
 from folio.training.planning.shapes import CHANNELS, MIN_STEP_TOKENS, Shape, step_tokens
 
 MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more do not help
+LARGE_MODEL_EPOCHS = 20  # the same for a model that is large for its text (docs/model-size.md)
 TRAINING_SHARE = 0.95  # of a run's time; the rest are evaluations, checkpoints and samples
 
 
@@ -53,13 +54,14 @@ def rank_shapes(
     vocab_size: int,
     channels: Sequence[int] = CHANNELS,
 ) -> list[Candidate]:
-    """The shapes that can be trained in this time, for at most MAX_EPOCHS epochs, the lowest expected loss first.
+    """The shapes that can be trained in this time, the lowest expected loss first.
 
-    laws: the best fit, and others for the interval. Empty if there is no time for a step, or no text for a window.
+    A run has at most MAX_EPOCHS epochs, or LARGE_MODEL_EPOCHS if the shape is large for the text. laws: the best fit, and others for the interval. Empty if there is no time for a step, or no text for a window.
     """
     candidates = []
     for shape in map(Shape.of, channels):
-        tokens = min(affordable_tokens(shape, step_seconds, seconds), MAX_EPOCHS * unique_tokens)
+        epochs = LARGE_MODEL_EPOCHS if shape.is_large_for(unique_tokens) else MAX_EPOCHS
+        tokens = min(affordable_tokens(shape, step_seconds, seconds), epochs * unique_tokens)
         if tokens < step_tokens(tokens) or unique_tokens <= shape.block_size:
             continue
         size = RunSize(shape.matrix_weights(vocab_size), tokens, tokens // step_tokens(tokens), unique_tokens)

@@ -25,7 +25,8 @@ RECIPE = {
 DECAY = 0.7  # of the steps, at the end of a run
 MIN_STEP_TOKENS = 2048
 DROPOUT = 0.1  # for many epochs of a text that is small for the model (docs/model-size.md)
-DROPOUT_EPOCHS, DROPOUT_WEIGHTS_PER_TOKEN = 12, 1.5  # beyond which it helps
+DROPOUT_EPOCHS = 12  # beyond which it helps
+LARGE_WEIGHTS_PER_TOKEN = 1.5  # of the text, beyond which a model overfits
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,12 @@ class Shape:
 
     def dropout(self, tokens: int, unique_tokens: int) -> float:
         """The dropout of a run that reads a text of unique_tokens for this many tokens."""
-        weights = 12 * self.n_layer * self.n_embd**2
-        is_large, is_long = weights > DROPOUT_WEIGHTS_PER_TOKEN * unique_tokens, tokens > DROPOUT_EPOCHS * unique_tokens
-        return DROPOUT if is_large and is_long else 0.0
+        is_long = tokens > DROPOUT_EPOCHS * unique_tokens
+        return DROPOUT if is_long and self.is_large_for(unique_tokens) else 0.0
+
+    def is_large_for(self, unique_tokens: int) -> bool:
+        """Whether the model overfits a text of this many tokens."""
+        return 12 * self.n_layer * self.n_embd**2 > LARGE_WEIGHTS_PER_TOKEN * unique_tokens
 
     def settings(self, tokens: int, unique_tokens: int) -> dict[str, Any]:
         """train.py's settings of a run that reads a text of unique_tokens for this many tokens."""

@@ -97,8 +97,8 @@ def test_a_config_files_model_is_replaced(data_dir, training_tokens, measured, w
 def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, measured, capsys):
     training_tokens[0] = 10**5
     cfg = chosen(load(data_dir, "--minutes=1000"))
-    assert 39 < cfg.max_iters * cfg.step_tokens / 10**5 <= 40 and cfg.minutes < 500
-    assert "40 epochs" in capsys.readouterr().out
+    assert 19 < cfg.max_iters * cfg.step_tokens / 10**5 <= 20 and cfg.minutes < 500
+    assert "20 epochs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
