@@ -56,7 +56,8 @@ def rank_shapes(
 ) -> list[Candidate]:
     """The shapes that can be trained in this time, the lowest expected loss first.
 
-    A run has at most MAX_EPOCHS epochs, or LARGE_MODEL_EPOCHS if the shape is large for the text. laws: the best fit, and others for the interval. Empty if there is no time for a step, or no text for a window.
+    A run has at most MAX_EPOCHS epochs, or LARGE_MODEL_EPOCHS if the shape is large for the text. laws: the best fit,
+    and others for the interval. Empty if there is no time for a step, or no text for a window.
     """
     candidates = []
     for shape in map(Shape.of, channels):
