@@ -12,7 +12,16 @@ from folio.machine import distributed
 from folio.training.schedule import scaled_to_override
 from model import POSITIONS
 
-CHOSEN = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "max_iters")  # by size=auto
+CHOSEN = (  # by size=auto
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "block_size",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "total_batch_tokens",
+    "max_iters",
+)
 
 
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
@@ -52,6 +61,8 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
         problems += [(name, "size=auto chooses it; leave out one of them") for name in by_command]
         if cfg.minutes is None and cfg.init_from != "resume":
             problems.append(("size", "auto needs the time of the run, as in --minutes=30"))
+        if cfg.init_from not in ("scratch", "resume"):
+            problems.append(("size", f"auto chooses a new model, but --init_from={cfg.init_from} has one"))
         if under_torchrun():
             problems.append(("size", "auto measures the speed of one process; start it without torchrun"))
     if problems or micro_batch <= 0:

@@ -53,7 +53,8 @@ def choose_size(start: Start, train_step: TrainStep) -> Start:
 
 def with_candidate(cfg: Config, best: Candidate) -> Config:
     """train.py's settings with those of a candidate, except what the command line has set."""
-    chosen = {name: value for name, value in best.settings.items() if cfg.origins.get(name) != COMMAND_LINE}
+    settings = {**best.settings, "gradient_accumulation_steps": None, "total_batch_tokens": None}
+    chosen = {name: value for name, value in settings.items() if cfg.origins.get(name) != COMMAND_LINE}
     return cfg.replace({**cfg.origins, **dict.fromkeys(chosen, "--size=auto")}, **chosen)
 
 

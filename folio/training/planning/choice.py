@@ -52,7 +52,6 @@ def rank_shapes(
     seconds: float,
     unique_tokens: int,
     vocab_size: int,
-    channels: Sequence[int] = CHANNELS,
 ) -> list[Candidate]:
     """The shapes that can be trained in this time, the lowest expected loss first.
 
@@ -60,7 +59,7 @@ def rank_shapes(
     and others for the interval. Empty if there is no time for a step, or no text for a window.
     """
     candidates = []
-    for shape in map(Shape.of, channels):
+    for shape in map(Shape.of, CHANNELS):
         epochs = LARGE_MODEL_EPOCHS if shape.is_large_for(unique_tokens) else MAX_EPOCHS
         tokens = min(affordable_tokens(shape, step_seconds, seconds), epochs * unique_tokens)
         if tokens < step_tokens(tokens) or unique_tokens <= shape.block_size:

@@ -89,9 +89,10 @@ def test_settings_of_the_command_line_are_kept(data_dir, training_tokens, measur
 
 
 def test_a_config_files_model_is_replaced(data_dir, training_tokens, measured, write):
-    name = write("n_layer = 30\nn_head = 3\nposition = 'rotary'\nmax_iters = 7\n")
+    name = write("n_layer = 30\nn_head = 3\nposition = 'rotary'\nmax_iters = 7\ntotal_batch_tokens = 500_000\n")
     cfg = chosen(load(data_dir, name, "--minutes=3"))
     assert cfg.n_layer < 30 and cfg.position == "rotary" and cfg.max_iters > 7
+    assert cfg.step_tokens == cfg.batch_size * cfg.block_size < 10_000
 
 
 def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, measured, capsys):
@@ -107,6 +108,8 @@ def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, mea
         ([], "--minutes=30"),
         (["--minutes=3", "--n_layer=4"], "n_layer=4: size=auto chooses it"),
         (["--minutes=3", "--max_iters=40"], "max_iters=40: size=auto chooses it"),
+        (["--minutes=3", "--total_batch_tokens=4096"], "total_batch_tokens=4096: size=auto chooses it"),
+        (["--minutes=3", "--init_from=out-verse"], "auto chooses a new model, but --init_from=out-verse has one"),
     ],
 )
 def test_contradictions_are_errors(data_dir, words, message):
