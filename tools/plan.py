@@ -33,7 +33,7 @@ from folio.data.shards import data_root, has_data  # noqa: E402
 from folio.data.windows import Mixture, parse_mixture  # noqa: E402
 from folio.machine import memory  # noqa: E402
 from folio.machine.data_parallel import with_workers  # noqa: E402
-from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
+from folio.machine.gpus import GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
 from folio.machine.kernels import adapt, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
@@ -43,6 +43,7 @@ from folio.training.planning.forecast import Memory, memory_per_process, suggest
 from folio.training.planning.law import Forecast, RunSize  # noqa: E402
 from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
+from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import make_loss, measure_step, open_data  # noqa: E402
 from folio.training.start import MODEL_SETTINGS  # noqa: E402
@@ -58,7 +59,7 @@ class PlanConfig(TrainConfig):
     device: str = "auto"  # auto, cpu, cuda, mps: measure here; or a GPU ("RTX 4090"), or a GPU's memory ("24GB")
     gpus: PositiveInt = 1  # number of GPUs, one process each
     tflops: PositiveFloat | None = None  # dense bfloat16 TFLOP/s per GPU; None: from the data sheet
-    mfu: Annotated[float, Gt(0), Le(1)] = 0.4  # assumed model FLOPs utilization if steps are not measured
+    mfu: Annotated[float, Gt(0), Le(1)] = TYPICAL_MFU  # assumed model FLOPs utilization if steps are not measured
     bandwidth: PositiveFloat = 50.0  # GB/s sent per GPU: 50 for 400 Gb/s networks; about 400 with NVLink
     price: NonNegativeFloat | None = None  # per device and hour, in any currency; None: not shown
     watts: NonNegativeFloat | None = None  # per device; None: from the data sheet
@@ -309,8 +310,8 @@ def expected_loss(model: GPT, data: Mixture | None, plan: dict[str, Any]) -> For
     if law is None:
         return None
     config = model.config
-    weights = 12 * config.n_layer * config.n_embd**2 + config.vocab_size * config.n_embd
-    run = RunSize(weights, plan["tokens"], plan["steps"], data.training_tokens)
+    shape = Shape(config.n_layer, config.n_head, config.n_embd, config.block_size)
+    run = RunSize(shape.matrix_weights(config.vocab_size), plan["tokens"], plan["steps"], data.training_tokens)
     return forecast_loss(law.laws, run) if law.covers(run) else None
 
 

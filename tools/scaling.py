@@ -5,7 +5,7 @@
     python tools/scaling.py novel --gpu=H100 --times=30           for a GPU of the data sheets; measured here
 
 Trains models of several sizes and lengths to the end of their schedules, and fits a law to their validation losses
-(docs/model-size.md). Prints the best model for each time, its expected loss with an interval of 90 %, and the losses of
+(docs/model-size.md). Prints the best model for each time, its expected loss with an interval of 90%, and the losses of
 models of half and twice the size. OUT_DIR/minutes-30.py trains the best model for 30 minutes, and OUT_DIR/scaling.html
 shows the runs and the law. The law is saved in the folder of the data set, for train.py --size=auto and tools/plan.py.
 """
@@ -37,7 +37,7 @@ from folio.data.find_data import open_mixture  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
 from folio.experiments.scaling_page import scaling_page  # noqa: E402
-from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
+from folio.machine.gpus import GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
 from folio.training.planning.choice import MAX_EPOCHS, Candidate, StepSeconds, affordable_tokens, rank_shapes  # noqa: E402
 from folio.training.planning.law import RunSize, fit  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw, typical_law  # noqa: E402
@@ -47,13 +47,12 @@ from train import TrainConfig, train  # noqa: E402
 
 DEFAULT_TIMES = ("5", "30", "120")
 MIN_STEPS = 500  # of a measured run
-TOKENS_PER_WEIGHT = 2
+TOKENS_PER_WEIGHT = 2  # at least, in a measured run
 SECOND_LENGTH = 4  # of the second run of the smallest shape, relative to the first
 MAX_LENGTH = 8  # of the largest shape's run, relative to the shortest that the law needs
 VALIDATION_TOKENS = 1 << 19  # per evaluation
 N_RUNS = 4
 OVERHEAD_SECONDS = 4.0  # of a run: its start and its evaluations
-MFU = 0.4  # assumed for a GPU, as in tools/plan.py
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def main(cfg: ScalingConfig) -> None:
     laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
     law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)
     print(f"{laws[0]} nats per token")
-    answers = {minutes: answer(cfg, data, law, runs, 60 * float(minutes)) for minutes in cfg.times or DEFAULT_TIMES}
+    answers = answer(cfg, data, law, runs)
     print(aligned_table(HEADS, table_rows(answers, data)))
     write_files(cfg, data, law, runs, answers)
 
@@ -208,17 +207,23 @@ def describe(run: MeasuredRun) -> str:
 
 
 def answer(
-    cfg: ScalingConfig, data: Mixture, law: MeasuredLaw, runs: Sequence[MeasuredRun], seconds: float
-) -> list[Candidate]:
-    """The shapes for a time, the best first."""
-    return rank_shapes(law.laws, step_seconds(cfg, data, runs), seconds, data.training_tokens, data.vocab_size)
+    cfg: ScalingConfig, data: Mixture, law: MeasuredLaw, runs: Sequence[MeasuredRun]
+) -> dict[str, list[Candidate]]:
+    """The shapes for each time, the best first. Raises UserError if there is no time for a step."""
+    step_times, answers = step_seconds(cfg, data, runs), {}
+    for minutes in cfg.times or DEFAULT_TIMES:
+        seconds = 60 * float(minutes)
+        answers[minutes] = rank_shapes(law.laws, step_times, seconds, data.training_tokens, data.vocab_size)
+        if not answers[minutes]:
+            raise UserError(f"times={minutes}: no model can be trained in {minutes} minutes; use more")
+    return answers
 
 
 def step_seconds(cfg: ScalingConfig, data: Mixture, runs: Sequence[MeasuredRun]) -> StepSeconds:
     """The seconds per step, as measured; for a GPU, by the data sheet, as in tools/plan.py."""
     if cfg.gpu:
         _, gpu = find_gpu(cfg.gpu)
-        rate = MFU * 1e12 * gpu.tflops
+        rate = TYPICAL_MFU * 1e12 * gpu.tflops
         return lambda shape, n_tokens: n_tokens * shape.flops_per_token(data.vocab_size) / rate
     step_times = StepTimes(data.vocab_size)
     for run in runs:

@@ -46,7 +46,7 @@ def sizes_chart(answers: Mapping[str, Sequence[Candidate]]) -> str:
             lines.append(Line(f"{minutes} minutes, {bound} end of the interval", x, y, width=1, dash="dotted"))
         groups.append(LineGroup(f"{minutes} minutes", lines))
     panels = [Panel("expected loss (nats per token)", 340)]
-    return line_chart("sizes", "Which size in which time", "channels", panels, groups, "Dotted: intervals of 90 %.")
+    return line_chart("sizes", "Which size in which time", "channels", panels, groups, "Dotted: intervals of 90%.")
 
 
 def lengths_chart(law: MeasuredLaw) -> str:

@@ -12,6 +12,7 @@ class GPU(NamedTuple):
     watts: int | None
 
 
+TYPICAL_MFU = 0.4  # model FLOPs utilization, where no step was measured
 GPUS = {
     "B300": GPU(2250.0, 288, None),
     "GB200": GPU(2500.0, 186, 1200),

@@ -20,9 +20,7 @@ def step_seconds(shape: Shape, n_tokens: int) -> float:
 @pytest.fixture
 def page() -> str:
     law = MeasuredLaw("", RUNS, LAW.losses(RUNS), [LAW, OTHER])
-    answers = {
-        m: rank_shapes(law.laws, lambda shape, n_tokens: n_tokens / 1e5, 60 * float(m), 10**7, 65) for m in ("5", "30")
-    }
+    answers = {m: rank_shapes(law.laws, step_seconds, 60 * float(m), 10**7, 65) for m in ("5", "30")}
     return scaling_page(
         "<verse>", law, ["2 x 64, 1.0M tokens"], ["minutes", "loss"], [["5", "1.7"], ["30", "1.5"]], answers
     )

@@ -1,6 +1,7 @@
 """tools/scaling.py: the runs that are measured, the answers, and the files."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,6 @@ def test_the_answers_are_files_that_train_accepts(cfg, trained, capsys):
     scaling.main(cfg)
     out = capsys.readouterr().out
     assert "| minutes" in out and "python train.py" in out
-    losses = []
     for minutes in ("5", "30", "120"):
         chosen = settings.load(TrainConfig, [str(Path(cfg.out_dir, f"minutes-{minutes}.py"))])
         settings.check(chosen)
@@ -88,7 +88,7 @@ def test_the_answers_are_files_that_train_accepts(cfg, trained, capsys):
     assert "Which size in which time" in page and "Measured runs" in page
     law = MeasuredLaw.of(open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch"))
     size = RunSize(10**6, 10**7, 2500, 18_581)
-    assert law.laws[0].losses([size]) == pytest.approx(LAW.losses([size]), rel=0.02) and losses == []
+    assert law.laws[0].losses([size]) == pytest.approx(LAW.losses([size]), rel=0.02)
 
 
 def test_a_gpu_gets_a_larger_model(cfg, trained, capsys):
@@ -111,6 +111,12 @@ def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, monkeypatch, capsys)
 def test_too_little_time_is_an_error(cfg, trained):
     with pytest.raises(UserError, match="there is no time for"):
         scaling.main(ScalingConfig(dataset=("verse",), data_dir=cfg.data_dir, out_dir=cfg.out_dir, minutes=0.05))
+
+
+def test_a_time_without_a_step_is_an_error(cfg, trained):
+    """It was an IndexError after the measuring."""
+    with pytest.raises(UserError, match="no model can be trained in 1e-6 minutes"):
+        scaling.main(replace(cfg, times=("1e-6",)))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ RECIPE = {
 }
 DECAY = 0.7  # of the steps, at the end of a run
 MIN_STEP_TOKENS = 2048
-DROPOUT = 0.1  # for many epochs of a text that is small for the model (docs/model-size.md)
+DROPOUT = 0.1  # in long runs of a model that is large for its text (docs/model-size.md)
 DROPOUT_EPOCHS = 12  # beyond which it helps
 LARGE_WEIGHTS_PER_TOKEN = 1.5  # of the text, beyond which a model overfits
 
