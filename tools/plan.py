@@ -68,6 +68,8 @@ class PlanConfig(TrainConfig):
     def problems(self) -> list[tuple[str, str]]:
         """Check the settings of training, and require a named GPU for --gpus and --tflops."""
         problems = super().problems()
+        if self.size:
+            problems.append(("size", "the plan is for a given model; tools/scaling.py says which is the best"))
         if find_gpu(self.device):
             return problems
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):

@@ -10,6 +10,7 @@ from folio.training.planning.law import RunSize
 from folio.training.planning.measured_law import MAX_TOKENS_RATIO, MeasuredLaw
 
 POINTS = 40  # of a curve
+MAX_LOSS_RATIO = 1.25  # of a shown size to the best
 
 
 def scaling_page(
@@ -36,7 +37,9 @@ def sizes_chart(answers: Mapping[str, Sequence[Candidate]]) -> str:
     """Return a chart of the expected loss over the channels of a model, with a color per time."""
     groups = []
     for minutes, candidates in answers.items():
-        ordered = sorted(candidates, key=lambda candidate: candidate.shape.n_embd)
+        limit = MAX_LOSS_RATIO * candidates[0].forecast.loss
+        shown = [candidate for candidate in candidates if candidate.forecast.loss <= limit]
+        ordered = sorted(shown, key=lambda candidate: candidate.shape.n_embd)
         x = [candidate.shape.n_embd for candidate in ordered]
         lines = [
             Line(f"{minutes} minutes", x, [candidate.forecast.loss for candidate in ordered], width=3, points=True)

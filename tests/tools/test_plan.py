@@ -8,6 +8,7 @@ import torch
 
 from folio import UserError
 from folio.base import settings
+from folio.base.settings import ConfigError
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.machine import memory
@@ -286,3 +287,9 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
 def test_impossible_plans_are_an_error(args, message, tmp_path):
     with pytest.raises(UserError, match=message):
         run_plan(*args, f"--out_dir={tmp_path}")
+
+
+def test_a_plan_needs_a_size():
+    """It planned the default model."""
+    with pytest.raises(ConfigError, match="size=auto: the plan is for a given model"):
+        settings.check(settings.load(plan.PlanConfig, ["--dataset=x", "--size=auto", "--minutes=5"]))
