@@ -47,7 +47,7 @@ def choose_size(start: Start, train_step: TrainStep) -> Start:
     if needed < 0.9 * cfg.minutes:
         epochs = best.tokens / best.unique_tokens
         print(f"the run takes {needed:.2g} of {cfg.minutes:.2g} minutes: more than {epochs:.0f} epochs do not help")
-        sized = replace(sized, cfg=sized.cfg.replace(minutes=round(needed, 3)))
+        sized = replace(sized, cfg=sized.cfg.replace(minutes=None))  # no evaluation takes an epoch from it
     return sized
 
 
