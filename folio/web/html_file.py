@@ -78,7 +78,7 @@ CONSTANTS = {  # constants of the server that the engine uses, too
     memorization: ("CHANCE", "CONTEXT_TOKENS"),
     trace: ("HEAD_SCORES",),
 }
-KERNEL_FILE = "matmul.wasm"
+KERNEL_FILE = "kernels.wasm"
 START_SCRIPT = "file_start.js"  # script of the page that is stored as text
 DTYPES = ("float32", "float16", "int8")
 BLOCK_BYTES = 3 * 2**18  # 2**20 characters of base64, which a browser handles in a few milliseconds

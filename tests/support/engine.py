@@ -99,7 +99,7 @@ class Engine:
     def load(self, model: GPT, storage: str = "float32", simd: bool = True) -> GPT:
         """Load a model as `gpt` in the page. Returns the model with the stored weights."""
         header, weights, stored = store(model, storage)
-        wasm = (FOLDER / "matmul.wasm").read_bytes() if simd else None
+        wasm = (FOLDER / "kernels.wasm").read_bytes() if simd else None
         self(
             "(globalThis.gpt = new GPT(header, await makeKernels(wasm)), finish(gpt.setWeights(weights)))",
             header=header,

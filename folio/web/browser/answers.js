@@ -29,7 +29,7 @@ class Answers {
   constructor(gpt, tokenizer, header, search = null) {
     const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
     Object.assign(this, {gpt, tokenizer, header, search, config: gpt.config});
-    this.products = new Products(gpt.kernels, rows * C, Math.max(rows, C));
+    this.products = new Products(gpt.kernels, packedSize(rows, C), Math.max(rows, C));
     this.traces = new Map(); // by ids and switches, the last used at the end
     this.probe = null; // the prefix-matching scores (L, H)
     this.plane = null; // principal plane of the vocabulary
@@ -117,6 +117,7 @@ class Answers {
     const {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params, text} = header;
     const model = {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params};
     model.tokenizer = tokenizer.kind;
+    model.training = header.training;
     model.parameters = header.parameters.map(({name, shape}) => ({name, shape}));
     return {facts: {models: [model], pieces, bytes, text}};
   }
@@ -208,6 +209,8 @@ class Answers {
       head_outputs: floats([H, C], headOutputs),
       separate_heads: floats([3, H, D], trace.separateHeads(index, layer, token)),
       column_norms: floats([4 * C], columnNorms), // norms of the output of a neuron with activation 1
+      neuron_activations: floats([strongest.length, T], // of the strongest neurons for all tokens
+        strongest.flatMap(neuron => range(T).map(t => layer.hidden[4 * C * t + neuron]))),
       written: floats([C], written), // sum over all neurons, without c_proj's bias, even if the MLP is off
       before: floats([C], trace.state(2 * index, token, 1)),
       between: floats([C], trace.state(2 * index + 1, token, 1)),
@@ -266,7 +269,7 @@ class Answers {
     const states = new Float32Array(n * C), target = ids[token + 1] ?? null;
     for (let i = 0; i < n; i++) states.set(trace.state(i, token, 1), i * C);
     const lens = yield* trace.lens(states, n, LENS_TOP_K, target), k = lens.ids.length / n;
-    const embedding = this.embeddings().subarray(ids[token] * C, (ids[token] + 1) * C);
+    const embedding = this.gpt.row("transformer.wte.weight", ids[token]);
     const position = this.gpt.embed([ids[token]], [token]).map((x, c) => x - embedding[c]);
     const tensors = {
       states: floats([n, C], states),
@@ -306,7 +309,7 @@ class Answers {
     if (!this.header.parameters.some(parameter => parameter.name === name)) {
       throw new Error(`name=${quoted(name)}: it is not a parameter of the model`);
     }
-    const {data: view, shape} = this.gpt.param(name), data = view.slice(); // the memory may move
+    const {data, shape} = this.gpt.param(name);
     const cols = shape.at(-1), rows = data.length / cols;
     if (row !== null) {
       if (row >= rows) throw new Error(`row=${row}: ${name} has ${grouped(rows)} rows`);
@@ -319,12 +322,13 @@ class Answers {
 
   // The nearest neighbors of a token id (`row`) by cosine similarity, and a map of the vocabulary: its first tokens
   // projected onto the two largest principal components of all. place, nearest_places: coordinates of the token and its
-  // neighbors.
+  // neighbors. mean, plane: the projection.
   *vocabulary(question) {
     this.requireStep(question);
     const V = this.tokenizer.vocabSize, {n_embd: C} = this.config, token = question.row ?? 0;
     if (token >= V) throw new Error(`row=${token}: the vocabulary has ${grouped(V)} tokens`);
-    const table = this.embeddings().slice(0, V * C), row = id => table.subarray(id * C, (id + 1) * C); // (V, C)
+    const table = this.gpt.param("transformer.wte.weight").data.subarray(0, V * C); // (V, C)
+    const row = id => table.subarray(id * C, (id + 1) * C);
     if (!table.every(Number.isFinite)) throw new Error("the token embeddings contain NaN or infinity");
     const {mean, axes, share} = this.plane ??= yield* principalPlane(table, V, C, this.products);
     const similarity = new Float32Array(V), length = id => Math.max(normOf(row(id)), 1e-8);
@@ -341,12 +345,9 @@ class Answers {
       similarity: floats([nearest.length], nearest.map(id => similarity[id])),
       place: floats([axes.length], project(token)),
       nearest_places: floats([nearest.length, axes.length], nearest.flatMap(project)),
+      mean: floats([C], mean),
+      plane: floats([C, axes.length], range(C).flatMap(c => axes.map(axis => axis[c]))),
     }};
-  }
-
-  // The table of token embeddings, valid until memory is allocated.
-  embeddings() {
-    return this.gpt.param("transformer.wte.weight").data;
   }
 
   // The position embeddings, rotation angles, or score biases of the position method. See TraceProvider.positions.
@@ -355,7 +356,7 @@ class Answers {
     const {n_embd: C, n_head: H, position: method, block_size: S} = this.config, {limit: T} = this.header, tensors = {};
     const {rotation, biases} = this.gpt, positions = range(T);
     if (method === "learned" || method === "sinusoidal") {
-      const embedding = this.embeddings().slice(0, C);
+      const embedding = this.gpt.row("transformer.wte.weight", 0);
       const table = this.gpt.embed(positions.map(() => 0), positions).map((x, i) => x - embedding[i % C]);
       const normed = new Float32Array(T * C), waves = new Float32Array(T * C);
       for (const t of positions) {

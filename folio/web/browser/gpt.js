@@ -3,19 +3,39 @@
 //
 // Dimensions: n tokens computed at once, T time, S keys, C channels, H heads, D head size (C / H),
 // V vocabulary, L layers. All numbers are float32 in one memory, `kernels.floats`. Variables such as `x` or `weight`
-// are indices of their first elements there, and matrices are row-major.
+// are indices of their first elements there. Activations are row-major, and the stride between their rows is a multiple
+// of 4. Matrices that matmul multiplies by are packed.
 
 // --- kernels ---------------------------------------------------------------------------------------------------------
 //
-// Nearly all time is spent in one function:
-//
-//   matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride)   y[i, r] = bias[r] + sum over c of x[i, c] w[r, c]
-//
-// for i < n, r < rows, c < cols. A stride is the distance between two rows of a matrix; bias 0 means none. The kernel
-// is matmul.wasm (source: matmul.wat), or the same in JavaScript if WebAssembly with SIMD is not available.
+// The functions that take nearly all the time exist twice: in kernels.wasm (source: kernels.wat), and in JavaScript for
+// browsers without WebAssembly or SIMD. They compute 4 numbers at a time, and up to 3 more than needed. In packed
+// matrices, these are zeros; elsewhere, they are finite, and the results are not used. A bias of 0 means none.
 
 const PAGE_BYTES = 65536; // of WebAssembly memory
 const ALIGNMENT = 16; // floats; a cache line
+
+const ceil4 = n => n + 3 & ~3;
+const sizeOf = shape => shape.reduce((product, size) => product * size, 1);
+
+// The index of an element in a packed matrix: 4 rows are interleaved, 4 columns at a time, so that matmul reads the
+// memory in order while it computes 4 sums. stride: number of columns, rounded up to a multiple of 4.
+const packedIndex = (row, col, stride) => (row >> 2) * 4 * stride + (col >> 2) * 16 + (row & 3) * 4 + (col & 3);
+const packedSize = (rows, cols) => ceil4(rows) * ceil4(cols);
+
+// Write a row to a packed matrix at index w of an array.
+function packRow(array, w, row, values) {
+  const stride = ceil4(values.length);
+  for (let col = 0; col < values.length; col++) array[w + packedIndex(row, col, stride)] = values[col];
+}
+
+// Copy n rows of `cols` numbers between arrays.
+function copyRows(to, toStart, toStride, from, fromStart, fromStride, cols, n) {
+  for (let i = 0; i < n; i++) {
+    const start = fromStart + i * fromStride;
+    to.set(from.subarray(start, start + cols), toStart + i * toStride);
+  }
+}
 
 class PlainKernels {
   simd = false;
@@ -41,22 +61,68 @@ class PlainKernels {
     this.floats.set(before);
   }
 
+  // y[i, r] = bias[r] + sum over c of x[i, c] w[r, c], for i < n, r < rows, c < cols. w is packed. xStride and yStride
+  // are the distances between rows; wStride is that of packedIndex.
   matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride) {
-    const m = this.floats, unrolled = cols - cols % 4;
-    for (let r = 0; r < rows; r++) {
-      const begin = w + r * wStride, start = bias ? m[bias + r] : 0;
-      for (let i = 0; i < n; i++) { // the row of weights stays in the CPU cache
-        let a = x + i * xStride, b = begin, sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
-        for (const end = b + unrolled; b < end; a += 4, b += 4) {
-          sum0 += m[a] * m[b];
-          sum1 += m[a + 1] * m[b + 1];
-          sum2 += m[a + 2] * m[b + 2];
-          sum3 += m[a + 3] * m[b + 3];
+    const m = this.floats;
+    for (let r = 0; r < rows; r += 4) {
+      for (let i = 0; i < n; i++) { // the 4 rows of w stay in the CPU cache
+        let a = x + i * xStride, b = w + r * wStride, sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
+        for (const end = a + cols; a < end; a += 4, b += 16) {
+          const x0 = m[a], x1 = m[a + 1], x2 = m[a + 2], x3 = m[a + 3];
+          sum0 += x0 * m[b] + x1 * m[b + 1] + x2 * m[b + 2] + x3 * m[b + 3];
+          sum1 += x0 * m[b + 4] + x1 * m[b + 5] + x2 * m[b + 6] + x3 * m[b + 7];
+          sum2 += x0 * m[b + 8] + x1 * m[b + 9] + x2 * m[b + 10] + x3 * m[b + 11];
+          sum3 += x0 * m[b + 12] + x1 * m[b + 13] + x2 * m[b + 14] + x3 * m[b + 15];
         }
-        for (const end = begin + cols; b < end; a++, b++) sum0 += m[a] * m[b];
-        m[y + i * yStride + r] = start + (sum0 + sum1) + (sum2 + sum3);
+        const to = y + i * yStride + r;
+        m[to] = (bias && m[bias + r]) + sum0;
+        m[to + 1] = (bias && m[bias + r + 1]) + sum1;
+        m[to + 2] = (bias && m[bias + r + 2]) + sum2;
+        m[to + 3] = (bias && m[bias + r + 3]) + sum3;
       }
     }
+  }
+
+  // LayerNorm: y (C,) = normalized x (C,), times the weight, plus the bias.
+  norm(y, x, weight, bias, C) {
+    const m = this.floats;
+    let mean = 0, variance = 0;
+    for (let c = 0; c < C; c++) mean += m[x + c] / C;
+    for (let c = 0; c < C; c++) variance += (m[x + c] - mean) ** 2 / C;
+    const scale = 1 / Math.sqrt(variance + EPSILON);
+    for (let c = 0; c < C; c++) m[y + c] = (m[x + c] - mean) * scale * m[weight + c] + (bias && m[bias + c]);
+  }
+
+  // z (C,) = attention of a token with query, key and value qkv (3C,) to the first `count` slots. Stores its key in a
+  // slot of `keys`, a packed matrix (slots, D) per head, and its value in `values`, a packed (D, slots) per head. The
+  // biases of the slots begin at `biases` (0: none) for the first head, and biasStride later for each next one.
+  attend(z, qkv, keys, values, scores, biases, H, D, slots, slot, count, biasStride) {
+    const m = this.floats, scale = 1 / Math.sqrt(D), stride = ceil4(D);
+    for (let h = 0; h < H; h++, keys += slots * stride, values += slots * stride) {
+      const q = qkv + h * D, k = q + H * D, v = k + H * D, bias = biases && biases + h * biasStride;
+      for (let d = 0; d < D; d++) {
+        m[keys + packedIndex(slot, d, stride)] = m[k + d];
+        m[values + packedIndex(d, slot, slots)] = m[v + d];
+      }
+      this.matmul(scores, q, keys, 0, 1, count, D, 0, stride, 0);
+      for (let s = 0; s < count; s++) m[scores + s] = m[scores + s] * scale + (bias && m[bias + s]);
+      softmax(m.subarray(scores, scores + count));
+      m.fill(0, scores + count, scores + ceil4(count));
+      this.matmul(z + h * D, scores, values, 0, 1, D, count, 0, slots, 0);
+    }
+  }
+
+  // Apply an activation function to `count` numbers in place.
+  activate(x, count, name) {
+    const m = this.floats, activation = ACTIVATIONS[name];
+    for (let i = x; i < x + count; i++) m[i] = activation(m[i]);
+  }
+
+  // Add `count` numbers to x.
+  add(x, added, count) {
+    const m = this.floats;
+    for (let i = 0; i < count; i++) m[x + i] += m[added + i];
   }
 }
 
@@ -64,10 +130,10 @@ class WasmKernels extends PlainKernels {
   simd = true;
   slice = 2e7;
 
-  constructor(memory, instance) {
+  constructor(memory, wasm) {
     super();
     this.memory = memory;
-    this.instance = instance;
+    this.wasm = wasm; // exports of kernels.wasm
     this.floats = new Float32Array(memory.buffer);
   }
 
@@ -77,22 +143,38 @@ class WasmKernels extends PlainKernels {
   }
 
   matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride) {
-    this.instance.exports.matmul(4 * y, 4 * x, 4 * w, 4 * bias, n, rows, cols, 4 * xStride, 4 * wStride, 4 * yStride);
+    this.wasm.matmul(4 * y, 4 * x, 4 * w, 4 * bias, n, rows, cols, 4 * xStride, 4 * wStride, 4 * yStride);
+  }
+
+  norm(y, x, weight, bias, C) {
+    if (C % 4) return super.norm(y, x, weight, bias, C);
+    this.wasm.norm(4 * y, 4 * x, 4 * weight, 4 * bias, C);
+  }
+
+  attend(z, qkv, keys, values, scores, biases, H, D, slots, slot, count, biasStride) {
+    [z, qkv, keys, values] = [4 * z, 4 * qkv, 4 * keys, 4 * values];
+    this.wasm.attend(z, qkv, keys, values, 4 * scores, 4 * biases, H, D, slots, slot, count, 4 * biasStride);
+  }
+
+  activate(x, count, name) {
+    this.wasm[name](4 * x, count);
+  }
+
+  add(x, added, count) {
+    this.wasm.add(4 * x, 4 * added, count);
   }
 }
 
-// wasm: the bytes of matmul.wasm, or null for plain JavaScript.
+// wasm: the bytes of kernels.wasm, or null for plain JavaScript.
 async function makeKernels(wasm) {
   try {
     const memory = new WebAssembly.Memory({initial: 1});
     const {instance} = await WebAssembly.instantiate(wasm, {memory: {memory}});
-    return new WasmKernels(memory, instance);
+    return new WasmKernels(memory, instance.exports);
   } catch { // no WebAssembly, no SIMD, or forbidden by the browser
     return new PlainKernels();
   }
 }
-
-const sizeOf = shape => shape.reduce((product, size) => product * size, 1);
 
 // --- activations and float16 -----------------------------------------------------------------------------------------
 
@@ -125,6 +207,25 @@ function halfToFloat(bits) {
 
 let halfFloats = null; // all 65,536 values, by their bits
 
+// A row of a parameter in the format of a file; see setWeights.
+function readRow(bytes, {name, shape, dtype, offset, scales}, row) {
+  const {buffer, byteOffset: base} = bytes, cols = shape.at(-1), begin = base + offset;
+  if (dtype === "float32") return new Float32Array(buffer, begin + 4 * row * cols, cols);
+  const values = new Float32Array(cols);
+  if (dtype === "float16") {
+    halfFloats ??= Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits));
+    const halves = new Uint16Array(buffer, begin + 2 * row * cols, cols);
+    for (let i = 0; i < cols; i++) values[i] = halfFloats[halves[i]];
+  } else if (dtype === "int8") {
+    const integers = new Int8Array(buffer, begin + row * cols, cols);
+    const [scale] = new Float32Array(buffer, base + scales + 4 * row, 1);
+    for (let i = 0; i < cols; i++) values[i] = integers[i] * scale;
+  } else {
+    throw new Error(`${name} has the unknown dtype ${dtype}`);
+  }
+  return values;
+}
+
 // --- positions: see model.py; in float32 -----------------------------------------------------------------------------
 
 // 10000^(2i / size) for i = 0 ... size / 2 - 1: at position p, the angles are p divided by these.
@@ -147,6 +248,8 @@ class Rotation {
   }
 
   moveTo(position) {
+    if (position === this.position) return;
+    this.position = position;
     for (let i = 0; i < this.angles.length; i++) {
       this.angles[i] = position / this.wavelengths[i];
       this.cosines[i] = Math.cos(this.angles[i]);
@@ -189,7 +292,7 @@ class Cache {
   length = 0; // tokens so far
 
   constructor(index) {
-    this.index = index; // of the keys (L, H, S, D), which are followed by the values (L, H, D, S)
+    this.index = index; // of the keys (H, slots, D) and values (H, D, slots) of each layer
   }
 }
 
@@ -202,7 +305,8 @@ class GPT {
     this.kernels = kernels;
     this.parameters = new Map(); // {shape, index} by name
     for (const {name, shape} of header.parameters) {
-      this.parameters.set(name, {shape, index: kernels.allocate(sizeOf(shape))});
+      const size = shape.length === 1 ? shape[0] : packedSize(...shape);
+      this.parameters.set(name, {shape, index: kernels.allocate(size)});
     }
     this.parameters.set("lm_head.weight", this.parameters.get("transformer.wte.weight")); // tied
     this.blocks = Array.from({length: L}, (_, layer) => `transformer.h.${layer}`).map(block => ({
@@ -214,25 +318,30 @@ class GPT {
     this.ln_f = this.module("transformer.ln_f");
     this.lm_head = this.module("lm_head");
 
-    // Buffers of a forward pass, in the order of computation.
-    this.x = kernels.allocate(n * C); // the residual stream
-    this.normed = kernels.allocate(n * C);
-    this.qkv = kernels.allocate(n * 3 * C);
-    this.scores = kernels.allocate(S); // of one query; becomes its weights
-    this.z = kernels.allocate(n * C); // the heads' outputs
-    this.added = kernels.allocate(n * C); // output of attention or the MLP
-    this.hidden = kernels.allocate(n * 4 * C); // neurons of the MLP
-    this.logits = kernels.allocate(n * V);
+    // Buffers of a forward pass, in the order of computation. Kernels may write up to 4 numbers after the last row.
+    this.width = ceil4(C); // stride between rows of C numbers
+    this.x = kernels.allocate(n * this.width + 4); // the residual stream
+    this.normed = kernels.allocate(n * this.width + 4);
+    this.qkv = kernels.allocate(n * ceil4(3 * C) + 4);
+    this.scores = kernels.allocate(S + 4); // of one query; becomes its weights
+    this.z = kernels.allocate(n * this.width + 4); // the heads' outputs
+    this.added = kernels.allocate(n * this.width + 4); // output of attention or the MLP
+    this.hidden = kernels.allocate(n * 4 * C + 4); // neurons of the MLP
+    this.logits = kernels.allocate(n * ceil4(V) + 4);
 
     this.input = kernels.allocate(n * 4 * C); // buffers of inChunks, which may run while a forward pass pauses
-    this.output = kernels.allocate(n * Math.max(V, 4 * C));
+    this.output = kernels.allocate(n * ceil4(Math.max(V, 4 * C)));
 
-    this.valueStride = Math.ceil(S / 4) * 4; // stride between channels of the cached values
-    this.cacheSize = L * C * (S + this.valueStride);
+    this.slots = ceil4(S); // in a cache
+    this.layerSize = 2 * H * packedSize(S, C / H); // keys and values of a layer in a cache
+    this.cacheSize = L * this.layerSize;
     this.freeCaches = [];
     this.rotation = position === "rotary" ? new Rotation(C / H) : null;
     this.canSlide = ["rotary", "relative", "alibi"].includes(position); // a full context can slide over cached keys
     this.biases = null; // see distanceBiases
+    // The same in the memory, (H, 2S): in reverse order and twice, so that for a token in any slot, those of the slots
+    // 0, 1, ... are consecutive.
+    this.slotBiases = ["relative", "alibi"].includes(position) ? kernels.allocate(2 * H * S + 4) : 0;
     this.work = 0; // multiplications since the last pause
   }
 
@@ -245,27 +354,20 @@ class GPT {
   // bytes: all parameters in the format of a file, little-endian. int8 has a float32 scale per row, at the offset
   // `scales`: a weight is its integer times the scale.
   *setWeights(bytes) {
-    const base = bytes.byteOffset;
-    for (const {name, shape, dtype, offset, scales} of this.header.parameters) {
-      const m = this.kernels.floats, begin = this.parameters.get(name).index, size = sizeOf(shape);
-      if (dtype === "float32") {
-        m.set(new Float32Array(bytes.buffer, base + offset, size), begin);
-      } else if (dtype === "float16") {
-        halfFloats ??= Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits));
-        const halves = new Uint16Array(bytes.buffer, base + offset, size);
-        for (let i = 0; i < size; i++) m[begin + i] = halfFloats[halves[i]];
-      } else if (dtype === "int8") {
-        const integers = new Int8Array(bytes.buffer, base + offset, size), cols = shape.at(-1);
-        const rowScales = new Float32Array(bytes.buffer, base + scales, size / cols);
-        for (let row = 0, i = 0; row < rowScales.length; row++) {
-          for (const end = i + cols; i < end; i++) m[begin + i] = integers[i] * rowScales[row];
-        }
-      } else {
-        throw new Error(`${name} has the unknown dtype ${dtype}`);
+    for (const parameter of this.header.parameters) {
+      const {shape, index} = this.parameters.get(parameter.name), cols = shape.at(-1);
+      for (let row = 0; row < sizeOf(shape) / cols; row++) {
+        const values = readRow(bytes, parameter, row), m = this.kernels.floats;
+        if (shape.length === 1) m.set(values, index);
+        else packRow(m, index, row, values);
+        if (this.needsPause(cols)) yield;
       }
-      if (this.needsPause(size)) yield;
     }
     this.biases = this.distanceBiases();
+    const {n_head: H, block_size: S} = this.config, m = this.kernels.floats;
+    for (let i = 0; this.biases && i < 2 * H * S; i++) {
+      m[this.slotBiases + i] = this.biases[Math.floor(i / (2 * S)) * S + (2 * S - i % (2 * S)) % S];
+    }
   }
 
   // The position bias of a score, by head and distance: (H, S), or null.
@@ -279,10 +381,20 @@ class GPT {
     return Float32Array.from({length: H * S}, (_, i) => data[relativeBucket(i % S) * H + Math.floor(i / S)]);
   }
 
-  // A parameter as {data, shape}. The data is valid until memory is allocated, for example by newCache.
+  // A copy of a parameter as {data, shape}.
   param(name) {
-    const {shape, index} = this.parameters.get(name);
-    return {data: this.kernels.floats.subarray(index, index + sizeOf(shape)), shape};
+    const {shape, index} = this.parameters.get(name), data = new Float32Array(sizeOf(shape)), cols = shape.at(-1);
+    if (shape.length === 1) data.set(this.kernels.floats.subarray(index, index + cols));
+    else for (let row = 0; row < shape[0]; row++) data.set(this.row(name, row), row * cols);
+    return {data, shape};
+  }
+
+  // A copy of a row of a matrix.
+  row(name, row) {
+    const {shape: [, cols], index} = this.parameters.get(name), m = this.kernels.floats, stride = ceil4(cols);
+    const result = new Float32Array(cols);
+    for (let col = 0; col < cols; col++) result[col] = m[index + packedIndex(row, col, stride)];
+    return result;
   }
 
   // --- the forward pass ----------------------------------------------------------------------------------------------
@@ -291,39 +403,41 @@ class GPT {
   // the logits (logitCount, V) of the last `logitCount` tokens, or null; they are valid until the next call or
   // allocation. During pauses, anything but another forward pass may be computed.
   *forward(caches, ids, logitCount) {
-    const {n_embd: C, vocab_size: V} = this.config, n = ids.length;
+    const {n_embd: C, vocab_size: V, block_size: S, activation} = this.config, {kernels, width} = this, n = ids.length;
     const positions = caches.map(cache => cache.length++);
-    for (let i = 0; i < n; i++) this.embedToken(this.x + i * C, ids[i], positions[i]);
+    for (let i = 0; i < n; i++) this.embedToken(this.x + i * width, ids[i], positions[i]);
     for (const [layer, block] of this.blocks.entries()) {
       this.norm(this.normed, this.x, block.ln_1, n);
       yield* this.linearInSlices(this.qkv, this.normed, block.attn.c_attn, n);
       for (let i = 0; i < n; i++) {
-        this.attend(this.z + i * C, this.qkv + i * 3 * C, layer, caches[i], positions[i]);
-        if (this.needsPause(2 * C * Math.min(positions[i] + 1, this.config.block_size))) yield;
+        this.attend(this.z + i * width, this.qkv + i * ceil4(3 * C), layer, caches[i], positions[i]);
+        if (this.needsPause(2 * C * Math.min(positions[i] + 1, S))) yield;
       }
       yield* this.linearInSlices(this.added, this.z, block.attn.c_proj, n);
-      this.add(this.x, this.added, n * C);
+      kernels.add(this.x, this.added, n * width);
 
       this.norm(this.normed, this.x, block.ln_2, n);
       yield* this.linearInSlices(this.hidden, this.normed, block.mlp.c_fc, n);
-      this.activate(this.hidden, n * 4 * C);
+      kernels.activate(this.hidden, n * 4 * C, activation);
       yield* this.linearInSlices(this.added, this.hidden, block.mlp.c_proj, n);
-      this.add(this.x, this.added, n * C);
+      kernels.add(this.x, this.added, n * width);
     }
     if (logitCount === 0) return null;
-    this.norm(this.normed, this.x + (n - logitCount) * C, this.ln_f, logitCount);
+    this.norm(this.normed, this.x + (n - logitCount) * width, this.ln_f, logitCount);
     yield* this.linearInSlices(this.logits, this.normed, this.lm_head, logitCount);
-    return this.kernels.floats.subarray(this.logits, this.logits + logitCount * V);
+    copyRows(kernels.floats, this.logits, V, kernels.floats, this.logits, ceil4(V), V, logitCount);
+    return kernels.floats.subarray(this.logits, this.logits + logitCount * V);
   }
 
   // x (C,) = the token embedding, plus the position embedding if there is one.
   embedToken(x, id, position) {
-    const m = this.kernels.floats, C = this.config.n_embd;
-    const wte = this.parameters.get("transformer.wte.weight").index + id * C;
-    m.copyWithin(x, wte, wte + C);
-    if (this.config.position === "learned") {
-      this.add(x, this.parameters.get("transformer.wpe.weight").index + position * C, C);
-    } else if (this.config.position === "sinusoidal") {
+    const {n_embd: C, position: method} = this.config, m = this.kernels.floats;
+    const wte = this.parameters.get("transformer.wte.weight").index;
+    for (let c = 0; c < C; c++) m[x + c] = m[wte + packedIndex(id, c, this.width)];
+    if (method === "learned") {
+      const wpe = this.parameters.get("transformer.wpe.weight").index;
+      for (let c = 0; c < C; c++) m[x + c] += m[wpe + packedIndex(position, c, this.width)];
+    } else if (method === "sinusoidal") {
       const added = sinusoids(position, C);
       for (let c = 0; c < C; c++) m[x + c] += added[c];
     }
@@ -331,22 +445,15 @@ class GPT {
 
   // LayerNorm: y (n, C) = normalized rows of x (n, C), times the weight, plus the bias.
   norm(y, x, {weight, bias, cols: C}, n) {
-    const m = this.kernels.floats;
-    for (let i = 0; i < n; i++, x += C, y += C) {
-      let mean = 0, variance = 0;
-      for (let c = 0; c < C; c++) mean += m[x + c] / C;
-      for (let c = 0; c < C; c++) variance += (m[x + c] - mean) ** 2 / C;
-      const scale = 1 / Math.sqrt(variance + EPSILON);
-      for (let c = 0; c < C; c++) m[y + c] = (m[x + c] - mean) * scale * m[weight + c] + (bias && m[bias + c]);
-    }
+    for (let i = 0; i < n; i++) this.kernels.norm(y + i * this.width, x + i * this.width, weight, bias, C);
   }
 
   // y (n, rows) = x (n, cols) weight^T + bias.
   *linearInSlices(y, x, {weight, bias, rows, cols}, n) {
-    const slice = Math.ceil(this.kernels.slice / (n * cols)); // rows of the weight
+    const stride = ceil4(cols), slice = ceil4(Math.ceil(this.kernels.slice / (n * cols))); // rows of the weight
     for (let row = 0; row < rows; row += slice) {
-      const count = Math.min(slice, rows - row), w = weight + row * cols;
-      this.kernels.matmul(y + row, x, w, bias && bias + row, n, count, cols, cols, cols, rows);
+      const count = Math.min(slice, rows - row), w = weight + row * stride;
+      this.kernels.matmul(y + row, x, w, bias && bias + row, n, count, cols, stride, stride, ceil4(rows));
       if (this.needsPause(n * count * cols)) yield;
     }
   }
@@ -361,38 +468,14 @@ class GPT {
 
   // z (C,) = attention of a token with query, key and value qkv (3C,). Appends the key and value to the cache.
   attend(z, qkv, layer, cache, position) {
-    const {n_embd: C, n_head: H, block_size: S} = this.config, D = C / H, m = this.kernels.floats;
-    const slot = position % S, keyCount = Math.min(position + 1, S), stride = this.valueStride;
-    const scale = 1 / Math.sqrt(D), scores = this.scores;
-    const keys = cache.index + layer * C * (S + stride), values = keys + C * S; // (H, S, D) and (H, D, S)
-    this.rotation?.moveTo(position);
-    for (let h = 0; h < H; h++) {
-      const q = qkv + h * D, k = q + C, v = k + C, headKeys = keys + h * S * D, headValues = values + h * D * stride;
-      this.rotation?.rotate(m, q);
-      this.rotation?.rotate(m, k);
-      m.copyWithin(headKeys + slot * D, k, k + D);
-      for (let d = 0; d < D; d++) m[headValues + d * stride + slot] = m[v + d];
-
-      this.kernels.matmul(scores, q, headKeys, 0, 1, keyCount, D, D, D, keyCount);
-      for (let s = 0; s < keyCount; s++) {
-        m[scores + s] *= scale;
-        if (this.biases) m[scores + s] += this.biases[h * S + (position - s) % S]; // the distance of slot s
-      }
-      softmax(m.subarray(scores, scores + keyCount));
-      this.kernels.matmul(z + h * D, scores, headValues, 0, 1, D, keyCount, keyCount, stride, D);
+    const {n_embd: C, n_head: H, block_size: S} = this.config, D = C / H, {kernels, slots, rotation} = this;
+    if (rotation) {
+      rotation.moveTo(position);
+      for (let head = 0; head < 2 * H; head++) rotation.rotate(kernels.floats, qkv + head * D); // queries and keys
     }
-  }
-
-  // Add `count` numbers to x.
-  add(x, added, count) {
-    const m = this.kernels.floats;
-    for (let i = 0; i < count; i++) m[x + i] += m[added + i];
-  }
-
-  // Apply the activation function to `count` numbers in place.
-  activate(x, count) {
-    const m = this.kernels.floats, activation = ACTIVATIONS[this.config.activation];
-    for (let i = x; i < x + count; i++) m[i] = activation(m[i]);
+    const slot = position % S, keys = cache.index + layer * this.layerSize, values = keys + this.layerSize / 2;
+    const biases = this.slotBiases && this.slotBiases + (S - slot) % S;
+    kernels.attend(z, qkv, keys, values, this.scores, biases, H, D, slots, slot, Math.min(position + 1, S), 2 * S);
   }
 
   // --- decoding ------------------------------------------------------------------------------------------------------
@@ -400,6 +483,7 @@ class GPT {
   // Return an empty cache for one row. Release it with freeCache.
   newCache() {
     const cache = this.freeCaches.pop() ?? new Cache(this.kernels.allocate(this.cacheSize));
+    this.kernels.floats.fill(0, cache.index, cache.index + this.cacheSize); // it may contain NaN
     cache.length = 0;
     return cache;
   }
@@ -437,7 +521,7 @@ class GPT {
   linear(x, name, T) {
     const {weight, bias, rows, cols} = this.module(name);
     return this.inChunks(x, T, cols, rows, (y, input, n) =>
-      this.kernels.matmul(y, input, weight, bias, n, rows, cols, cols, cols, rows));
+      this.kernels.matmul(y, input, weight, bias, n, rows, cols, ceil4(cols), ceil4(cols), ceil4(rows)));
   }
 
   // The output (T, C) of the norm `name` for x (T, C).
@@ -465,9 +549,9 @@ class GPT {
     const {input, output} = this, m = this.kernels.floats, result = new Float32Array(T * rows);
     for (let t = 0; t < T; t += CHUNK_TOKENS) {
       const n = Math.min(CHUNK_TOKENS, T - t);
-      m.set(x.subarray(t * cols, (t + n) * cols), input);
+      copyRows(m, input, ceil4(cols), x, t * cols, cols, cols, n);
       compute(output, input, n);
-      result.set(m.subarray(output, output + n * rows), t * rows);
+      copyRows(result, t * rows, rows, m, output, ceil4(rows), rows, n);
     }
     return result;
   }

@@ -4,20 +4,24 @@
 
 // Products of matrices that are not parameters.
 class Products {
-  // size: maximum size of a matrix w. width: maximum row length of any matrix.
+  // size: maximum size of a packed matrix w. width: maximum row length of any matrix.
   constructor(kernels, size, width) {
+    const chunk = CHUNK_TOKENS * ceil4(width);
     this.kernels = kernels;
-    [this.w, this.x, this.y] = [size, CHUNK_TOKENS * width, CHUNK_TOKENS * width].map(count => kernels.allocate(count));
+    [this.w, this.x, this.y] = [size, chunk, chunk].map(count => kernels.allocate(count));
   }
 
   // x (T, cols) w^T (cols, rows): (T, rows).
   *multiply(x, w, T, rows, cols) {
+    const packed = new Float32Array(packedSize(rows, cols)), stride = ceil4(cols);
+    for (let row = 0; row < rows; row++) packRow(packed, 0, row, w.subarray(row * cols, (row + 1) * cols));
     return yield* inSlices(x, T, cols, CHUNK_TOKENS, (part, n) => {
-      const m = this.kernels.floats;
-      m.set(w, this.w);
-      m.set(part, this.x);
-      this.kernels.matmul(this.y, this.x, this.w, 0, n, rows, cols, cols, cols, rows);
-      return m.subarray(this.y, this.y + n * rows);
+      const m = this.kernels.floats, result = new Float32Array(n * rows);
+      m.set(packed, this.w);
+      copyRows(m, this.x, stride, part, 0, cols, cols, n);
+      this.kernels.matmul(this.y, this.x, this.w, 0, n, rows, cols, stride, stride, ceil4(rows));
+      copyRows(result, 0, rows, m, this.y, ceil4(rows), rows, n);
+      return result;
     });
   }
 }
@@ -164,16 +168,13 @@ class Trace {
   // A token's queries, keys and values, (3, H, D), computed with one matrix per head; before the rotation. Equal to
   // `qkv`, which is computed with one matrix for all heads.
   separateHeads(index, {ln_1}, token) {
-    const {C} = this, D = C / this.gpt.config.n_head, x = ln_1.subarray(token * C, (token + 1) * C);
-    const {weight, bias} = this.gpt.module(`transformer.h.${index}.attn.c_attn`), m = this.gpt.kernels.floats;
-    const result = new Float32Array(3 * C);
-    for (let head = 0; head < 3 * C / D; head++) {
-      const matrix = weight + head * D * C; // (D, C)
-      for (let d = 0; d < D; d++) {
-        let sum = bias && m[bias + head * D + d];
-        for (let c = 0; c < C; c++) sum += m[matrix + d * C + c] * x[c];
-        result[head * D + d] = sum;
-      }
+    const {C} = this, x = ln_1.subarray(token * C, (token + 1) * C);
+    const name = `transformer.h.${index}.attn.c_attn`, {data: weight} = this.gpt.param(`${name}.weight`); // (3C, C)
+    const {bias} = this.gpt.module(name), m = this.gpt.kernels.floats, result = new Float32Array(3 * C);
+    for (let row = 0; row < 3 * C; row++) {
+      let sum = bias && m[bias + row];
+      for (let c = 0; c < C; c++) sum += weight[row * C + c] * x[c];
+      result[row] = sum;
     }
     return result;
   }
