@@ -71,11 +71,18 @@ def settings_table(runs: list[Run]) -> str:
         for name in names
     ]
     if "max_iters" in names:  # a signal, a time budget or patience may end a run earlier
+        if any(is_rescaled(run) for run in runs):
+            rows.append(["steps planned", *(f"{run.max_iters:,}" if run.max_iters else "" for run in runs)])
         rows.append(["steps completed", *(f"{run.step:,}" for run in runs)])
     head = ["setting", *(run.name for run in runs)]
     if len(runs) > len(rows):
         head, *rows = map(list, zip(["run", *head[1:]], *rows, strict=True))
     return "<h2>Settings that differ</h2>\n" + table(head, rows)
+
+
+def is_rescaled(run: Run) -> bool:
+    """Return whether a time budget changed the planned number of steps."""
+    return run.max_iters != run.config.get("max_iters")
 
 
 def plan_section(run: Run) -> str:
@@ -128,6 +135,8 @@ def settings_section(run: Run) -> str:
     for name, value in run.state.get("config", {}).items():
         settings[name] = value
         if name == "max_iters":
+            if is_rescaled(run):
+                settings["(steps planned)"] = run.max_iters
             settings["(steps completed)"] = run.step
     for heading, values in (("environment", environment), ("all settings", settings)):
         rows = [[name, json.dumps(value)] for name, value in values.items()]

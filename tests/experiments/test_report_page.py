@@ -9,11 +9,12 @@ from folio.experiments.runs import Run
 from folio.experiments.selection import sort_runs
 from model import GPT, GPTConfig
 from tests.support.charts import charts_in, lines_in
+from tests.support.runs import blank_part
 
 
 def rows_of(html: str) -> list[list[str]]:
     """Return the cells of a table, by row."""
-    return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+    return [re.findall(r"<t[dh].*?>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
 
 
 def metrics(step: int, val_loss: float | None = None, speed: float | None = None) -> dict:
@@ -69,3 +70,13 @@ def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     assert run.totals()["seconds"] == pytest.approx(10)
     only_evaluated = run_of("run", [first], folder=tmp_path)
     assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report_page([only_evaluated])
+
+
+def test_a_time_budget_shows_the_planned_steps():
+    """The page had max_iters of the settings, 197, beside 369 completed steps."""
+    state = {"config": {"max_iters": 197}, "parts": [blank_part(0, decisions=[(0, 197), (50, 369)])]}
+    fixed = {"config": {"max_iters": 100}, "parts": [blank_part(0, decisions=[(0, 100)])]}
+    runs = [run_of("budget", [metrics(369)], state), run_of("fixed", [metrics(100)], fixed)]
+    rows = rows_of(report_page(runs))
+    assert ["steps planned", "369", "100"] in rows and ["steps completed", "369", "100"] in rows
+    assert rows.count(["(steps planned)", "369"]) == 1 and ["(steps planned)", "100"] not in rows
