@@ -1,22 +1,18 @@
 // Charts of a page: lines in panels that share their x axis, bars, and parallel coordinates.
 //
 // A chart is a <figure class="chart"> that contains its data as JSON (charts.py has the fields). Names in the data are
-// untrusted, so they only become text nodes and attributes, never HTML. Drawings are SVGs without a style sheet, so
-// they look the same in a file.
+// untrusted, so they only become text nodes and attributes, never HTML. Drawings are SVGs without rules of a style
+// sheet, so they look the same in a file, in which the variables are replaced. colors.js has the colors.
 
-"use strict";
-
-// Okabe and Ito's color-blind palette, with brown instead of yellow, which is too light for lines.
-const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f3b08", "#222222"];
-const SCALE = [[13, 8, 135], [92, 1, 166], [156, 23, 158], [203, 70, 121], [237, 121, 83], [251, 170, 50]]; // plasma
 const DASHES = {solid: null, dashed: "7 4", dotted: "1.5 4"};
-const BACKGROUND = "#fff", FAINT = 0.13, SOFT = 0.7; // opacities of grids and text
+const FAINT = 0.13; // opacity of lines that are not selected
+const FIRST_COLOR = 0.5; // of a line, in the sequential palette; paler colors are too close to that of the paper
 const FILE_WIDTH = 960; // pixels, of a drawing in a file
 const MIN_WIDTH = 200; // pixels, of a drawing; narrower pages scroll
-const TEXT_WIDTH = 6.6; // approximate pixels per character
+const TEXT_WIDTH = 7.3; // approximate pixels per character
 const MAX_DISTANCE = 12; // pixels between the pointer and its target
 const CLICK = 5; // maximum pixels of movement in a click
-const MAX_GROUPS = 8; // with more groups, colors are from SCALE, and buttons show or hide all
+const MAX_GROUPS = 8; // with more groups, colors are from the palette, and buttons show or hide all
 
 const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 
@@ -63,8 +59,8 @@ function rule(x1, y1, x2, y2, attributes = {}) {
 
 function drawing(width, height, label, ...children) {
   return svg("svg", {
-    width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, color: "#222",
-    "font-family": "system-ui, sans-serif", "font-size": 12,
+    width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, color: "var(--ink)",
+    "font-family": "var(--mono)", "font-size": 12,
   }, children);
 }
 
@@ -136,10 +132,9 @@ function valueText(x) {
   return x.toLocaleString("en-US", {maximumSignificantDigits: 6});
 }
 
-// The color at a position of SCALE, from 0 to 1.
-function colorAt(position) {
-  const index = clamp(position, 0, 1) * (SCALE.length - 1), i = Math.min(Math.floor(index), SCALE.length - 2);
-  return `rgb(${SCALE[i].map((c, channel) => Math.round(c + (index - i) * (SCALE[i + 1][channel] - c))).join(",")})`;
+// The color of a line at a position, from 0 to 1, in a sequence of lines.
+function lineColorAt(position) {
+  return css(colorOf("sequential", FIRST_COLOR + (1 - FIRST_COLOR) * position));
 }
 
 // --- frames ----------------------------------------------------------------------------------------------------------
@@ -151,13 +146,14 @@ function frameOf(figure, chart, draw, buttons = [], legend = []) {
   const save = button("SVG", () => download(`${chart.name}.svg`, draw(FILE_WIDTH, true)), {title: "save the drawing"});
   figure.append(
     html("figcaption", {}, html("h2", {}, chart.title), html("div", {class: "buttons"}, buttons, save)),
-    ...(chart.note ? [html("p", {}, chart.note)] : []), ...legend, holder);
+    ...(chart.note ? [html("div", {class: "note"}, chart.note)] : []), ...legend, holder);
   let width;
   const redraw = () => {
     width = holder.clientWidth;
     holder.replaceChildren(draw(Math.max(width, MIN_WIDTH), false));
   };
   redraw();
+  onNewPalette(redraw);
   new ResizeObserver(() => holder.clientWidth !== width && redraw()).observe(holder);
   return {holder, redraw};
 }
@@ -172,12 +168,12 @@ function withTitle(drawn, title, names = []) {
   });
   drawn.setAttribute("y", top);
   return drawing(width, full, drawn.getAttribute("aria-label"),
-    svg("rect", {width, height: full, fill: BACKGROUND}), text(12, 22, title, {"font-size": 15, "font-weight": 600}),
+    svg("rect", {width, height: full, fill: PAPER}), text(12, 22, title, {"font-size": 15, "font-weight": 600}),
     drawn, legend);
 }
 
 function download(name, drawn) {
-  const content = new XMLSerializer().serializeToString(drawn);
+  const content = resolveVariables(new XMLSerializer().serializeToString(drawn));
   const url = URL.createObjectURL(new Blob([content], {type: "image/svg+xml"}));
   html("a", {href: url, download: name}).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
@@ -206,7 +202,7 @@ function tooltipOf(figure, holder) {
 
 function swatch(color) {
   const node = html("i");
-  node.style.background = color;
+  node.style.borderTop = `6px solid ${color}`;
   return node;
 }
 
@@ -243,14 +239,14 @@ function onPointer(holder, {move, drag, leave}) {
 
 // --- lines -----------------------------------------------------------------------------------------------------------
 
-const LEFT = 56, RIGHT = 12, EDGE = 4; // margins in pixels; EDGE avoids clipping lines at the edge of a panel
+const LEFT = 56, RIGHT = 18, EDGE = 4; // margins in pixels; EDGE avoids clipping lines at the edge of a panel
 
 function lineChart(figure, chart) {
   const {groups} = chart, view = {range: null, logX: false, logY: false, hidden: new Set()};
-  groups.forEach((group, i) => {
-    group.color = groups.length > MAX_GROUPS ? colorAt(i / (groups.length - 1)) : COLORS[i];
+  for (const group of groups) {
+    group.swatch = html("i");
     for (const line of group.lines) Object.assign(line, {group});
-  });
+  }
   let drawn; // what is on the screen, as drawLines returns it
 
   const entries = groups.map(group => {
@@ -259,7 +255,7 @@ function lineChart(figure, chart) {
       else view.hidden.add(group);
       update();
     }, true);
-    entry.append(swatch(group.color), group.name);
+    entry.append(group.swatch, group.name);
     for (const [event, shown] of [["pointerenter", group], ["focus", group], ["pointerleave", null], ["blur", null]]) {
       entry.addEventListener(event, () => emphasize(shown));
     }
@@ -278,6 +274,7 @@ function lineChart(figure, chart) {
     update();
   });
   const {holder, redraw} = frameOf(figure, chart, (width, isFile) => {
+    colorGroups(groups);
     const result = drawLines(chart, view, width);
     if (isFile) return withTitle(result.node, chart.title, groups.filter(group => !view.hidden.has(group)));
     drawn = result;
@@ -323,7 +320,7 @@ function lineChart(figure, chart) {
     drawn.cursor.replaceChildren(
       rule(cursorX, drawn.panels[0].top, cursorX, drawn.panels.at(-1).bottom, {opacity: 0.4}),
       ...values.map(({line, x, y}) => svg("circle", {
-        cx: drawn.X(x), cy: panel.Y(y), r: 4, fill: line.group.color, stroke: BACKGROUND,
+        cx: drawn.X(x), cy: panel.Y(y), r: 4, fill: line.group.color, stroke: PAPER,
       })));
     let count = values.length;
     do {
@@ -374,6 +371,14 @@ function lineChart(figure, chart) {
   }
 }
 
+// Set the color of each group, and of its entry in the legend.
+function colorGroups(groups) {
+  groups.forEach((group, i) => {
+    group.color = groups.length > MAX_GROUPS ? lineColorAt(i / (groups.length - 1)) : LINE_COLORS[i];
+    group.swatch.style.borderTop = `6px solid ${group.color}`;
+  });
+}
+
 function isInside(x, [low, high]) {
   return x >= low && x <= high;
 }
@@ -417,11 +422,11 @@ function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
   const extent = extentOf((inside.length ? inside : points).map(([, y]) => y), log);
   const Y = scaleOf(panel.from_zero ? [0, Math.max(extent[1], 1)] : padded(extent, log), [bottom, top], log);
   const grid = Y.ticks(Math.round(panel.height / 45)).map(y => [
-    rule(LEFT, Y(y), right, Y(y), {opacity: FAINT}),
-    text(LEFT - 6, Y(y) + 4, tickText(y), {"text-anchor": "end", opacity: SOFT})]);
+    rule(LEFT, Y(y), right, Y(y), {stroke: PALE}),
+    text(LEFT - 6, Y(y) + 4, tickText(y), {"text-anchor": "end", fill: SOFT})]);
   const below = X.ticks(Math.ceil((right - LEFT) / 80)).map(x => [
-    rule(X(x), top, X(x), bottom, {opacity: FAINT}),
-    text(X(x), bottom + 15, tickText(x), {"text-anchor": "middle", opacity: SOFT})]);
+    rule(X(x), top, X(x), bottom, {stroke: PALE}),
+    text(X(x), bottom + 15, tickText(x), {"text-anchor": "middle", fill: SOFT})]);
   const marks = groups.flatMap(({marks, color}) => marks.filter(({x}) => !X.log || x > 0).map(({x, dash}) =>
     rule(X(x), top, X(x), bottom, {stroke: color, "stroke-dasharray": DASHES[dash]})));
   const paths = lines.map(line => ({line, node: drawLine(line, X, Y)}));
@@ -463,7 +468,7 @@ function drawBars({title, bars}, width) {
   const label = `${title}. ${bars.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`;
   return drawing(width, row * bars.length, label, bars.map(([name, value], i) => [
     text(0, row * i + 14, name),
-    svg("rect", {x: 0, y: row * i + 20, width: Math.max(1, X(value)), height: 14, fill: COLORS[0]}),
+    svg("rect", {x: 0, y: row * i + 20, width: Math.max(1, X(value)), height: 14, fill: BLUE}),
     text(X(value) + 8, row * i + 31, value.toFixed(2)),
   ]));
 }
@@ -482,7 +487,7 @@ function parallelChart(figure, chart) {
   const losses = extentOf(axes.at(-1).values), hue = scaleOf(losses, [0, 1]);
   const rows = chart.rows.map((name, i) => ({
     name, positions: axes.map(axis => axis.positions[i]), loss: axes.at(-1).values[i],
-    color: colorAt(hue(axes.at(-1).values[i])),
+    hue: hue(axes.at(-1).values[i]),
   }));
   const brushes = axes.map(() => null); // [low, high] on each axis, or null
   let drawn; // what is on the screen, as drawParallel returns it
@@ -561,13 +566,13 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
   const cursor = svg("g"), last = xs.at(-1);
   const grip = "touch-action: pan-x; cursor: ns-resize"; // touch selects on an axis, and scrolls the page elsewhere
   const strip = Array.from({length: 30}, (_, i) => svg("rect", { // the colors of the losses, along the last axis
-    x: last - 4, y: Y((i + 1) / 30), width: 8, height: height / 30 + 0.5, fill: colorAt((i + 0.5) / 30),
+    x: last - 4, y: Y((i + 1) / 30), width: 8, height: height / 30 + 0.5, fill: lineColorAt((i + 0.5) / 30),
   }));
   const parts = axes.map(({name}, i) => [
-    rule(xs[i], top, xs[i], bottom, {opacity: SOFT}),
+    rule(xs[i], top, xs[i], bottom, {stroke: SOFT}),
     text(xs[i], top - 18, name, {"text-anchor": "middle", "font-weight": 600}),
     ticks[i].map(({position, label, full}) => text(xs[i] - 8, Y(position) + 4, [label, svg("title", {}, full)], {
-      "text-anchor": "end", stroke: BACKGROUND, "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round",
+      "text-anchor": "end", stroke: PAPER, "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round",
     })),
     brushes[i] ? svg("rect", {
       x: xs[i] - 7, y: Y(brushes[i][1]), width: 14, height: Y(brushes[i][0]) - Y(brushes[i][1]),
@@ -585,10 +590,10 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
   return {node, xs, Y, cursor};
 }
 
-function rowPath({name, positions, color}, {xs, Y}, style = {}) {
+function rowPath({name, positions, hue}, {xs, Y}, style = {}) {
   const path = positions.map((y, i) => `${i ? "L" : "M"}${xs[i].toFixed(1)} ${Y(y).toFixed(1)}`).join("");
   return svg("path", {
-    d: path, fill: "none", stroke: color, "stroke-width": 1.6, "stroke-linejoin": "round", ...style,
+    d: path, fill: "none", stroke: lineColorAt(hue), "stroke-width": 1.6, "stroke-linejoin": "round", ...style,
   }, svg("title", {}, name));
 }
 

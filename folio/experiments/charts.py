@@ -4,12 +4,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from folio.experiments.static_page import page
+from folio.experiments.static_page import FOLDER, page
 
-FOLDER = Path(__file__).resolve().parent
 Dash = Literal["solid", "dashed", "dotted"]
 
 

@@ -4,7 +4,6 @@ Report holds the data; as_text formats it for a terminal, and as_page as an HTML
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from folio.experiments.replay import Comparison, ParameterChange, SequenceLosses
 MAX_ROWS = 10  # per table in the terminal
 PAGE_TOKENS = 30  # rows of the page's table of the hardest tokens
 MAX_SHOWN_TOKENS = 50_000  # in the text on the page
-SHADES = 10  # levels of a token's color
 SHOWN_AS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -207,24 +205,36 @@ def describe_update(p: ParameterChange) -> str:
 # --- page -------------------------------------------------------------------------------------------------------------
 
 STYLE = """
-body { padding-bottom: 3em }
-.gradients td { white-space: nowrap }
-.gradients td:nth-child(n+4):nth-child(-n+7) { text-align: right; font-variant-numeric: tabular-nums }
-.bar { background: #0072b2; height: .7em; display: inline-block }
-pre { overflow-wrap: anywhere; margin: .2em 0 1em }
-b { font-weight: inherit }
-.uncounted { color: #888 }
-h4 { margin: 1em 0 0 }
-#token { position: fixed; bottom: 0; left: 0; right: 0; background: #222; color: #fff; padding: .4em 1em; margin: 0 }
-#token { white-space: pre-wrap }
+body { padding-bottom: 3rem; }
+pre b { font-weight: inherit; }
+.bar { display: inline-block; height: .7em; background: var(--accent); }
+.uncounted { color: var(--soft); }
+#token {
+  position: fixed; bottom: 0; left: 0; right: 0; margin: 0; padding: .4rem 1rem; max-width: none;
+  background: var(--ink); color: var(--paper); white-space: pre-wrap; overflow-wrap: anywhere;
+}
+@media print { #token { display: none; } }
 """
 SCRIPT = """
-const shown = document.getElementById("token");
+const tokens = document.querySelectorAll("b[data-loss]"), colorBar = document.querySelector(".color-bar i");
+const readout = document.getElementById("token");
+
+// Color the tokens by their losses. NaN and infinity have the color of the maximum.
+function colorTokens() {
+  colorBar.style.background = `linear-gradient(to right, ${palette().sequential.map(css)})`;
+  for (const token of tokens) {
+    const share = token.dataset.loss / colorBar.dataset.max;
+    Object.assign(token.style, onColor("sequential", Number.isNaN(share) ? 1 : share));
+  }
+}
+
+colorTokens();
+onNewPalette(colorTokens);
 document.addEventListener("mouseover", event => {
   const token = event.target.closest("b[data-loss]");
   if (!token) return;
   const {loss, guess, p} = token.dataset, text = token.textContent.replaceAll(" ", "␣").replace("\\n", "");
-  shown.textContent = `${text}  loss ${loss} nats, probability ${(100 * Math.exp(-loss)).toPrecision(3)} %; `
+  readout.textContent = `${text}  loss ${loss} nats, probability ${(100 * Math.exp(-loss)).toPrecision(3)} %; `
     + `most likely was  ${guess}  with ${p} %`;
 });
 """
@@ -232,7 +242,6 @@ document.addEventListener("mouseover", event => {
 
 def as_page(report: Report) -> str:
     """Format the report as HTML."""
-    shades = [f".s{i} {{ background: rgb(214 39 40 / {0.7 * i / SHADES:.2f}) }}" for i in range(SHADES + 1)]
     parts = [
         facts(report),
         "<p><a href='#tokens'>The hardest tokens</a> · <a href='#gradients'>Gradients and updates</a> · "
@@ -242,11 +251,14 @@ def as_page(report: Report) -> str:
         texts(report),
         "<p id='token'>Point at a token to see its loss.</p>",
     ]
-    return static_page.page(f"Step {report.step:,} of {report.run}", parts, STYLE + " ".join(shades), SCRIPT)
+    return static_page.page(f"Step {report.step:,} of {report.run}", parts, STYLE, SCRIPT)
 
 
 def facts(report: Report) -> str:
-    rows = [f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in report.summary().items()]
+    rows = [
+        f"<tr><th>{escape(name)}</th><td class='text'>{escape(fact)}</td></tr>"
+        for name, fact in report.summary().items()
+    ]
     remarks = [f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in report.comparison.lines()]
     return f"<table id='facts'>{''.join(rows)}</table>{''.join(remarks)}"
 
@@ -257,7 +269,7 @@ def hardest_tokens(report: Report) -> str:
         number = token.sequence.number
         rows.append([*map(escape, token.cells()), f"<a href='#sequence-{number}'>{number:,}</a>"])
     heads = ["loss", "probability", "token", "preceding text", "most likely token", "sequence"]
-    return f"<h2 id='tokens'>The hardest tokens</h2>{table('tokens', heads, rows)}"
+    return f"<h2 id='tokens'>The hardest tokens</h2>{static_page.html_table(heads, rows)}"
 
 
 def gradients(report: Report) -> str:
@@ -272,29 +284,22 @@ def gradients(report: Report) -> str:
         rows.append([escape(p.name), " x ".join(map(str, p.shape)), bar, *norms, describe_update(p), escape(group)])
     heads = ["parameter", "shape", "", "gradient", "weights", "update", "update / weights", "learning rate and decay"]
     note = "Norms of the gradient before clipping, of the weights before the step, and of their change."
-    return f"<h2 id='gradients'>Gradients and updates</h2><p>{note}</p>{table('gradients', heads, rows)}"
-
-
-def table(kind: str, heads: list[str], rows: Iterable[list[str]]) -> str:
-    """Return a table of class `kind`. rows: cells as HTML."""
-    lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows]
-    return f"<div class='wide'><table class='{kind}'>{''.join(lines)}</table></div>"
+    return f"<h2 id='gradients'>Gradients and updates</h2><p>{note}</p>{static_page.html_table(heads, rows)}"
 
 
 def texts(report: Report) -> str:
     """Return the text of the hardest sequences, with tokens colored by loss, up to MAX_SHOWN_TOKENS tokens."""
     sequences, uniform = report.hardest_sequences, math.log(max(2, report.tokenizer.vocab_size))
     shown = sequences[: max(1, MAX_SHOWN_TOKENS // len(sequences[0].losses))]
-    note = f"White is a loss of 0. The darkest red is {uniform:.2f} nats or more (all tokens equally likely)."
-    note += " Gray tokens are not targets."
+    note = f"If all tokens were equally likely, the loss would be {uniform:.2f} nats. Gray tokens are not targets."
     if len(shown) < len(sequences):
         note += f" The {len(shown):,} hardest of {len(sequences):,} sequences are shown; --json writes all of them."
-    content = "".join(sequence_html(sequence, report, uniform) for sequence in shown)
-    return f"<h2 id='sequences'>The sequences, the hardest first</h2><p>{note}</p>{content}"
+    bar = f"<div class='color-bar'>0 <i data-max='{uniform}'></i> {uniform:.2f} nats or more</div>"
+    content = "".join(sequence_html(sequence, report) for sequence in shown)
+    return f"<h2 id='sequences'>The sequences, the hardest first</h2><p>{note}</p>{bar}{content}"
 
 
-def sequence_html(sequence: SequenceLosses, report: Report, uniform: float) -> str:
+def sequence_html(sequence: SequenceLosses, report: Report) -> str:
     """Return a sequence's text as HTML. The first token is not a target."""
     piece = report.tokenizer.piece
     parts = [f"<span class='uncounted'>{token_html(piece(int(sequence.ids[0])))}</span>"]
@@ -304,9 +309,8 @@ def sequence_html(sequence: SequenceLosses, report: Report, uniform: float) -> s
         if not counted:
             parts.append(f"<span class='uncounted'>{text}</span>")
             continue
-        shade = round(SHADES * min(1.0, loss / uniform)) if math.isfinite(loss) else SHADES
         data = f"data-loss='{loss:.4f}' data-guess='{escape(label(piece(guess)))}' data-p='{100 * p:.3g}'"
-        parts.append(f"<b class='s{shade}' {data}>{text}</b>")
+        parts.append(f"<b {data}>{text}</b>")
     loss = f"loss {sequence.loss:.4f}" if sequence.counted.any() else "no targets"
     head = f"{loss}: sequence {sequence.number:,}, {describe_place(sequence.place)}"
     return f"<h4 id='sequence-{sequence.number}'>{escape(head)}</h4><pre>{''.join(parts)}</pre>"

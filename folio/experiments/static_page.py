@@ -2,19 +2,15 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; color: #222 }
-h1, h2, h4, p, summary { overflow-wrap: anywhere }
-table { border-collapse: collapse; margin: .5em 0 }
-td, th { border: 1px solid #ccc; padding: .15em .6em; text-align: left }
-th { background: #f3f3f3; font-weight: 600 }
-pre { background: #f7f7f7; padding: .6em; white-space: pre-wrap }
-.wide { overflow-x: auto }
-summary { cursor: pointer; font-weight: 600; margin: .6em 0 }
-"""
+FOLDER = Path(__file__).resolve().parent
+BASE_STYLE = FOLDER / "page.css"  # rules and colors of all pages
+COLORS = FOLDER / "colors.js"  # palettes of all pages
+NUMBER = re.compile(r"(<[^>]*>)*([-+]?\.?\d|nan|inf)")  # the beginning of a cell with a number
 
 
 def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
@@ -23,14 +19,17 @@ def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
     A content security policy prevents other scripts and all requests.
     """
     title = escape(title)
+    base_style, colors = (path.read_text(encoding="utf-8") for path in (BASE_STYLE, COLORS))
+    script = f'"use strict";\n{colors}\n{script}'
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {hash_source(script)}"
     head = (
         f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{title}</title>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f"<style>{STYLE}{style}</style>\n</head>\n<body>\n<h1>{title}</h1>"
+        f"<style>\n{base_style}{style}</style>\n</head>\n<body>\n"
+        f"<header id='top'><h1 class='document'>{title}</h1></header>\n<main class='document'>"
     )
-    end = f"<script>{script}</script>\n</body>\n</html>\n"
+    end = f"</main>\n<script>{script}</script>\n</body>\n</html>\n"
     return "\n".join([head, *filter(None, parts), end])
 
 
@@ -39,10 +38,20 @@ def hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
-    return f"<div class='wide'><table>{''.join(lines)}</table></div>"
+def table(heads: list[str], rows: Iterable[list[str]]) -> str:
+    return html_table([*map(escape, heads)], [[*map(escape, row)] for row in rows])
+
+
+def html_table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a table whose cells are HTML. Columns of numbers are aligned to the right."""
+    are_numbers = [all(NUMBER.match(row[i]) for row in rows if row[i]) for i in range(len(heads))]
+    kinds = ["" if is_number else " class='text'" for is_number in are_numbers]
+    lines = [table_row("th", heads, kinds), *(table_row("td", row, kinds) for row in rows)]
+    return f"<div class='scroll'><table>{''.join(lines)}</table></div>"
+
+
+def table_row(tag: str, cells: list[str], kinds: list[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for cell, kind in zip(cells, kinds, strict=True))}</tr>"
 
 
 def details(heading: str, content: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from folio import UserError
 from folio.base.packages import is_installed
@@ -24,12 +25,15 @@ from folio.evaluation.text_loss import Stream, measure_text, shard_streams
 from folio.machine.runtime import resolve_runtime
 from folio.web import html_file
 from folio.web.questions import MAX_CHARACTERS
+from folio.web.trace import Trace
 from folio.web.viewed_model import ViewedModel, choose_text
 from model import GPT
 
 LOSS_TOKENS = 100_000  # first validation tokens, on which the loss of the stored weights is measured
 LOSS_WORK = 2e11  # parameters times tokens; large models use fewer tokens, but at least MIN_LOSS_TOKENS
 MIN_LOSS_TOKENS = 10_000
+RECORDED_STEPS = 8  # checkpoints and snapshots whose losses on the first text are recorded
+RECORDED_TOKENS = 300  # of the text, so that the record has at most 50 kB
 
 
 class TrainingFacts(NamedTuple):
@@ -52,8 +56,11 @@ def checked_checkpoint(viewed: ViewedModel) -> Checkpoint:
 
 
 def first_text(viewed: ViewedModel, text: str, data_dir: str | None) -> str:
-    """Return the initial text: the given one, or one that suits the model. Raises UserError."""
-    text = read_prompt("text", text, viewed.tokenizer) or choose_text(viewed, data_dir)
+    """Return the initial text: the given one, or one that suits the model. Raises UserError.
+
+    It does not quote validation data of plain text, because the file may be sent to anyone.
+    """
+    text = read_prompt("text", text, viewed.tokenizer) or choose_text(viewed, data_dir, quotes_text=False)
     if len(text) > MAX_CHARACTERS:
         raise UserError(f"text: it has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}")
     encode_prompt(viewed.tokenizer, text, "skip")  # raises UserError if a model of music gets text
@@ -77,6 +84,29 @@ def read_training_data(
     print("indexing the training data", flush=True)
     search = html_file.index_training_data(datasets, viewed.tokenizer)
     return TrainingFacts(losses, languages, *html_file.pack_index(search, index_offset))
+
+
+def record_training(viewed: ViewedModel, text: str) -> dict[str, Any] | None:
+    """Record what the model predicted for a text during its training, for the story.
+
+    ids: the text. steps: of up to RECORDED_STEPS checkpoints and snapshots. losses: the loss of each token except the
+    first, for each step. best: the most likely tokens, the same. Returns None for a model with one checkpoint, and for
+    a large model, whose file has no story.
+    """
+    ids = encode_prompt(viewed.tokenizer, text, "skip").ids[: min(RECORDED_TOKENS, viewed.limit)]
+    all_steps = viewed.steps()
+    is_traced = viewed.model.num_params()["total"] <= html_file.MAX_TRACED_PARAMETERS
+    if len(all_steps) < 2 or len(ids) < 2 or not is_traced:
+        return None
+    places = np.linspace(0, len(all_steps) - 1, min(RECORDED_STEPS, len(all_steps))).round().astype(int)
+    record: dict[str, Any] = {"ids": ids, "steps": [all_steps[place] for place in places], "losses": [], "best": []}
+    for step in record["steps"]:
+        predictions = Trace(viewed.model_at(step), torch.tensor(ids, device=viewed.device)).predictions
+        if not predictions.loss.isfinite().all():
+            return None
+        record["losses"].append([float(f"{loss:.4g}") for loss in predictions.loss.tolist()])
+        record["best"].append(predictions.best[:-1].tolist())
+    return record
 
 
 def held_out_pairs(datasets: list[Dataset]) -> list[Pair]:

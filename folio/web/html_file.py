@@ -236,11 +236,13 @@ def make_header(
     losses: list[dict[str, Any]],
     languages: dict[str, Any] | None,
     index: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return everything about a model except its weights, as JSON.
 
     stored: the model with its weights as rounded in the file. text: shown first. losses: see measure_losses in
-    html_export.py. languages: see find_languages. index: see pack_index.
+    html_export.py. languages: see find_languages. index: see pack_index. training: see record_training in
+    html_export.py.
     """
     tokenizer = viewed.tokenizer
     name = viewed.run.resolve().name if viewed.run else Path(viewed.name).resolve().name
@@ -255,6 +257,7 @@ def make_header(
         "probe_ids": probe_ids(tokenizer.vocab_size, viewed.limit),
         "languages": languages,
         "losses": losses,
+        "training": training,
         "index": index and index | {"init_from": Path(str(viewed.settings.get("init_from"))).name},
         "storage": {"dtype": dtype, "bytes": len(weights.content)},
         "traced": info["num_params"]["total"] <= MAX_TRACED_PARAMETERS,
@@ -346,7 +349,8 @@ def html_parts(header: dict[str, Any], content: bytes) -> Iterator[str]:
 
 def page_scripts(page: str) -> str:
     """Join the scripts in page.html and those for a file. The last script starts the page."""
-    *names, last = re.findall(r'<script src="([\w.-]+)">', page)  # without the shared script, which is in a folder
+    scripts = re.findall(r'<script src="([\w./-]+)">', page)
+    *names, last = [script for script in scripts if Path(script).name != SHARED_SCRIPT]
     file_scripts = sorted(path.name for path in PAGE.glob("file*.js") if path.name != START_SCRIPT)
     return f"\n{read_scripts(PAGE / name for name in (*names, *file_scripts, last))}\n"
 

@@ -1,6 +1,7 @@
 """A model in the viewer: weights, tokenizer, checkpoints and progress of its run, and an initial text."""
 
 import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -29,7 +30,9 @@ from folio.training.run_log import read_lines
 from model import GPT
 
 KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
-MAX_INITIAL_TOKENS = 100  # length of a sampled initial text or an excerpt of music
+MAX_INITIAL_TOKENS = 100  # length of a sampled initial text or an excerpt of the validation data
+SEARCHED_TOKENS = 5 * MAX_INITIAL_TOKENS  # validation tokens in which a sentence is searched
+SENTENCE_END = re.compile(r"[.!?]['\")\]]*(?=\s)|[\u3002\uff01\uff1f]|\n")  # also in Chinese and Japanese
 MAX_VIEWED_TOKENS = 2048  # per text, even if the context is longer
 MODEL_CACHE_BYTES = 2**30  # for weights of other checkpoints
 RUN_METRICS = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
@@ -90,6 +93,7 @@ class ViewedModel:
         """
         if step is None or step == self.step:
             return None
+        self._require_folder()
         path = self.checkpoints().get(step)
         if path is None or not path.exists():
             raise UserError(f"{self.name} has no checkpoint of step {step:,}")
@@ -98,6 +102,12 @@ class ViewedModel:
             return file, file.stat().st_mtime_ns
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error}") from None
+
+    def _require_folder(self) -> None:
+        """Raise UserError if the folder of the run no longer exists."""
+        if self.run and not self.run.is_dir():
+            memory_only = f"only step {self.step:,}, which is in memory, can be shown"
+            raise UserError(f"the folder {self.run} is gone (deleted, renamed, or not mounted); {memory_only}")
 
     def model_at(self, step: int | None) -> GPT:
         """Return the model of a step. Raises UserError if the checkpoint is missing or does not fit the model."""
@@ -145,10 +155,11 @@ class ViewedModel:
 
         last: step of the last line; below `since` if the run was replaced or resumed from an earlier step.
         training: whether a process is training the run. idle: seconds since the last line. max_iters, stopped_by: from
-        the newest checkpoint. Missing metrics are NaN.
+        the newest checkpoint. Missing metrics are NaN. Raises UserError if the run's folder is gone.
         """
         if self.run is None:
             return {}, {}
+        self._require_folder()
         metrics = self.run / "metrics.jsonl"
         lines, last = read_lines(metrics, since)
         state = read_state(self.run)
@@ -169,17 +180,17 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def choose_text(viewed: ViewedModel, data_dir: str | None = None) -> str:
+def choose_text(viewed: ViewedModel, data_dir: str | None = None, quotes_text: bool = True) -> str:
     """Return an initial text that suits the model.
 
-    For models of Shakespeare, a known text; for models of music or of prompts and completions, a held-out text; for
-    other models, a sample.
+    For models of Shakespeare, a known text; for other models, a held-out text or, if the data is not available, a
+    sample. quotes_text: False: never an excerpt of plain text.
     """
     dataset = str(viewed.settings.get("dataset", "shakespeare"))
     if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
         return KNOWN_TEXT
     with suppress(UserError):  # the data is not available
-        if text := held_out_text(viewed, data_dir):
+        if text := held_out_text(viewed, data_dir, quotes_text):
             return text
     try:
         model = LanguageModel(viewed.model, viewed.tokenizer, str(viewed.device))
@@ -188,14 +199,34 @@ def choose_text(viewed: ViewedModel, data_dir: str | None = None) -> str:
         return "" if viewed.music else KNOWN_TEXT
 
 
-def held_out_text(viewed: ViewedModel, data_dir: str | None) -> str:
-    """Return the beginning of the first validation piece, or the first validation prompt with its completion.
+def held_out_text(viewed: ViewedModel, data_dir: str | None, quotes_text: bool) -> str:
+    """Return the beginning of the first validation piece, the first validation pair, or a sentence of plain text.
 
-    Returns "" for a model of plain text. Raises UserError if the data is not available.
+    quotes_text: False: "" for a model of plain text. Raises UserError if the data is not available.
     """
-    shard = open_training_data(viewed.checkpoint, data_dir)[0].val[0]
-    if not viewed.music and shard.mask is None:
+    tokenizer, shard = viewed.tokenizer, open_training_data(viewed.checkpoint, data_dir)[0].val[0]
+    is_plain = not viewed.music and shard.mask is None
+    if is_plain and not quotes_text:
         return ""
-    max_tokens = min(MAX_INITIAL_TOKENS, viewed.limit) if viewed.music else viewed.limit
-    document = takewhile(lambda token: token != viewed.tokenizer.eot, shard.ids[:max_tokens].tolist())
-    return viewed.tokenizer.decode([*document]).strip()
+    max_tokens = min(MAX_INITIAL_TOKENS, viewed.limit) if viewed.music or is_plain else viewed.limit
+    count = SEARCHED_TOKENS if is_plain else max_tokens
+    document = takewhile(lambda token: token != tokenizer.eot, shard.ids[:count].tolist())
+    text = tokenizer.decode([*document]).strip()
+    if not is_plain:
+        return text
+    return first_sentences(text, lambda text: tokenizer.decode(tokenizer.encode(text)[:max_tokens]))
+
+
+def first_sentences(text: str, cut: Callable[[str], str]) -> str:
+    """Return the first complete sentences of an excerpt that fit, or at least complete words.
+
+    The excerpt may begin within a sentence. cut(text): the beginning of a text that fits.
+    """
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    begin = 0 if text[:1].isupper() or not ends else ends[0]
+    text = text[begin:].strip()
+    part = cut(text).rstrip("\ufffd")  # an incomplete character
+    if part == text:
+        return text
+    ends = [match.end() for match in SENTENCE_END.finditer(text) if match.end() <= len(part)]
+    return (part[: ends[-1]] if ends else re.sub(r"\s\S*$", "", part)).strip()

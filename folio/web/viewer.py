@@ -1,6 +1,6 @@
 """The viewer's HTTP server: one page, and a trace provider that answers its questions.
 
-    GET  /           the page, as one document
+    GET  /           the page, as one document, gzipped
     POST /ask        a question of folio/web/questions.py; the answer is binary
     POST /generate   sampling settings; the response is a stream of JSON lines with the tokens of each sample
 
@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from folio.experiments.static_page import hash_source
+from folio.experiments.static_page import BASE_STYLE, hash_source
 from folio.web import server
 from folio.web.questions import TraceProvider
 from folio.web.server import Guard, RequestError, read_json
@@ -35,11 +37,11 @@ def read_scripts(paths: Iterable[Path]) -> str:
 
 
 def read_style() -> str:
-    """Return the style sheet without unnecessary spaces and semicolons.
+    """Return the shared style sheet and the viewer's own, without unnecessary spaces and semicolons.
 
-    Its strings must not contain the punctuation below or a colon before a space.
+    Their strings must not contain the punctuation below or a colon before a space.
     """
-    text = (PAGE / "style.css").read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in (BASE_STYLE, PAGE / "style.css"))
     return re.sub(r";?\s*([{};,])\s*|(?<=:)\s+", r"\1", text)
 
 
@@ -95,5 +97,9 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
         return GenerationResponse(responses, engine, format)
 
     post = ["POST"]
-    routes = [Route("/", send_page), Route("/ask", ask, methods=post), Route("/generate", generate, methods=post)]
+    routes = [
+        Route("/", send_page, middleware=[Middleware(GZipMiddleware)]),
+        Route("/ask", ask, methods=post),
+        Route("/generate", generate, methods=post),
+    ]
     return server.make_app(routes, error_content, hosts, close=provider.close)

@@ -62,10 +62,10 @@ def test_the_data_is_json_without_html():
 
 
 def place_of(page: Any, x: float, panel: int = 0) -> tuple[float, float]:
-    """Return window coordinates at a fraction of a panel's width. chart.js has margins of 56 (left) and 12 pixels."""
+    """Return window coordinates at a fraction of a panel's width. chart.js has margins of 56 (left) and 18 pixels."""
     box = page.locator("figure .drawing > svg").bounding_box()
     middle = [26 + 150, 26 + 300 + 22 + 26 + 50][panel]  # of the heights in lines_page
-    return box["x"] + 56 + x * (box["width"] - 68), box["y"] + middle
+    return box["x"] + 56 + x * (box["width"] - 74), box["y"] + middle
 
 
 def point_at(page: Any, x: float, panel: int = 0) -> list[list[str]]:
@@ -188,7 +188,7 @@ def test_a_downloaded_svg_stands_alone(html, open_page, tmp_path):
 @pytest.mark.parametrize("width", [360, 1000])
 def test_the_page_is_as_wide_as_the_window(width, open_page):
     bars = bar_chart("bars", "Importance", {"learning_rate": 0.75, HOSTILE: 0.25})
-    html = lines_page().replace("</body>", f"{bars}</body>")
+    html = lines_page().replace("</main>", f"{bars}</main>")
     page = open_page(html, width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     label = page.get_by_role("img").first.get_attribute("aria-label")

@@ -161,10 +161,17 @@ class Viewer:
         return np.array([row[1:] for row in self.table(picture)["rows"]])
 
     def download(self, button: Any) -> bytes:
-        """The file saved by a click. Chromium ignores more than ten downloads per second; see `exported`."""
-        with self.page.expect_download() as download:
-            button.click()
-        return Path(download.value.path()).read_bytes()
+        """The file saved by a click. Chromium ignores downloads in quick succession: try again, or use `exported`."""
+        from playwright.sync_api import TimeoutError
+
+        for attempt in range(3):
+            try:
+                with self.page.expect_download(timeout=10_000) as download:
+                    button.click()
+                return Path(download.value.path()).read_bytes()
+            except TimeoutError:
+                if attempt == 2:
+                    raise
 
     def exported(self, button: Any) -> bytes:
         """The file that a click on a button would save, without a download."""

@@ -19,10 +19,13 @@ from folio.checkpoints.run_folder import NoCheckpointError
 from folio.data.sources.music import EventFormat, events_of_file
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
 from folio.decoding.language_model import LanguageModel
-from folio.web.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
+from folio.web.html_export import first_text
+from folio.web.viewed_model import KNOWN_TEXT, ViewedModel, choose_text, first_sentences
 from prepare import midi, pairs
+from prepare import text as plain_text
 from prepare.midi import MidiConfig
 from prepare.pairs import PairsConfig
+from prepare.text import TextConfig
 from tests.support.music import pieces_of, write_pieces
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
@@ -178,9 +181,39 @@ def test_the_initial_text_of_shakespeare_and_pretrained_models_is_fixed(tmp_path
     assert choose_text(pretrained) == sample_of(pretrained) != ""
 
 
-def test_the_initial_text_of_other_models_is_a_sample(tmp_path):
+def test_the_initial_text_without_data_is_a_sample(tmp_path):
     viewed = viewed_run(tmp_path / "run", CharTokenizer("abcdef\n"), {"dataset": "verse"})
     assert choose_text(viewed) == sample_of(viewed) != ""
+
+
+def test_the_initial_text_of_a_model_of_plain_text_is_held_out(tiny, tmp_path):
+    """A viewer that was opened on a young run showed the loss of the model's own gibberish."""
+    text = "".join(f"Sentence {k} of the text. Is it {k}? " for k in range(100))
+    (tmp_path / "tale.txt").write_text(text)
+    data = str(tmp_path / "data")
+    plain_text.main(TextConfig(inputs=(str(tmp_path / "tale.txt"),), data_dir=data, tokenizer="char", num_workers=0))
+    train(tiny(dataset="tale", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
+    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    held_out, chosen = text[round(0.9 * len(text)) :], choose_text(viewed)
+    assert chosen in held_out and 20 < len(chosen) <= 64
+    assert chosen[0] in "SI" and chosen[-1] in ".?"  # complete sentences
+    assert first_text(viewed, "", data) == sample_of(viewed)  # an exported file does not quote private text
+
+
+@pytest.mark.parametrize(
+    "text, limit, expected",
+    [
+        ("y end. One two. Three four five.", 12, "One two."),
+        ("One two. Three four five.", 12, "One two."),
+        ("end of\na line\nand more", 10, "a line"),
+        ("without an end of the sentence", 13, "without an"),
+        ("\u5c3e\u3002\u65e5\u672c\u3002\u8a9e\u8a9e", 4, "\u65e5\u672c\u3002"),
+        ("short", 100, "short"),
+        ("", 100, ""),
+    ],
+)
+def test_first_sentences(text, limit, expected):
+    assert first_sentences(text, lambda text: text[:limit]) == expected
 
 
 def test_the_initial_text_of_a_music_model_is_the_start_of_a_held_out_piece(tiny, tmp_path):

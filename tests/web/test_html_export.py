@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from folio.web.viewed_model import ViewedModel
 from model import GPT
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT
-from tests.support.viewed_models import save_random_run
+from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_random_run, save_run
 
 pytestmark = pytest.mark.architecture("tests/support/numpy_gpt.py, which computes what model.py does")
 
@@ -76,3 +77,30 @@ def test_an_initial_text_that_is_too_long_is_refused(tmp_path):
     assert html_export.first_text(viewed, "ab", None) == "ab"
     with pytest.raises(UserError, match=r"text: .* the limit is 100,000$"):
         html_export.first_text(viewed, "a" * 100_001, None)
+
+
+def test_the_training_is_recorded(tmp_path):
+    models = {step: build_model("char", seed=step) for step in range(0, 1000, 50)}
+    run = save_run(tmp_path / "run", {950: models.pop(950)}, TOKENIZERS["char"], models)
+    viewed = ViewedModel(run, "best", torch.device("cpu"))
+    record = html_export.record_training(viewed, 10 * TEXT)
+    assert record["ids"] == TOKENIZERS["char"].encode(10 * TEXT)[:48].tolist()  # the context
+    assert record["steps"][::7] == [0, 950] and len(record["steps"]) == 8
+    for step, losses, best in zip(record["steps"], record["losses"], record["best"], strict=True):
+        reference = NumpyGPT(viewed.model_at(step)).run(record["ids"])
+        assert losses == pytest.approx(reference.losses.tolist(), rel=1e-3)
+        assert best == reference.probabilities[:-1].argmax(-1).tolist()
+    assert html_export.record_training(viewed, "a") is None
+
+
+def test_the_record_of_the_training_is_small(tmp_path):
+    """A model with GPT-2's vocabulary, a long text, and long losses."""
+    ids = [*range(50_000 - html_export.RECORDED_TOKENS, 50_000)]
+    numbers = [[1.234] * (len(ids) - 1)] * html_export.RECORDED_STEPS
+    record = {"ids": ids, "steps": [*range(8)], "losses": numbers, "best": [ids[1:]] * html_export.RECORDED_STEPS}
+    assert len(json.dumps(record, separators=(",", ":"))) <= 50_000
+
+
+def test_one_checkpoint_has_no_training(tmp_path):
+    run = save_run(tmp_path / "run", {100: build_model("char", 1)}, TOKENIZERS["char"], {})
+    assert html_export.record_training(ViewedModel(run, "best", torch.device("cpu")), TEXT) is None

@@ -398,7 +398,7 @@ def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
     assert "tokens/s" in viewer.find("speed").inner_text()
     assert viewer.page.title() == NAME
     rounded = "" if KINDS[kind].dtype == "float32" else "; before rounding: 1.2500"
-    assert f"1.2504 nats per token{rounded}." in viewer.find("stored").inner_text()
+    assert f"1.2504 nats per token{rounded}." in viewer.find("stored").text_content()
 
 
 @in_browser
@@ -539,6 +539,20 @@ def test_every_view_is_drawn(kind, exported, open_file):
 
 
 @in_browser
+def test_the_story_with_a_recorded_training(exported, open_file):
+    training = {"ids": [3, 4, 5], "steps": [0, 70], "losses": [[4.0, 3.0], [2.0, 1.0]], "best": [[3, 3], [4, 5]]}
+    viewer = open_file(exported("char", training=training))
+    for number in range(1, 10):
+        viewer.show("story", story=number)
+        assert viewer.page.locator("#view h2").inner_text().startswith(f"{number}. ")
+        assert not {"NaN", "undefined", "null"} & {*viewer.page.locator("#view").inner_text().split()}
+        closer = viewer.page.get_by_role("link", name="Look closer")
+        assert closer.count() == (number < 9)  # the view of checkpoints needs the run
+    assert viewer.column("story-training", "mean loss") == [3.5, 1.5]
+    assert "fell from 3.500 at step 0 to 1.500 at step 70" in viewer.page.locator("#view").inner_text()
+
+
+@in_browser
 def test_music_has_a_piano_roll(exported, open_file):
     file = exported("midi")
     viewer = open_file(file, hash="")
@@ -581,7 +595,7 @@ def test_a_large_model_only_generates(exported, open_file, seed):
     file = exported("char", traced=False)
     viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
     assert viewer.views() == ["playground"] and not viewer.find("color").is_visible()
-    assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING", "EXPORT"]
+    assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING"]
     assert "too large" in viewer.find("too-large").inner_text()
     assert viewer("!!cachedAnswer({kind: 'tokens', text: state.text})")  # later questions did not replace it
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
@@ -593,7 +607,20 @@ def test_differing_logits_are_detected(exported, open_file):
     logits = [[token, 1.001 * logit] for token, logit in header["check"]["logits"]]
     viewer = open_file(exported("char", check=header["check"] | {"logits": logits}), fails=True)
     error = viewer.page.locator("#view .error").inner_text()
-    assert "1.0e-3" in error and "model.py" in error
+    assert "1.0e-3" in error and "model.py" in error and "python tools/export.py --to=html" in error
+
+
+@in_browser
+@pytest.mark.parametrize("block", ["code", "header", "weights"])
+def test_damaged_files_say_what_to_do(block, exported, open_file, tmp_path):
+    """The browser's own message for invalid base64 or gzip says nothing about the file."""
+    text = exported("char").path.read_text(encoding="utf-8")
+    begin = text.index(">", text.index(f'data-kind="{block}"')) + 1
+    damaged = replace(exported("char"), path=tmp_path / "damaged.html")
+    damaged.path.write_text(text[:begin] + "!" * 40 + text[begin + 40 :], encoding="utf-8")
+    viewer = open_file(damaged, waits=False)
+    wait_until(lambda: "damaged. Download it again, or export it" in viewer("document.body.innerText"))
+    viewer.problems.clear()
 
 
 @in_browser

@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_replaced_and_removed_checkpoints(run, seed):
     path.unlink()
     with pytest.raises(UserError, match="no checkpoint of step 10"):
         viewed.model_at(10)
+
+
+def test_a_deleted_run_is_named(run):
+    """The message was that the run had no checkpoint of the step."""
+    viewed = ViewedModel(run, "best", CPU)
+    shutil.rmtree(run)
+    assert viewed.model_at(200) is viewed.model
+    for question in (lambda: viewed.model_at(10), lambda: viewed.progress(0)):
+        with pytest.raises(UserError, match=r"^the folder [^\n]*run is gone [^\n]*step 200[^\n]*$"):
+            question()
 
 
 @pytest.mark.parametrize("step", [None, 10])

@@ -1,4 +1,5 @@
 import base64
+import gzip
 import hashlib
 import http.client
 import json
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import LanguageModel
+from folio.experiments.static_page import BASE_STYLE, COLORS
 from folio.web import viewer
 from folio.web.playground import GenerationQuestion
 from folio.web.questions import Answer, Question, TraceProvider
@@ -210,10 +212,16 @@ def test_the_page_has_no_external_resources():
     assert not re.search(r"<link|<script [^>]*src|@import|//[a-z]+\.(com|org|net)(?!/(2000|1999))", read_page())
 
 
+def test_the_page_has_the_shared_style_sheet_its_language_and_its_width():
+    page, spaces = read_page(), re.compile(r"[\s;]")
+    assert spaces.sub("", BASE_STYLE.read_text(encoding="utf-8")) in spaces.sub("", page)
+    assert '<html lang="en">' in page and '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+
+
 def test_the_page_contains_its_scripts_without_comments():
     """Removing comments is safe if no string in a script spans lines or contains the beginning of a comment."""
     lines, file_scripts = read_page().splitlines(), {*viewer.PAGE.glob("file*.js")}
-    for file in {*viewer.PAGE.glob("*.js"), viewer.PAGE.parent / "browser" / "sampling.js"} - file_scripts:
+    for file in {*viewer.PAGE.glob("*.js"), COLORS, viewer.PAGE.parent / "browser" / "sampling.js"} - file_scripts:
         script = file.read_text(encoding="utf-8").splitlines()
         assert all(line.count("`") % 2 == 0 and "/*" not in line for line in script), file.name
         program = [line.split(" // ")[0].strip() for line in script if not re.match(r"\s*(//|$)", line)]
@@ -224,8 +232,10 @@ def test_the_page_contains_its_scripts_without_comments():
     assert lines[lines.index("<script>") + 1] == '"use strict";'  # for all scripts
 
 
-def test_the_page_is_small():
-    assert len(read_page().encode()) <= 150_000
+def test_the_page_is_small(client):
+    response = client.request("GET", "/", accept_encoding="gzip")
+    assert response.headers["content-encoding"] == "gzip" and len(response.body) <= 90_000
+    assert gzip.decompress(response.body) == client.request("GET", "/").body
 
 
 # --- fuzzing ----------------------------------------------------------------------------------------------------------

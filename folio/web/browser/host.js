@@ -1,7 +1,10 @@
 // Loads a model from the blocks of its file and answers messages of the page. Runs in a worker, or in the page itself.
 
 const SLICE = 12; // milliseconds of work between pauses, in which messages are received and the page is drawn
+const HEAD_START = 1000; // milliseconds in which questions wait for a new text
 const TOLERANCE = 1e-4; // largest difference from the logits of model.py, relative to the largest logit
+
+const REMEDY = "Download it again, or export it again: python tools/export.py --to=html RUN FILE";
 
 const {port1: receiver, port2: sender} = new MessageChannel(), resolvers = []; // of pending pauses
 let resumedAt = performance.now(); // end of the last pause
@@ -35,12 +38,17 @@ async function unzip(base64) {
   return JSON.parse(await new Response(stream).text());
 }
 
+function refuseDamaged() {
+  throw new Error(`The file is damaged. ${REMEDY}`);
+}
+
 // Receives messages {kind, ...}: first "header" {text, kernel} and one "weights" {text} per block, then "load", "ask"
 // {question}, "generate" {question}, and "stop". Messages with an id are answered by send({id, ...}) with an answer,
 // events, done, or an error.
 class Host {
   blocks = []; // of weights
   generating = new Set(); // ids of running "generate" messages
+  generatingSince = -Infinity; // time at which the newest of them began
   queues = {ask: Promise.resolve(), generate: Promise.resolve()}; // the last computation of each kind
 
   constructor(send) {
@@ -65,7 +73,7 @@ class Host {
 
   // Advance a generator to its next value or its end, with pauses. onPause() is called before each pause. After it, the
   // generator is closed unless isActive(). Generators of the same kind run one at a time; the two kinds take turns, so
-  // that text is generated while a long question is answered.
+  // that text is generated while a long question is answered. A new text first has HEAD_START for itself.
   async next(kind, generator, onPause = () => {}, isActive = () => true) {
     const previous = this.queues[kind];
     let end;
@@ -73,6 +81,9 @@ class Host {
     await previous;
     try {
       for (;;) {
+        while (kind === "ask" && this.generating.size && performance.now() < this.generatingSince + HEAD_START) {
+          await pause();
+        }
         const result = generator.next();
         if (performance.now() - resumedAt > SLICE) {
           onPause();
@@ -87,23 +98,26 @@ class Host {
   }
 
   async load() {
-    const header = await this.header;
-    if (!header) throw new Error("The file is incomplete: it ends before the weights.");
+    const header = await this.header?.catch(refuseDamaged);
+    if (!header) throw new Error(`The file is incomplete: it ends before the weights. ${REMEDY}`);
     const {index} = header, size = index?.end ?? header.storage.bytes;
     const bytes = new Uint8Array(size);
     let offset = 0;
     for (const decoded of this.blocks.splice(0)) {
-      const {value: block} = await decoded;
+      const {value: block} = await decoded.catch(refuseDamaged);
       if (offset + block.length <= size) bytes.set(block, offset);
       offset += block.length;
     }
-    if (offset !== size) throw new Error(`The file is incomplete: it has ${offset} of ${size} bytes of weights.`);
+    if (offset !== size) {
+      throw new Error(`The file is incomplete: it has ${offset} of ${size} bytes of weights. ${REMEDY}`);
+    }
     this.tokenizer = makeTokenizer(header.tokenizer);
     this.gpt = new GPT(header, await makeKernels(this.kernel));
     await this.next("ask", this.gpt.setWeights(bytes));
     const difference = (await this.next("ask", this.difference(header.check))).value;
     if (!(difference <= TOLERANCE)) { // also if it is NaN
-      throw new Error(`The logits differ from those of model.py by ${difference.toExponential(1)} of the largest.`);
+      throw new Error(`The logits differ from those of model.py by ${difference.toExponential(1)} of the largest, so `
+        + `the file is damaged. ${REMEDY}`);
     }
     const search = index && TrainingSearch.read(index, bytes, this.tokenizer);
     this.answers = new Answers(this.gpt, this.tokenizer, header, search);
@@ -131,6 +145,7 @@ class Host {
   async generate(id, question) {
     this.generating.add(id);
     await this.loaded;
+    this.generatingSince = performance.now();
     const generator = generate(this.gpt, this.tokenizer, question);
     let events = [];
     const flush = () => events.length && this.send({id, events: events.splice(0)});

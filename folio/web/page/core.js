@@ -45,7 +45,7 @@ async function post(path, value, signal) {
 function explainFailure(promise, signal) {
   return promise.catch(problem => {
     if (signal?.aborted) throw problem;
-    throw new Error("The server does not answer. Is tools/view.py still running?");
+    throw Object.assign(new Error("The server does not answer. Is tools/view.py still running?"), {isOffline: true});
   });
 }
 
@@ -99,9 +99,10 @@ function cachedAnswer(question) {
 
 const NO_SWITCHES = {mask: "before", scale: 1, heads_off: "", mlps_off: ""};
 const DEFAULTS = {
-  view: "tokens", text: null, ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
+  view: "story", text: null, ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
   shade: "linear", hide_first: 0, ...NO_SWITCHES,
   temperature: 0.8, top_k: 200, top_p: 1, min_p: 0, seed: 1337,
+  follow: 0, // 1: show each new checkpoint of a run that is training
   other_step: -1, // step of the compared checkpoint
   replaced: "", // replaced tokens in ids: comma-separated POSITION:BEFORE:AFTER
 };
@@ -140,8 +141,9 @@ function link(changes) {
   return "#" + parameters;
 }
 
+// Selecting a checkpoint ends following the newest one.
 function change(changes) {
-  remember(changes);
+  remember("step" in changes ? {follow: 0, ...changes} : changes);
   return draw();
 }
 
@@ -172,6 +174,7 @@ async function draw() {
   const current = ++drawing, box = byId("view"), restoreFocus = saveFocus();
   let context;
   box.classList.add("busy");
+  document.body.classList.toggle("telling", state.view === "story");
   try {
     context = await loadContext();
     if (current !== drawing) return;
@@ -187,7 +190,8 @@ async function draw() {
     if (!context) drawMenu(); // the URL is invalid
     byId("text").value ||= state.text;
     const {view, text} = state, href = link({...DEFAULTS, view, text});
-    box.replaceChildren(errorBox(problem), context ? "" : element("a", {href}, "Reset this view"));
+    const canReset = !context && !problem.isOffline; // without the server, no link works
+    box.replaceChildren(errorBox(problem), canReset ? element("a", {href}, "Reset this view") : "");
   } finally {
     if (current === drawing) {
       restoreFocus();
@@ -218,7 +222,8 @@ async function prefetch({model, ids, asked}, current) {
 function saveFocus() {
   const focused = document.activeElement, box = focused?.closest("#menu, #strip-bar, #view");
   const isVisible = focused?.matches(":focus-visible"); // not after a click: the arrow keys then select tokens
-  const controls = () => box && isVisible ? [...box.querySelectorAll("a, button, input, select, textarea")] : [];
+  const selector = "a, button, input, select, textarea, [tabindex]";
+  const controls = () => box && isVisible ? [...box.querySelectorAll(selector)] : [];
   const index = controls().indexOf(focused);
   return () => {
     const control = controls()[index];
@@ -236,7 +241,7 @@ async function loadContext() {
   } else {
     const {facts} = await ask({kind: "tokens", text: state.text});
     ids = facts.ids;
-    if (facts.unknown) note += `${facts.unknown} characters are not in the vocabulary and are skipped. `;
+    if (facts.unknown) note += describeUnknown(facts.unknown, model);
     if (facts.tokens > ids.length) note += `The first ${ids.length} of ${facts.tokens} tokens are shown. `;
   }
   state.layer = clamp(state.layer, 0, n_layer - 1);
@@ -255,6 +260,18 @@ async function loadContext() {
     model, ids, token, layer, head, note, overview, asked, config: model.config, labels, names, ask: askAndRecord,
     other: await loadOther(ids),
   };
+}
+
+const MAX_NAMED_CHARACTERS = 8;
+
+// A note about characters of the text that are not in the vocabulary.
+function describeUnknown(count, {eot}) {
+  const known = new Set(pieces), text = state.text.split(pieces[eot]).join(""); // without end-of-text tokens, if any
+  const unknown = [...new Set(text)].filter(character => !known.has(character));
+  const named = unknown.slice(0, MAX_NAMED_CHARACTERS).map(visible).join(" ");
+  return (count === 1 ? "1 character is not in the vocabulary and is skipped: "
+    : `${short(count)} characters are not in the vocabulary and are skipped: `)
+    + `${named}${unknown.length > MAX_NAMED_CHARACTERS ? " …" : "."} `;
 }
 
 // The replaced tokens that are still in ids: [position, id before, id after].
@@ -372,8 +389,9 @@ function signed(x) {
   return (x > 0 ? "+" : "") + short(x);
 }
 
+// Format a probability. The exports have all digits.
 function percent(p) {
-  return `${(100 * p).toPrecision(3)}%`;
+  return p === 0 ? "0%" : p < 1e-4 ? "<0.01%" : `${(100 * p).toPrecision(3)}%`;
 }
 
 function sumOf(values) {

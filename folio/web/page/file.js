@@ -139,8 +139,8 @@ function arrange({losses, storage, traced, indexed, languages}) {
     ` Loss on ${short(tokens)} validation tokens of ${of}: ${after.toFixed(4)} nats per token`
     + (storage.dtype === "float32" ? "." : `; before rounding: ${before.toFixed(4)}.`));
   const stored = `Weights: ${storage.dtype}, ${short(storage.bytes / 1e6)} MB.`;
-  byId("header").append(element("div", {class: "note", testid: "stored"}, stored, measured),
-    element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
+  byId("facts").append(element("div", {testid: "stored"}, stored, measured));
+  byId("header").append(element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
   if (!traced) {
     byId("strip-bar").style.display = document.querySelector("footer").style.display = "none";
     byId("header").append(element("div", {class: "note", testid: "too-large"},

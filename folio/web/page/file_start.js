@@ -9,6 +9,9 @@ const modelFile = {
   send: message => modelFile.waiting.push(message),
 };
 
+const DAMAGE = {message: "The file is incomplete or damaged. Download it again, or export it again: "
+  + "python tools/export.py --to=html RUN FILE"};
+
 // Called after each block.
 function readBlock() {
   const {currentScript} = document, block = currentScript.previousElementSibling;
@@ -18,12 +21,12 @@ function readBlock() {
   if (kind === "header") modelFile.blocks = blocks;
   if (kind !== "code") return modelFile.send({kind, text});
   modelFile.isStarted = true;
-  unpackCode(text).catch(showStartProblem);
+  unpackCode(text).catch(problem => showStartProblem(self.DecompressionStream ? DAMAGE : problem));
 }
 
 // host.js detects missing data after the code.
 document.addEventListener("DOMContentLoaded", () => {
-  if (!modelFile.isStarted) showStartProblem(new Error("The file is incomplete."));
+  if (!modelFile.isStarted) showStartProblem(DAMAGE);
 });
 
 async function unpackCode(base64) {

@@ -1,73 +1,71 @@
 // Charts and heat maps. Every picture is a figure with a table, exported as CSV, and a drawing, exported as SVG or PNG.
 
-// --- colors ----------------------------------------------------------------------------------------------------------
-//
-// Both scales are monotone in luminance, so that they can be read without color: `sequential` from light (0) to dark
-// (1), `signed` from dark (-1) through gray to light (1).
+// --- pixels ----------------------------------------------------------------------------------------------------------
 
-const STOPS = {
-  sequential: [[255, 255, 255], [255, 237, 160], [254, 178, 76], [240, 90, 40], [165, 15, 60], [60, 0, 50]],
-  signed: [[20, 24, 80], [45, 90, 150], [120, 150, 165], [190, 190, 170], [240, 215, 130], [255, 252, 215]],
-};
+const pixelScales = new Map(); // 1,024 pixels for the stops of a scale
 
-const MISSING = [225, 228, 233]; // the color of -∞ and NaN
-const BLUE = "#1f5fbf", ORANGE = "#c2410c", LIGHT = "#fdeee4", SOFT = "#5d6878", PALE = "#d9dee6"; // as in style.css
-
-// The position of a number on a scale, from 0 to 1.
-function positionOnScale(scale, x) {
-  return clamp(scale === "signed" ? (x + 1) / 2 : x, 0, 1);
-}
-
-function colorAt(scale, position) {
-  const stops = STOPS[scale], x = position * (stops.length - 1), i = Math.min(Math.floor(x), stops.length - 2);
-  return stops[i].map((c, channel) => Math.round(c + (x - i) * (stops[i + 1][channel] - c)));
-}
-
-function colorOf(scale, x) {
-  return colorAt(scale, positionOnScale(scale, x));
-}
-
-const palettes = {}; // 1,024 colors per scale, as pixels of an image
-
-function paletteOf(scale) {
-  return palettes[scale] ??= Uint32Array.from({length: 1024}, (_, i) => pixelOf(colorAt(scale, i / 1023)));
+function pixelScale(scale) {
+  const stops = palette()[scale];
+  if (!pixelScales.has(stops)) {
+    pixelScales.set(stops, Uint32Array.from({length: 1024}, (_, i) => pixelOf(colorAt(scale, i / 1023))));
+  }
+  return pixelScales.get(stops);
 }
 
 function pixelOf([r, g, b]) {
   return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
 }
 
-// Draw numbers as an image with one pixel per number.
+const MARKED_CELL = 5, MAX_MARKED = 2 ** 16; // pixels of a cell, and cells of an image, with marks
+
+// Draw numbers as an image with one pixel per number. In print, negative numbers have a mark like a minus sign.
 function imageOf(data, rows, columns, scale, value) {
+  const image = plainImageOf(data, rows, columns, scale, value);
+  if (!isMarked(scale, -1) || data.length > MAX_MARKED) return image;
+  const canvas = element("canvas", {width: MARKED_CELL * columns, height: MARKED_CELL * rows});
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  data.forEach((x, k) => isMarked(scale, value(x)) && context.fillRect(MARKED_CELL * (k % columns) + 1,
+    MARKED_CELL * Math.floor(k / columns) + 2, MARKED_CELL - 2, 1));
+  return canvas;
+}
+
+function plainImageOf(data, rows, columns, scale, value) {
   const canvas = element("canvas", {width: columns, height: rows}), context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-  const palette = paletteOf(scale), color = x => palette[Math.round(1023 * positionOnScale(scale, value(x)))];
-  data.forEach((x, k) => pixels[k] = Number.isFinite(x) ? color(x) : pixelOf(MISSING));
+  const colors = pixelScale(scale), missing = pixelOf(palette().missing);
+  data.forEach((x, k) => {
+    pixels[k] = Number.isFinite(x) ? colors[Math.round(1023 * positionOnScale(scale, value(x)))] : missing;
+  });
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
-function css(color) {
-  return `rgb(${color.join(",")})`;
-}
-
-// Black or white, whichever has more contrast by WCAG 2 (at least 4.5).
-function textColorOn(color) {
-  const [r, g, b] = color.map(c => c <= 10 ? c / 3295 : ((c / 255 + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
-}
-
 // --- figures ---------------------------------------------------------------------------------------------------------
+
+// A drawn scale of colors. ends: the texts at its ends, by default the numbers of -max or 0, and max.
+function colorBar(scale, max, ends) {
+  const steps = 64, isSigned = scale === "signed";
+  const canvas = imageOf(range(steps), 1, steps, scale, i => isSigned ? 2 * i / (steps - 1) - 1 : i / (steps - 1));
+  const [low, high] = ends || [isSigned ? `−${short(max)}` : "0", short(max)];
+  return div("color-bar", low, canvas, high);
+}
 
 // A figure with caption and exports. id: for tests and file names. table(): {columns, rows}. drawing: an element.
 function picture(id, title, table, drawing, note = "") {
+  const save = (kind, help, action) => element("button", {click: action, title: help}, kind);
   const exports = element("span", {class: "exports"},
-    element("button", {click: () => download(`${id}.csv`, csv(table()), "text/csv"), title: "save numbers"}, "CSV"));
-  const figure = element("figure", {testid: id},
-    element("figcaption", {}, element("h3", {}, title), exports),
+    save("CSV", "save the numbers", () => download(`${id}.csv`, csv(table()), "text/csv")), " ",
+    save("SVG", "save the picture", () => download(`${id}.svg`, figureSvg(figure).text, "image/svg+xml")), " ",
+    save("PNG", "save the picture with twice the pixels", () => savePng(id, figure)));
+  const figure = element("figure", {testid: id, "aria-labelledby": `title-${id}`},
+    element("figcaption", {}, element("h3", {id: `title-${id}`}, title), exports),
     note && div("note", note), drawing);
-  const kind = figure.querySelector("svg") ? "svg" : figure.querySelector("canvas") && "png";
-  if (kind) exports.append(" ", element("button", {click: () => savePicture(id, figure, kind)}, kind.toUpperCase()));
+  for (const image of figure.querySelectorAll("svg, canvas, [role=application]")) {
+    if (!image.hasAttribute("role")) image.setAttribute("role", image.querySelector("a, [tabindex]") ? "group" : "img");
+    image.setAttribute("aria-label", title);
+  }
   figure.table = table;
   return figure;
 }
@@ -91,12 +89,79 @@ function download(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-function savePicture(id, figure, kind) {
-  if (kind === "png") return figure.querySelector("canvas").toBlob(blob => download(`${id}.png`, blob));
-  const copy = figure.querySelector("svg").cloneNode(true);
-  copy.prepend(svg("style", {}, "text{font:12px monospace;fill:#1d2430}.soft{fill:#5d6878}"));
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  download(`${id}.svg`, new XMLSerializer().serializeToString(copy), "image/svg+xml");
+// A figure as {text, width, height} of an SVG: its drawings, texts, backgrounds, and lines, where they are on the page.
+function figureSvg(figure) {
+  const scrolled = [...figure.querySelectorAll("*")].filter(node => node.scrollTop || node.scrollLeft);
+  const places = scrolled.map(node => [node.scrollLeft, node.scrollTop]);
+  scrolled.forEach(node => node.scrollTo(0, 0)); // sticky table headers move
+  const margin = 8, origin = figure.getBoundingClientRect(), nodes = [];
+  let width = 0, height = 0;
+  const placeOf = box => {
+    const place = {x: box.left - origin.left + margin, y: box.top - origin.top + margin};
+    width = Math.max(width, place.x + box.width + margin);
+    height = Math.max(height, place.y + box.height + margin);
+    return {...place, width: box.width, height: box.height};
+  };
+
+  function addText(node, {fontFamily, fontSize, fontWeight, color}) {
+    const range = document.createRange(), lines = new Map(); // by top
+    for (let i = 0; i < node.length; i++) {
+      range.setStart(node, i);
+      range.setEnd(node, i + 1);
+      const box = range.getBoundingClientRect();
+      if (!box.width) continue;
+      const line = lines.get(box.top) ?? {box, text: ""};
+      lines.set(box.top, {...line, text: line.text + node.data[i]});
+    }
+    for (const {box, text} of lines.values()) {
+      const {x, y, height} = placeOf(box);
+      const style = {fontFamily, fontSize, fontWeight, fill: color, whiteSpace: "pre"};
+      nodes.push(svg("text", {x, y: y + 0.79 * height, style}, text));
+    }
+  }
+
+  function add(node) {
+    if (node.nodeType === Node.TEXT_NODE) return addText(node, getComputedStyle(node.parentElement));
+    const box = node.getBoundingClientRect(), style = getComputedStyle(node);
+    if (!box.width || style.visibility === "hidden" || node.matches(".exports, .controls, .readout, .cursor")) return;
+    if (node instanceof SVGSVGElement) {
+      const copy = node.cloneNode(true), styled = "text, .grid-row", copies = copy.querySelectorAll(styled);
+      node.querySelectorAll(styled).forEach((original, i) => {
+        const {font, fill} = getComputedStyle(original);
+        Object.assign(copies[i].style, {font, fill});
+      });
+      return nodes.push(build(copy, placeOf(box), []));
+    }
+    if (node instanceof HTMLCanvasElement) {
+      const image = {...placeOf(box), href: node.toDataURL(), preserveAspectRatio: "none"};
+      return nodes.push(svg("image", {...image, style: {imageRendering: "pixelated"}}));
+    }
+    const fill = style.backgroundColor, line = parseFloat(style.borderBottomWidth);
+    if (fill !== "rgba(0, 0, 0, 0)") nodes.push(svg("rect", {...placeOf(box), fill}));
+    if (line) {
+      const place = placeOf({left: box.left, top: box.bottom - line, width: box.width, height: line});
+      nodes.push(svg("rect", {...place, fill: style.borderBottomColor}));
+    }
+    if (node.matches(".chosen")) nodes.push(svg("rect", {...placeOf(box), fill: "none", stroke: "var(--ink)"}));
+    node.childNodes.forEach(add);
+  }
+
+  figure.childNodes.forEach(add);
+  scrolled.forEach((node, i) => node.scrollTo(...places[i]));
+  const picture = svg("svg", {xmlns: "http://www.w3.org/2000/svg", width, height},
+    svg("rect", {width, height, fill: PAPER}), nodes);
+  return {text: resolveVariables(new XMLSerializer().serializeToString(picture)), width, height};
+}
+
+async function savePng(id, figure) {
+  const {text, width, height} = figureSvg(figure), image = new Image();
+  const url = URL.createObjectURL(new Blob([text], {type: "image/svg+xml"}));
+  image.src = url;
+  await image.decode();
+  const canvas = element("canvas", {width: 2 * Math.ceil(width), height: 2 * Math.ceil(height)});
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  URL.revokeObjectURL(url);
+  canvas.toBlob(blob => download(`${id}.png`, blob));
 }
 
 // Save the current view as one self-contained HTML file.
@@ -108,8 +173,10 @@ function saveView() {
     canvas.replaceWith(element("img", {src: canvases[i].toDataURL(), style: {width, height}}));
   });
   copy.querySelectorAll(".exports").forEach(node => node.remove());
+  copy.querySelectorAll(".above").forEach(node => node.classList.remove("above")); // the copy is not scrolled
   const page = document.implementation.createHTMLDocument(document.title);
-  page.head.prepend(element("meta", {charset: "utf-8"}));
+  page.documentElement.lang = document.documentElement.lang;
+  page.head.prepend(element("meta", {charset: "utf-8"}), document.querySelector("meta[name=viewport]").cloneNode());
   page.head.append(element("style", {}, document.querySelector("style").textContent));
   page.body.append(copy);
   download(`${state.view}.html`, "<!doctype html>\n" + page.documentElement.outerHTML, "text/html");
@@ -118,33 +185,38 @@ function saveView() {
 // --- drawings --------------------------------------------------------------------------------------------------------
 
 // Heat map of a matrix {shape: [N, M], data}. options: scale, max (number at its end), cell (width in pixels), height
-// (of a cell), numbers ([row labels, column labels]: write numbers of at least `min` into the cells), read(i, j) (text
-// of the line below), click(i, j), selected [i, j] (null for a complete column or row).
+// (of a cell), labels ([of rows, of columns]), decimals (of numbers in the cells; undefined: none), min (smallest
+// number that is written), read(i, j) (text of the line below), click(i, j), selected [i, j] (null for a complete
+// column or row), bar (the color bar).
 function heatMap({shape: [rows, columns], data}, options) {
-  const {scale = "sequential", max = 1, min, read, click, selected, numbers} = options, value = x => x / max;
-  const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
-  const height = options.height ?? (numbers ? 24 : cell), left = numbers ? 44 : 0, top = numbers ? 20 : 0;
+  const {scale = "sequential", max = 1, min, read, click, selected, labels, decimals} = options, value = x => x / max;
+  const {cell = clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22), bar = colorBar(scale, max)} = options;
+  const hasNumbers = decimals !== undefined, height = options.height ?? (hasNumbers ? 24 : cell);
+  const left = labels ? LABEL_WIDTH : 0, top = labels ? 20 : 0;
   let canvas = imageOf(data, rows, columns, scale, value);
-  if (numbers) canvas = withNumbers(canvas);
+  if (labels || hasNumbers) canvas = withText(canvas);
   Object.assign(canvas.style, {width: `${left + columns * cell}px`, height: `${top + rows * height}px`});
-  const cursor = div("cursor"), readout = div("readout");
+  const cursor = div("cursor"), readout = readoutLine();
   const box = div("heat", canvas, cursor);
   if (selected) box.append(frame(div("chosen"), ...selected));
 
-  // Enlarge the image and add numbers and labels.
-  function withNumbers(image) {
-    const width = left + columns * cell, large = element("canvas", {width, height: top + rows * height});
+  // Enlarge the image to two pixels per CSS pixel, and add labels and numbers.
+  function withText(image) {
+    const width = left + columns * cell;
+    const large = element("canvas", {width: 2 * width, height: 2 * (top + rows * height)});
     const context = large.getContext("2d");
-    const write = (text, i, j) => context.fillText(text, left + (j + 0.5) * cell, top + (i + 0.5) * height, cell - 4);
+    const write = (text, i, j) => context.fillText(text, left + (j + 0.5) * cell, top + (i + 0.5) * height, cell - 1);
+    context.scale(2, 2);
     context.imageSmoothingEnabled = false;
     context.drawImage(image, left, top, columns * cell, rows * height);
-    Object.assign(context, {font: "11px monospace", textAlign: "center", textBaseline: "middle"});
-    numbers[0].forEach((label, i) => context.fillText(label, left / 2, top + (i + 0.5) * height, left - 4));
-    numbers[1].forEach((label, j) => write(label, -0.9, j));
-    data.forEach((x, k) => {
+    const size = `${clamp(height - 2, 8, 11)}px monospace`, fillStyle = getComputedStyle(document.body).color;
+    Object.assign(context, {font: size, textAlign: "center", textBaseline: "middle", fillStyle});
+    labels?.[0].forEach((label, i) => context.fillText(label, left / 2, top + (i + 0.5) * height, left - 4));
+    labels?.[1].forEach((label, j) => context.fillText(label, left + (j + 0.5) * cell, top / 2, cell - 1));
+    if (hasNumbers) data.forEach((x, k) => {
       if (x < min) return;
-      context.fillStyle = textColorOn(Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING);
-      write(Number.isFinite(x) ? x.toFixed(2).replace("-", "−") : "−∞", Math.floor(k / columns), k % columns);
+      context.fillStyle = textColorOn(Number.isFinite(x) ? colorOf(scale, value(x)) : palette().missing);
+      write(Number.isFinite(x) ? x.toFixed(decimals).replace("-", "−") : "−∞", Math.floor(k / columns), k % columns);
     });
     return large;
   }
@@ -162,27 +234,31 @@ function heatMap({shape: [rows, columns], data}, options) {
     return [clamp(i, 0, rows - 1), clamp(j, 0, columns - 1)];
   }
 
-  canvas.addEventListener("pointermove", event => {
-    const [i, j] = cellAt(event);
+  const move = (i, j) => {
     frame(cursor, i, j).style.display = "block";
     readout.textContent = read(i, j);
-  });
-  canvas.addEventListener("pointerleave", () => {
+  };
+  const leave = () => {
     cursor.style.display = "none";
     readout.textContent = "";
-  });
+  };
+  canvas.addEventListener("pointermove", event => move(...cellAt(event)));
+  canvas.addEventListener("pointerleave", leave);
+  reachCells(box, rows, columns, [selected?.[0] ?? 0, selected?.[1] ?? 0], move, leave, click);
   if (click) canvas.addEventListener("click", event => click(...cellAt(event)));
-  return div("", scrolling(box), readout);
+  return div("", scrolling(box), bar, readout);
 }
 
+const LABEL_WIDTH = 44; // of the rows of a heat map
+
 // A picture with the heat map of a matrix. rows, columns: [name, labels]. options: those of heatMap, drawn (matrix for
-// the colors), numbers (whether to write numbers into the cells), note.
-function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, numbers, note, ...options}) {
+// the colors), note.
+function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, note, ...options}) {
   const read = (i, j) => `${rows[0]} ${rows[1][i]}, ${columns[0]} ${columns[1][j]}: `
     + short(matrix.data[i * matrix.shape[1] + j]);
-  return picture(id, title, () => matrixTable(rows, columns, matrix), heatMap(drawn, {
-    read, numbers: numbers && [rows[1], columns[1]], ...options,
-  }), note);
+  const {scale = "sequential", max = 1, bar = colorBar(scale, max)} = options;
+  bar?.append(element("span", {}, `${rows[0]} ↓ ${columns[0]} →`));
+  return picture(id, title, () => matrixTable(rows, columns, matrix), heatMap(drawn, {read, ...options, bar}), note);
 }
 
 // The largest absolute value.
@@ -194,20 +270,41 @@ function softText(x, y, text, anchor = "start") {
   return svg("text", {x, y, "text-anchor": anchor, class: "soft"}, text);
 }
 
-// A table, scrolled to the selected row. options: shown (cells to show instead), selected(i), click(i, j).
-function tableOf(columns, rows, {shown, selected = () => false, click} = {}) {
+// A table, scrolled to the selected row if it would be hidden. options: shown (cells to show instead), selected(i),
+// click(i, j) (j is 0 for a key), barsFrom (the first column whose cells have bars).
+function tableOf(columns, rows, {shown, selected = () => false, click, barsFrom = Infinity} = {}) {
   const show = x => typeof x === "number" ? Number.isNaN(x) ? "" : short(x) : shown ? x : x && visible(x);
   const kinds = columns.map((_, j) => rows.some(row => row[j] && typeof row[j] === "string") && "text");
+  const largest = columns.map((_, j) => j >= barsFrom && maxAbs(rows.map(row => row[j])));
+  const lines = (shown ?? rows).map((row, i) => element("tr", {
+    class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`,
+    click: click && (({target}) => click(i, target.closest("td")?.cellIndex ?? 0)),
+  }, row.map((cell, j) => element("td", {
+    class: kinds[j], style: j >= barsFrom ? barStyle(rows[i][j] / largest[j]) : {},
+  }, show(cell)))));
   const table = scrolling(element("table", {},
     element("thead", {}, element("tr", {}, columns.map((title, j) =>
       element("th", {scope: "col", class: kinds[j]}, title)))),
-    element("tbody", {}, (shown ?? rows).map((row, i) => element("tr", {
-      class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`,
-    }, row.map((cell, j) => element("td", {class: kinds[j], click: click && (() => click(i, j))}, show(cell))))))));
+    element("tbody", {}, lines)));
+  if (click) reachByKeys(lines, lines.findIndex((_, i) => selected(i)));
+  else table.tabIndex = 0; // keys can scroll it
+  const markHidden = () => { // shadows where rows are hidden
+    table.classList.toggle("above", table.scrollTop > 1);
+    table.classList.toggle("below", table.scrollTop + table.clientHeight < table.scrollHeight - 1);
+  };
+  table.addEventListener("scroll", markHidden);
   requestAnimationFrame(() => {
-    table.scrollTop = (table.querySelector(".selected")?.offsetTop ?? 0) - table.clientHeight / 2;
+    const row = table.querySelector(".selected"), height = table.clientHeight;
+    if (row && row.offsetTop + row.offsetHeight > height) table.scrollTop = row.offsetTop - height / 2;
+    markHidden();
   });
   return table;
+}
+
+// A cell with a bar for a number from -1 to 1.
+function barStyle(x) {
+  const end = `${100 * clamp(Math.abs(x) || 0, 0, 1)}%`, color = x < 0 ? "var(--fill)" : "var(--fill-mark)";
+  return {background: `linear-gradient(to right, ${color} ${end}, transparent ${end})`};
 }
 
 // A picture with a table. options: those of tableOf, max (number of rows shown; the CSV has all), note.
@@ -217,8 +314,6 @@ function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
 
 // A line chart. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
 // (limits of y), xTitle, yTitle, mark (a value of x), click(x).
-const LINE_COLORS = [BLUE, ORANGE, "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
-
 function lineChart(series, options = {}) {
   const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
   const left = 56, bottom = 34, top = yTitle ? 22 : 10, right = 12;
@@ -231,7 +326,7 @@ function lineChart(series, options = {}) {
   const powers = [0, ...range(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
   const tick = x => Number(x.toPrecision(4)).toLocaleString("en-US", {maximumFractionDigits: 9}).replace("-", "−");
   const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
-  const chart = svg("svg", {width, height, role: "img"},
+  const chart = svg("svg", {width, height},
     ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: PALE}),
       softText(left - 6, Y(y) + 4, tick(y), "end")]),
     (logX ? powers : ticksOf(x0, x1, 7)).map(x => softText(X(x), height - bottom + 16, tick(x), "middle")),
@@ -247,6 +342,9 @@ function lineChart(series, options = {}) {
       const x = event.clientX - chart.getBoundingClientRect().left;
       click(xs.reduce((best, value) => Math.abs(X(value) - x) < Math.abs(X(best) - x) ? value : best, xs[0]));
     });
+    const values = [...new Set(xs)].sort((a, b) => a - b);
+    const select = (_, k) => values[k] !== mark && click(values[k]);
+    reachCells(chart, 1, values.length, [0, Math.max(0, values.indexOf(mark))], select, () => {});
   }
   return chart;
 }
@@ -276,6 +374,9 @@ function ticksOf(low, high, count) {
   return range(count + 2).map(i => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
 }
 
+// A frame that is visible on every color.
+const FRAME_STROKES = [{stroke: PAPER, "stroke-width": 4}, {stroke: "var(--ink)", "stroke-width": 1.5}];
+
 // A picture of vectors as strips. rows: {label, vector, text (at the right), fade (opacity), ownScale (true: colors
 // relative to this vector's maximum), rule (true: a line above, as over a sum)}. options: axis (name of the index),
 // index (the selected one, whose numbers are at the right), selected(i, k) (whether a cell is framed), click(i, k),
@@ -296,13 +397,14 @@ function vectorPicture(id, title, rows, options = {}) {
     tops.push(y + (rule ? 8 : 0));
     return tops[i] + heights[i] + 5;
   }, named.length ? 21 : 3);
-  const frame = (i, k, stroke, name) => svg("rect", {
-    x: labelWidth + (k % columns) * cell - 1, y: tops[i] + Math.floor(k / columns) * line - 1, width: cell + 2,
-    height: line + 2, fill: "none", stroke, "stroke-width": 1.5, class: name, "pointer-events": "none",
-  });
+  const frame = (i, k, name) => {
+    const x = labelWidth + (k % columns) * cell - 1, y = tops[i] + Math.floor(k / columns) * line - 1;
+    return svg("g", {class: name, "pointer-events": "none"}, FRAME_STROKES.map(stroke =>
+      svg("rect", {x, y, width: cell + 2, height: line + 2, fill: "none", ...stroke})));
+  };
   const width = labelWidth + columns * cell + textWidth, letters = Math.floor((labelWidth - 8) / 7.3);
   const style = {display: "block", cursor: click ? "pointer" : "default"};
-  const drawing = svg("svg", {width, height, role: "img", style},
+  const drawing = svg("svg", {width, height, style},
     named.map((name, g) => softText(labelWidth + (g + 0.5) * group * cell, 12, name, "middle")),
     rows.map(({label, vector, text = index === undefined ? "" : short(vector[index]), fade = 1, ownScale, rule}, i) => {
       const used = Math.min(columns, vector.length), y = tops[i], middle = y + line / 2 + 5;
@@ -316,11 +418,11 @@ function vectorPicture(id, title, rows, options = {}) {
           preserveAspectRatio: "none", style: {imageRendering: "pixelated"}}),
         softText(labelWidth + used * cell + 8, middle, text),
         group > 0 && range(Math.ceil(used / group) - 1).map(g =>
-          svg("rect", {x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: heights[i], fill: "#fff"})),
-        range(vector.length).filter(k => selected(i, k)).map(k => frame(i, k, BLUE)),
+          svg("rect", {x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: heights[i], fill: PAPER})),
+        range(vector.length).filter(k => selected(i, k)).map(k => frame(i, k)),
       ];
     }));
-  const readout = div("readout");
+  const readout = readoutLine();
 
   function cellAt(event) {
     const {left, top} = drawing.getBoundingClientRect(), x = event.clientX - left - labelWidth, y = event.clientY - top;
@@ -334,39 +436,36 @@ function vectorPicture(id, title, rows, options = {}) {
     readout.textContent = "";
   }
 
-  drawing.addEventListener("pointermove", event => {
-    const cell = cellAt(event);
+  function move(i, k) {
     leave();
-    if (!cell) return;
-    const [i, k] = cell;
-    drawing.append(frame(i, k, ORANGE, "pointed"));
+    if (k >= rows[i].vector.length) return;
+    drawing.append(frame(i, k, "pointed"));
     readout.textContent = read(i, k, rows[i].vector[k]);
-  });
+  }
+
+  drawing.addEventListener("pointermove", event => cellAt(event) ? move(...cellAt(event)) : leave());
   drawing.addEventListener("pointerleave", leave);
+  reachCells(drawing, rows.length, longest, [0, index ?? 0], move, leave, click);
   drawing.addEventListener("click", event => cellAt(event) && click?.(...cellAt(event)));
+  const isRelative = rows.every(row => row.ownScale);
+  const bar = colorBar("signed", commonMax, isRelative && ["−", "+, relative to each row's maximum"]);
   const notes = [
-    note, rows.every(row => row.ownScale) ? "Dark: negative, gray: 0, light: positive, relative to each row's maximum."
-      : signedNote(commonMax),
+    note,
     index !== undefined && `Framed, with numbers at the right: ${axis} ${index}. Click to select another.`,
   ];
   const table = () => ({
     columns: [axis, ...rows.map(({label}) => label)],
     rows: range(rows[0].vector.length).map(k => [k, ...rows.map(({vector}) => vector[k])]),
   });
-  return picture(id, title, options.table ?? table, div("", scrolling(drawing), readout, below),
+  return picture(id, title, options.table ?? table, div("", scrolling(drawing), bar, readout, below),
     notes.filter(Boolean).join(" "));
-}
-
-// Legend of signed colors.
-function signedNote(max) {
-  return `Dark: −${short(max)}, gray: 0, light: ${short(max)}.`;
 }
 
 // A line that reports a check. size: magnitude of the compared numbers, for the tolerance.
 function checkLine(text, difference, size = 1) {
   const passes = Math.abs(difference) <= 1e-4 * Math.max(1, size);
   return element("div", {class: passes ? "check" : "check wrong"},
-    `${passes ? "✓" : "✗"} ${text}: ${Math.abs(difference).toFixed(4)}`);
+    `${passes ? "✓" : "✗"} ${text}: ${short(Math.abs(difference))}`);
 }
 
 // The largest absolute difference of two vectors.
@@ -396,7 +495,7 @@ function textScatter(points, {width, height, xTitle, yTitle}) {
       style: {fill: color, font: "13px monospace"}}, text, tooltip));
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
-  return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: PALE}),
+  return svg("svg", {width, height}, svg("rect", {...frame, fill: "none", stroke: PALE}),
     softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
     dots, texts);
 }
@@ -444,16 +543,14 @@ function slider(title, {value, move, read = String, ...attributes}) {
 }
 
 // The tokens of a text. attributes(t): attributes of each token.
-function tokenStrip(labels, selected, attributes) {
-  return div("token-strip", labels.map((label, t) => element("span", {
+function tokenSpans(labels, selected, attributes) {
+  return labels.map((label, t) => element("span", {
     class: t === selected ? "token selected" : "token", click: () => selectToken(t), ...attributes(t),
-  }, inText(label))));
+  }, inText(label)));
 }
 
-// The style of text on the color of a number, or on white if the number is not finite.
-function onColor(scale, x) {
-  const color = Number.isFinite(x) ? colorOf(scale, x) : [255, 255, 255];
-  return {background: css(color), color: textColorOn(color)};
+function tokenStrip(labels, selected, attributes) {
+  return div("token-strip", reachByKeys(tokenSpans(labels, selected, attributes), selected));
 }
 
 // A legend, if there are several items. items: {name, color, click, selected}.

@@ -2,20 +2,32 @@
 
 // Numbers of the overview by which the strip can color tokens. Number i belongs to token i + 1.
 const COLORINGS = {
-  loss: {read: ({loss}, i) => loss.data[i], max: 6, unit: "nats"},
-  rank: {read: ({rank}, i) => Math.log2(1 + rank.data[i]), max: 8, unit: "log₂(1 + rank)"},
-  entropy: {read: ({entropy}, i) => entropy.data[i], max: 4, unit: "nats"},
-  difference: {read: ({loss}, i, other) => loss.data[i] - other.loss.data[i], max: 3, unit: "nats", scale: "signed"},
+  loss: {read: ({loss}, i) => loss.data[i], max: maxLoss, unit: "nats"},
+  rank: {read: ({rank}, i) => Math.log2(1 + rank.data[i]), max: () => Math.log2(pieces.length), unit: "log₂(1 + rank)"},
+  entropy: {read: ({entropy}, i) => entropy.data[i], max: maxLoss, unit: "nats"},
+  difference: {
+    read: ({loss}, i, other) => loss.data[i] - other.loss.data[i], max: () => 3, unit: "nats", scale: "signed",
+  },
 };
+
+// The loss of equal probabilities, in nats: the end of the color scale.
+function maxLoss() {
+  return Math.log(pieces.length);
+}
+
+function lossBar() {
+  return colorBar("sequential", maxLoss(), ["0", `${short(maxLoss())} nats`]);
+}
 
 function drawSurroundings(context) {
   const {model, note} = context;
-  byId("model-facts").replaceChildren(...info.models.map(({name, num_params, config, vocab_size, tokenizer}, i) =>
-    div("", `${i ? "compared with " : ""}${name} · ${short(num_params.total)} parameters · `
-      + `${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context ${config.block_size} · `
-      + `${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
+  byId("facts").firstChild.textContent = info.models.map(({name, num_params}) =>
+    `${name}, ${short(num_params.total)} parameters`).join(" and ");
+  byId("model-facts").replaceChildren(...info.models.map(({name, config, vocab_size, tokenizer}) =>
+    div("", `${name}: ${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context `
+      + `${config.block_size} · ${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
   const box = byId("text");
-  if (document.activeElement !== box) box.value = state.ids ? textOf(context.ids) : state.text;
+  if (!typingTimer) box.value = state.ids ? textOf(context.ids) : state.text;
   byId("input-note").textContent = note;
   drawChangeBadge(context);
   drawCheckpoints(model);
@@ -49,15 +61,18 @@ function originalIds(ids) {
 
 // Update the checkpoint slider. A training run adds and removes checkpoints.
 function drawCheckpoints(model) {
-  const box = byId("checkpoints"), {checkpoints} = model, current = shownStep();
-  if (checkpoints.length < 2) return box.replaceChildren();
+  const box = byId("checkpoints"), {checkpoints} = model, current = shownStep(), {training} = run.facts;
+  if (checkpoints.length < 2 && !training) return box.replaceChildren();
   if (!box.firstChild) {
     box.append(slider("checkpoint", {
       id: "checkpoint", testid: "checkpoint", min: 0, value: 0,
       read: i => `step ${short(model.checkpoints[i])}`, move: i => change({step: model.checkpoints[i]}),
-    }));
+    }), element("label", {}, element("input", {type: "checkbox", testid: "follow", change: ({target: {checked}}) =>
+      change(checked ? {step: model.checkpoints.at(-1), follow: 1} : {follow: 0})}), " follow the newest checkpoint"));
   }
-  const [input, output] = box.querySelectorAll("input, output");
+  const [input, output, follow] = box.querySelectorAll("input, output");
+  follow.checked = state.follow;
+  follow.parentNode.hidden = !training;
   input.max = checkpoints.length - 1;
   input.value = checkpoints.filter(other => other < current).length;
   const newest = checkpoints.at(-1);
@@ -69,25 +84,30 @@ let shownStrip = []; // arguments of the last drawStrip
 function drawStrip({labels, names, token, overview, other}) {
   const available = Object.keys(COLORINGS).filter(name => name !== "difference" || isComparable());
   const color = available.includes(state.color) ? state.color : "loss";
-  const {read, max, unit, scale = "sequential"} = COLORINGS[color];
-  const shown = [overview, other?.overview, color, token];
+  const {read, unit, scale = "sequential"} = COLORINGS[color], max = COLORINGS[color].max();
+  const shown = [overview, other?.overview, color, token, palette()];
   if (shown.every((x, i) => x === shownStrip[i])) return;
   shownStrip = shown;
   byId("strip-bar").replaceChildren(
     select("color by", available, color, color => change({color}), {testid: "color"}),
-    scale === "signed" ? `loss − loss of ${other.name}: dark −${max} ${unit}, light ${max}`
-      : `0 to ${max} ${unit}, light to dark`);
-  byId("strip").replaceChildren(...tokenStrip(labels, token, t => {
+    colorBar(scale, max, scale === "signed" ? [`loss − loss of ${other.name}: −${max}`, `${max} ${unit}`]
+      : ["0", `${short(max)} ${unit}`]));
+  const strip = byId("strip");
+  strip.setAttribute("aria-activedescendant", `option-${token}`);
+  strip.replaceChildren(...tokenSpans(labels, token, t => {
     const x = t ? read(overview.tensors, t - 1, other?.overview.tensors) : NaN;
     return {
-      role: "option", "aria-selected": String(t === token), style: onColor(scale, x / max),
+      id: `option-${t}`, role: "option", "aria-selected": String(t === token), style: onColor(scale, x / max),
       testid: `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
     };
-  }).children);
+  }));
+  const {top, height} = strip.children[token].getBoundingClientRect();
+  strip.scrollTop += top - strip.getBoundingClientRect().top - (strip.clientHeight - height) / 2;
 }
 
 // The views, in the order of the computation.
 const MENU = {
+  Story: ["story"],
   Model: ["map", "parameters"],
   Input: ["tokens", "embedding", "positions", "examples"],
   Attention: ["qkv", "head-split", "looking-back", "roll", "attention-row", "attention-table", "weighted-sum", "merge",
@@ -104,25 +124,39 @@ function isAvailable(id) {
 }
 
 function drawMenu() {
+  byId("view-list").replaceChildren(...Object.entries(MENU).map(([label, ids]) => [label, ids.filter(isAvailable)])
+    .filter(([, ids]) => ids.length).map(([label, ids]) => element("optgroup", {label}, ids.map(value =>
+      element("option", {value, selected: value === state.view}, views[value].title)))));
   byId("menu").replaceChildren(...Object.entries(MENU).flatMap(([group, ids]) => [
     element("h3", {}, group),
     ...ids.filter(isAvailable).map(id => element("a", {
       href: link({view: id}), "data-view": id, class: id === state.view && "selected",
       "aria-current": id === state.view && "page",
     }, views[id].title)),
-  ]), element("h3", {}, "Export"), element("a", {href: "#", click: event => {
-    event.preventDefault();
-    saveView();
-  }}, "This view as HTML"));
+  ]));
 }
 
 // --- input -----------------------------------------------------------------------------------------------------------
 
-let typingTimer; // redraws after a pause in typing
+byId("view-list").addEventListener("change", ({target}) => location.hash = link({view: target.value}));
+byId("save-view").addEventListener("click", event => {
+  event.preventDefault();
+  saveView();
+});
+byId("skip").addEventListener("click", () => byId("view").focus());
 
-byId("text").addEventListener("input", event => {
+const TYPING_PAUSE = 1500; // milliseconds; a later change of the text can be undone by the browser's Back button
+let typingTimer = 0; // redraws after a short pause in typing
+let typedAt = -Infinity; // time of the last change
+
+byId("text").addEventListener("input", ({target, timeStamp}) => {
+  if (timeStamp - typedAt > TYPING_PAUSE) history.pushState(null, "");
+  typedAt = timeStamp;
   clearTimeout(typingTimer);
-  typingTimer = setTimeout(() => change({text: event.target.value, ids: "", token: -1}), 250);
+  typingTimer = setTimeout(() => {
+    typingTimer = 0;
+    change({text: target.value, ids: "", token: -1});
+  }, 250);
 });
 
 window.addEventListener("hashchange", async () => {
@@ -159,6 +193,8 @@ document.addEventListener("keydown", event => {
   change(changes);
 });
 
+onNewPalette(() => info && draw()); // complete before the page is printed: answers are cached
+
 async function start() {
   try {
     ({facts: info} = await provider.ask({kind: "models"}));
@@ -166,11 +202,12 @@ async function start() {
     return byId("view").replaceChildren(errorBox(problem));
   }
   pieces = info.pieces;
+  if (DEFAULTS.view === "playground" && isAvailable("roll")) DEFAULTS.view = "roll"; // a file of a model of music
   byId("text").disabled = false;
   document.title ||= `Folio: ${info.models.map(({name}) => name).join(" and ")}`;
-  if (isAvailable("roll")) DEFAULTS.view = "roll"; // for music
   readState();
   await draw();
+  watchRun();
 }
 
 start();

@@ -19,7 +19,7 @@ defineView({
       div("row",
         matrixPicture("alignment", `Layer ${layer}, head ${head}`, tensors.weights, ["answer", names.slice(start)],
           ["source", names.slice(0, source)], {
-            numbers: true, cell, min: cell < 30 ? 2 : 0.1,
+            labels: [names.slice(start), names.slice(0, source)], decimals: cell < 30 ? undefined : 2, cell, min: 0.1,
             selected: token < source ? [null, token] : row >= 0 && [row, null],
             click: (i, j) => selectToken(i === row ? j : start + i),
             note: "Click a row to select its token; click it again to select the column's token.",

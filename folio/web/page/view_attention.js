@@ -42,6 +42,10 @@ function shaded({shape: [T, S], data}) {
   return {shape: [T, S], data: result};
 }
 
+function shadeBar() {
+  return colorBar("sequential", 1, state.shade === "row" && ["0", "the row's maximum"]);
+}
+
 function dot(x, y) {
   return x.reduce((sum, value, i) => sum + value * y[i], 0);
 }
@@ -53,14 +57,13 @@ defineView({
   about: "Attention moves information from earlier tokens to later ones. Hover over a token to see its attention "
     + "weights: darker tokens have larger weights in this head.",
   async draw(box, context) {
-    const {labels, names, token, layer, head} = context, {all_heads} = state;
-    const {tensors: {weights}} = await context.ask("head", {layer, head});
-    const tokenWeights = all_heads && (await context.ask("layer", {layer, token})).tensors.weights;
-    const heads = arcHeads(context, h => all_heads ? rowOf(tokenWeights, h) : rowOf(weights, token));
-    const shades = shaded(weights);
-    const readout = element("div", {class: "readout", testid: "looking-back-readout"});
+    const {labels, names, token, layer, head} = context;
+    const shownHeads = range(context.config.n_head).filter(h => state.all_heads || h === head);
+    const matrices = (await Promise.all(shownHeads.map(h => context.ask("head", {layer, head: h}))))
+      .map(({tensors}) => tensors.weights);
+    const weights = matrices[shownHeads.indexOf(head)], shades = shaded(weights);
+    const readout = readoutLine({testid: "looking-back-readout"}), arcs = scrolling();
     const text = tokenStrip(labels, token, t => ({testid: `token-${t}`, pointerenter: () => show(t)}));
-    const arcs = scrolling(drawArcs(context, heads));
 
     function show(query) {
       const row = rowOf(weights, query), colors = rowOf(shades, query);
@@ -70,18 +73,20 @@ defineView({
       });
       const top = topIndices(row, 5).filter(t => row[t] > MIN_WEIGHT);
       readout.textContent = `${names[query]} attends to  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
+      arcs.replaceChildren(drawArcs(context, query, headsFor(query)));
     }
 
+    const headsFor = query => arcHeads(context, h => rowOf(matrices[shownHeads.indexOf(h)], query));
+    const heads = headsFor(token);
     show(token);
     text.addEventListener("pointerleave", () => show(token));
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
-        () => matrixTable(["query", names], ["key", names], weights), div("", text, readout)),
+        () => matrixTable(["query", names], ["key", names], weights), div("", text, shadeBar(), readout)),
       picture("arcs", `Arcs from token ${names[token]}`, () => ({
         columns: ["key", "token", ...heads.map(({name}) => name)],
         rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
-      }), div("", controls(checkbox("all_heads", "arcs of all heads")),
-        legend(heads), arcs)));
+      }), div("", controls(checkbox("all_heads", "arcs of all heads")), arcs)));
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
       + 60);
   },
@@ -99,31 +104,33 @@ const MIN_WEIGHT = 0.01; // smaller weights have no arc
 // An arc whose width shows an attention weight. label: the key.
 function weightArc(d, weight, {name, color}, label) {
   return weight > MIN_WEIGHT && svg("path", {
-    d, fill: "none", stroke: color, "stroke-width": 0.5 + 7 * weight, opacity: 0.35 + 0.6 * weight,
+    d, fill: "none", stroke: color, "stroke-width": 1 + 3 * weight, opacity: 0.2 + 0.8 * weight,
   }, svg("title", {}, `${name}, ${label}: ${percent(weight)}`));
 }
 
-// The tokens on a line, with arcs from a token to those it attends to. heads: {name, weights, color}.
-function drawArcs({labels, names, token: query}, heads) {
-  let x = 8;
-  const centers = labels.map(label => {
+// A lane per head, with arcs from the query to the tokens that it attends to. heads: {name, weights, color}.
+function drawArcs({labels, names}, query, heads) {
+  let x = heads.length > 1 ? 64 : 8;
+  const left = x, centers = labels.map(label => {
     const width = 8 * [...visible(label)].length + 6;
     x += width;
     return x - width / 2;
   });
   const distances = centers.map(center => Math.abs(centers[query] - center));
-  const arcWidths = distances.filter((_, t) => heads.some(({weights}) => weights[t] > MIN_WEIGHT));
-  const height = clamp(Math.max(...arcWidths) / 2, 20, 170), base = height + 8;
-  return svg("svg", {width: x + 8, height: base + 24, role: "img"},
-    heads.map(({weights, ...head}) => centers.map((center, t) => {
-      const rise = base - 1.3 * clamp(distances[t] / 2, 6, height);
-      return weightArc(t === query ? `M${center - 6} ${base} a6 9 0 1 1 12 0`
-        : `M${center} ${base} C${center} ${rise} ${centers[query]} ${rise} ${centers[query]} ${base}`,
-      weights[t], head, names[t]);
-    })),
-    centers.map((center, t) => svg("text", {
-      x: center, y: base + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
-    }, visible(labels[t]))));
+  const widest = Math.max(...distances.filter((_, t) => heads.some(({weights}) => weights[t] > MIN_WEIGHT)));
+  const rise = clamp(widest / 2, 14, heads.length > 1 ? 44 : 150), lane = rise + 14;
+  return svg("svg", {width: x + 8, height: heads.length * lane + 22}, heads.map(({weights, ...head}, h) => {
+    const base = (h + 1) * lane - 2;
+    return [heads.length > 1 && softText(left - 10, base - 2, head.name, "end"),
+      svg("line", {x1: left, x2: x, y1: base, y2: base, stroke: PALE}),
+      centers.map((center, t) => {
+        const radius = distances[t] / 2, [end, start] = [center, centers[query]].sort((a, b) => a - b);
+        return weightArc(t === query ? `M${center - 5} ${base} a5 7 0 1 1 10 0`
+          : `M${start} ${base} A${radius} ${Math.min(radius, rise)} 0 0 0 ${end} ${base}`, weights[t], head, names[t]);
+      })];
+  }), centers.map((center, t) => svg("text", {
+    x: center, y: heads.length * lane + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
+  }, visible(labels[t]))));
 }
 
 // --- one row ---
@@ -147,7 +154,7 @@ defineView({
       "exp(score − max)", "weight"];
     box.append(headPicker(context), tablePicture("attention-row",
       `Token ${names[token]}, layer ${layer}, head ${head}`, columns, rows, {
-        selected: j => j === token, click: selectToken,
+        selected: j => j === token, click: selectToken, barsFrom: columns.indexOf("q · k") + 1,
         note: `The weights sum to ${sumOf(weights).toFixed(6)}. q and k have D = ${D} numbers each`
           + (config.position === "rotary" ? ", rotated by their positions." : "."),
       }));
@@ -156,24 +163,29 @@ defineView({
 
 // --- the table ---
 
-const MAX_NUMBER_TOKENS = 24; // longer texts have heat maps without numbers
+const MIN_LABELED_CELL = 11, MIN_NUMBER_CELL = 25; // width in pixels
 
 defineView({
   id: "attention-table", title: "Scores, mask, softmax",
   about: "Attention of all tokens. Rows are queries, columns are keys. The mask hides the future: each token attends "
     + "only to itself and to earlier tokens. The softmax turns each row into weights.",
   async draw(box, context) {
-    const {names, token, layer, head} = context, T = names.length, numbers = T <= MAX_NUMBER_TOKENS;
+    const {names, labels, token, layer, head} = context, T = names.length;
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});
     const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, max = maxAbs(biased);
     const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
-    const third = fitWidth(1800) / 3 - 20, cell = numbers || third < 250 ? null : clamp(Math.floor(third / T), 1, 22);
-    const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names],
-      {cell, numbers, click: selectToken, selected: [token, null], ...options});
+    const total = fitWidth(1800), room = (total < 760 ? total : total / 3 - 20) - LABEL_WIDTH;
+    const cell = clamp(Math.floor(room / T), 1, 44), numbers = cell >= MIN_NUMBER_CELL;
+    const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names], {
+      cell, labels: cell >= MIN_LABELED_CELL && [names, labels.map(visible)],
+      decimals: numbers ? cell < 40 ? 1 : 2 : undefined, click: selectToken, selected: [token, null], ...options,
+    });
     const scale = {scale: "signed", max};
     box.append(headPicker(context), shadeControls(), div("row",
       map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),
       map("masked", bias ? "+ position bias, masked" : "Masked", {shape: scores.shape, data: masked}, scale),
-      map("weights", "Softmax: weights", weights, {drawn: numbers ? weights : shaded(weights)})));
+      map("weights", "Softmax: weights", weights, {
+        drawn: numbers ? weights : shaded(weights), bar: numbers ? undefined : shadeBar(),
+      })));
   },
 });

@@ -53,7 +53,7 @@ defineView({
       const heads = Array.from(results[0].tensors[`score_${score}`].data, (_, i) => {
         const layer = Math.floor(i / n_head), head = i % n_head;
         return {
-          name: `${layer}.${head}`, points: points(i), color: "#c5ccd6", width: 1,
+          name: `${layer}.${head}`, points: points(i), color: GRAY, width: 1,
           selected: layer === context.layer && head === context.head, click: () => change({layer, head}),
         };
       });

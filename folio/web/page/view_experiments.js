@@ -46,7 +46,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
   const canvas = element("canvas", {width: columns * width, height: Math.ceil(rows.length / columns) * height});
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
-  return scrolling(div("head-grid", canvas, rows.map((row, i) => {
+  return scrolling(div("head-grid", canvas, reachByKeys(rows.map((row, i) => {
     const [layer, head] = row, x = i % columns * width, y = Math.floor(i / columns) * height;
     context.drawImage(thumbnail(thumbnails, layer, head), x, y, size, size);
     return element("button", {
@@ -57,7 +57,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
       },
       click: () => open(row),
     }, `${layer}.${head}`, key >= 2 && [element("br"), row[key].toFixed(row[key] < 10 ? 2 : 0)]);
-  })));
+  }), rows.findIndex(isSelected))));
 }
 
 // --- switches ---
@@ -73,6 +73,8 @@ defineView({
   async draw(box, context) {
     const {ids, token, config, model} = context, original = originalIds(ids), originalId = original[token];
     const baseline = await ask(question("overview", original, {...NO_SWITCHES, scale: true}));
+    const isUnchanged = Object.entries(NO_SWITCHES).every(([name, value]) => state[name] === value)
+      && original.every((id, t) => id === ids[t]);
     const title = `replace token ${token}, ${visible(pieces[originalId])}, by`, testid = {testid: "switch-token"};
     const tokens = pieces.slice(0, model.vocab_size).map((piece, id) => [id, `${visible(piece)} (${id})`]);
     const rows = range(config.n_layer).map(l => element("tr", {}, element("th", {}, `layer ${l}`),
@@ -82,11 +84,12 @@ defineView({
       controls(select("mask", MASKS, state.mask, mask => change({mask}), {testid: "switch-mask"}),
         checkbox("scale", "divide scores by √D", {testid: "switch-scale"})),
       controls(tokens.length <= MAX_LIST_TOKENS ? select(title, tokens, ids[token], replace, testid)
-        : element("label", {}, `${title} `, element("input", {...testid, type: "text", change: ({target: {value}}) =>
-          replace(pieces.includes(value) ? pieces.indexOf(value) : value)}))),
-      element("p", {}, "Click a head or an MLP to remove its output."),
+        : tokenField(title, model.vocab_size, replace)),
+      isUnchanged ? element("p", {testid: "nothing-changed"},
+        "Nothing is changed yet. Press a head or an MLP to see the loss of each token without it.")
+        : element("p", {}, "Press a head or an MLP to remove or restore its output."),
       scrolling(element("table", {class: "parts"}, rows)));
-    if (ids.length > 1) {
+    if (ids.length > 1 && !isUnchanged) {
       box.append(differencePicture("switch-differences", context, "as trained", baseline, "changed", context.overview));
     }
     box.append(...await entropyPictures(context));
@@ -108,6 +111,36 @@ defineView({
   },
 });
 
+const MAX_SUGGESTIONS = 30;
+
+// A text field for a token, with suggestions: tokens whose text begins with the typed text, the shortest first. A space
+// is shown as ␣. Also accepts the text of a token, or an id.
+function tokenField(title, count, choose) {
+  const spaced = text => text.replaceAll(" ", "␣"), name = id => `${spaced(visible(pieces[id]))} (${id})`;
+  const suggestions = element("datalist", {id: "suggestions"});
+  const find = value => range(count).find(id => name(id) === value || spaced(pieces[id]) === value)
+    ?? (/^\d+$/.test(value) && Number(value) < count ? Number(value) : undefined);
+
+  function suggest({target}) {
+    const text = target.value.replace(/^ +/, spaced), starts = [text, `␣${text}`];
+    if (text !== target.value) target.value = text;
+    target.setCustomValidity("");
+    const ids = text ? range(count).filter(id => starts.some(start => spaced(pieces[id]).startsWith(start))) : [];
+    suggestions.replaceChildren(...ids.sort((a, b) => pieces[a].length - pieces[b].length).slice(0, MAX_SUGGESTIONS)
+      .map(id => element("option", {value: name(id)})));
+  }
+
+  function select({target}) {
+    const id = find(target.value);
+    if (id !== undefined) return choose(id);
+    target.setCustomValidity(target.value && "No token has this text: choose one from the list, or type its id.");
+    target.reportValidity();
+  }
+
+  return element("label", {}, `${title} `, element("input", {testid: "switch-token", type: "text", size: 24,
+    list: suggestions.id, placeholder: "type its text, or its id", input: suggest, change: select}), suggestions);
+}
+
 // The tokens, colored by the differences of their losses in two overviews.
 function differencePicture(id, {labels, names, token}, name, overview, otherName, otherOverview) {
   const [losses, others] = [overview, otherOverview].map(({tensors}) => Array.from(tensors.loss.data));
@@ -115,7 +148,7 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
     [i + 1, labels[i + 1], losses[i], others[i], others[i] - losses[i]]);
   const differences = rows.map(row => row[4]), difference = mean(differences);
   const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
-  const max = Math.max(maxAbs(differences), 0.01), readout = div("readout");
+  const max = Math.max(maxAbs(differences), 0.01), readout = readoutLine();
   const text = tokenStrip(labels, token, t => {
     const x = differences[t - 1];
     return {
@@ -126,9 +159,10 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
   const [before, after] = [2, 3].map(column => short(mean(rows.map(row => row[column]))));
   const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
   return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
-    () => ({columns: ["position", "token", name, otherName, "difference"], rows}), div("", text, readout),
+    () => ({columns: ["position", "token", name, otherName, "difference"], rows}),
+    div("", text, colorBar("signed", max), readout),
     `Mean loss ${otherName}: ${after}, ${name}: ${before}; ±: standard error. Tokens are colored by their `
-      + `differences. Dark: −${short(max)}, light: ${short(max)}, white: not compared.`);
+      + "differences.");
 }
 
 // The entropy of each row of the selected head, with and without 1/sqrt(D), and the row sums.
@@ -192,8 +226,7 @@ defineView({
       const data = b.map((w, k) => a[Math.floor(k / T) * names.length + k % T] - w), labels = names.slice(0, T);
       const shape = [T, T], max = maxAbs(data);
       return matrixPicture("compare-head", `Head ${layer}.${head}: first − second`, {shape, data},
-        ["query", labels], ["key", labels], {drawn: {shape, data: data.map(x => x / max)}, note: signedNote(max),
-          scale: "signed", click: selectToken});
+        ["query", labels], ["key", labels], {scale: "signed", max, click: selectToken});
     }
   },
 });

@@ -27,9 +27,9 @@ function hexadecimal(text) {
 
 const TOKEN_KINDS = [ // colors on the map of the vocabulary; the first match applies
   {name: "vowels", color: ORANGE, fits: /^[aeiou]$/},
-  {name: "lowercase after a space", color: "#0f766e", fits: /^ \p{Ll}/u},
-  {name: "lowercase", color: BLUE, fits: /^\p{Ll}/u}, {name: "capitals", color: "#7c3aed", fits: /^ ?\p{Lu}/u},
-  {name: "digits", color: "#a16207", fits: /^ ?\p{N}/u}, {name: "others", color: "#334155", fits: /^/},
+  {name: "lowercase after a space", color: LINE_COLORS[2], fits: /^ \p{Ll}/u},
+  {name: "lowercase", color: BLUE, fits: /^\p{Ll}/u}, {name: "capitals", color: LINE_COLORS[3], fits: /^ ?\p{Lu}/u},
+  {name: "digits", color: LINE_COLORS[4], fits: /^ ?\p{N}/u}, {name: "others", color: LINE_COLORS[6], fits: /^/},
 ];
 
 defineView({
@@ -103,7 +103,7 @@ defineView({
       const max = maxAbs(matrix.data), [rows, columns] = matrix.shape.map(range);
       return matrixPicture(id, title, matrix, ["position", rows], [column, columns], {
         scale: "signed", max, cell: clamp(Math.floor(440 / maxAbs(matrix.shape)), 1, 6), selected: [token, null],
-        click: selectToken, note: `${note} ${signedNote(max)}`,
+        click: selectToken, note,
       });
     };
     box.append(element("p", {}, element("strong", {}, `${position}: `),
@@ -126,13 +126,12 @@ defineView({
         ["position", range(T)], {
           scale: "signed", cell: clamp(Math.floor(640 / T), 1, 10), height: clamp(Math.floor(320 / pairs), 6, 20),
           selected: [null, token], click: (i, t) => selectToken(t),
-          note: "Columns are positions, rows are pairs of channels; all heads and layers have the same angles. "
-            + signedNote(1),
+          note: "Columns are positions, rows are pairs of channels; all heads and layers have the same angles.",
         }));
     }
     if (bias) {
       const lines = range(bias.shape[0]).map(h => ({
-        name: `head ${h}`, points: pointsOf(rowOf(bias, h)), color: h === head ? ORANGE : "#8fa3bd",
+        name: `head ${h}`, points: pointsOf(rowOf(bias, h)), color: h === head ? ORANGE : GRAY,
         width: h === head ? 3 : 1.4,
       }));
       box.append(headPicker(context), chartPicture("position-bias", "Added to a score, by distance and head", lines, {

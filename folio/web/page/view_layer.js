@@ -113,7 +113,7 @@ defineView({
     box.append(headPicker(context),
       vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${short(3 * C)} numbers`,
         PARTS.map((label, i) => ({label, vector: rowOf({shape: [3, C], data: qkv}, i)})), {
-          group: D, note: "Split into heads at the white lines.",
+          group: D, note: "Split into heads at the gaps.",
           click: (_, c) => change({head: Math.floor(c / D)}),
           read: (i, c, x) => `${PARTS[i]}, number ${c} = ${short(x)}, is number ${c % D} of head ${Math.floor(c / D)}`,
         }),
@@ -251,11 +251,7 @@ function stateName(s) {
 // A cell of the logit lens. Darker cells are more probable.
 function lensCell(id, probability, next) {
   return element("td", {class: id === next && "next", style: onColor("sequential", 0.85 * probability)},
-    visible(pieces[id]), element("small", {}, smallPercent(probability)));
-}
-
-function smallPercent(p) {
-  return p < 1e-4 ? "<0.01%" : percent(p);
+    visible(pieces[id]), element("small", {}, percent(probability)));
 }
 
 defineView({
@@ -286,7 +282,7 @@ defineView({
         lens(
           [...top.map(j => `${j + 1}.`), "p(next)", "rank", "norm", "added"].map(text => element("th", {}, text)),
           s => [...top.map(j => lensCell(valueAt(best, s, j), valueAt(bestP, s, j), next)),
-            ...[nextP && smallPercent(nextP.data[s]), rank && short(rank.data[s]), short(norms[s]), short(added[s])]
+            ...[nextP && percent(nextP.data[s]), rank && short(rank.data[s]), short(norms[s]), short(added[s])]
               .map(text => element("td", {}, text))]),
         "Darker is more probable; added: norm of the output of attention or the MLP."
           + (next === undefined ? ""
@@ -296,10 +292,10 @@ defineView({
           rows: window.flatMap(j => names.map((name, s) =>
             [first + j, labels[first + j], name, pieces[valueAt(around.ids, s, j)],
               valueAt(around.probabilities, s, j)]))}),
-        lens(window.map(j => element("th", {
+        lens(reachByKeys(window.map(j => element("th", {
           class: first + j === token && "selected", style: {cursor: "pointer"},
           click: () => selectToken(first + j),
-        }, element("small", {}, first + j), element("br"), visible(labels[first + j]))),
+        }, element("small", {}, first + j), element("br"), visible(labels[first + j]))), token - first),
         s => window.map(j =>
           lensCell(valueAt(around.ids, s, j), valueAt(around.probabilities, s, j), ids[first + j + 1]))),
         "Columns are tokens, rows are states: the most likely next token, framed if it is the actual next token."),

@@ -103,27 +103,37 @@ defineView({
       const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
       const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
       const shown = [...new Set([...order.slice(0, SHOWN_TOKENS), drawn])];
+      const cells = id => [id, visible(pieces[id]), ...row(id).slice(2, -2), ...intervalEnds(parts[id])];
       const full = T < model.limit ? "" : " The context is full: the next step keeps only its newest half"
         + (model.can_slide ? ". (sample.py slides the cache, so its tokens may differ.)" : ", as in sample.py.");
       return picture("draw", `Step ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
-        div("", cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row),
-          {selected: i => shown[i] === drawn, click: i => show(appended(ids, shown[i], model), 1)})),
+        div("", cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row), {
+          shown: shown.map(cells), selected: i => shown[i] === drawn,
+          click: i => show(appended(ids, shown[i], model), 1),
+        })),
         `The probabilities divide the line from 0 to 1; u selects a token. Click another to append it instead.${full}`);
     }
   },
 }, {loop_step: 0});
 
+// The ends of an interval, with enough digits to differ.
+function intervalEnds({from, to}) {
+  if (to === from || short(from) !== short(to)) return [from, to];
+  const digits = Math.min(17, 2 - Math.floor(Math.log10(to - from)));
+  return [from.toFixed(digits), to.toFixed(digits)];
+}
+
 // The line from 0 to 1, divided by the probabilities, with u.
 function cumulativeBar(parts, u, drawn) {
-  const width = fitWidth(900), left = 8, X = x => left + (width - 2 * left) * x, shades = ["#dfe6f0", "#c3d0e2"];
+  const width = fitWidth(900), left = 8, X = x => left + (width - 2 * left) * x, shades = [FILL, PALE];
   const middle = {"text-anchor": "middle"};
-  return svg("svg", {width, height: 74, role: "img"},
+  return svg("svg", {width, height: 74},
     parts.filter(({from, to}) => to > from).flatMap(({id, from, to}, i) => {
       const barWidth = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
       return [svg("rect", {x: X(from), y: 20, width: Math.max(barWidth, 0.3), height: 28, fill},
         svg("title", {}, `${name}: ${percent(to - from)}`)),
         barWidth > 8 * name.length + 4 && svg("text", {x: X((from + to) / 2), y: 38, ...middle,
-          style: id === drawn ? {fill: "#fff"} : {}}, name)];
+          style: id === drawn ? {fill: PAPER} : {}}, name)];
     }),
     svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: ORANGE, "stroke-width": 2}),
     svg("text", {x: clamp(X(u), 40, width - 40), y: 10, ...middle}, `u = ${u.toFixed(4)}`),
@@ -188,7 +198,7 @@ defineView({
             legend(kinds.map(name => ({name, color: css(colorOf("sequential", CACHE_COLORS[name]))}))),
             heatMap({shape: [L, S], data}, {
               cell: clamp(Math.floor(fitWidth(1000) / S), 1, 22), height: clamp(Math.floor(160 / L), 5, 22),
-              selected: n > 1 && [null, slots.indexOf(newest)], read: (layer, slot) =>
+              bar: null, selected: n > 1 && [null, slots.indexOf(newest)], read: (layer, slot) =>
                 `layer ${layer}, slot ${slot}: ${slot < used ? `${text(slots[slot])}, ${kind(slots[slot])}` : "empty"}`,
             })), "Rows are layers, columns are slots: the position modulo the context length. Gray: empty."),
         tablePicture("cache-numbers", "Size and cost", ["fact", "number"], facts,

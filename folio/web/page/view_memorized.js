@@ -69,7 +69,7 @@ function sourcePicture(span, length) {
   const {count, dataset, shard, shards, offset, before, text, after} = span;
   const columns = ["start", "end", "count", "dataset", "shard", "offset", "before", "text", "after"];
   const quote = div("token-strip", before && `…${before}`,
-    element("mark", {style: {background: "#fde2b3"}}, text), after && `${after}…`);
+    element("mark", {style: {background: LIGHT}}, text), after && `${after}…`);
   return picture("memorized-place", `In the training data: ${length}`,
     () => ({columns, rows: [columns.map(name => span[name])]}), quote,
     `${count > 1 ? `The first of ${short(count)} occurrences` : "The only occurrence"}: ${dataset}`

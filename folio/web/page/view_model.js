@@ -2,7 +2,7 @@
 
 // --- the map ---------------------------------------------------------------------------------------------------------
 
-const MAP_BOX = {width: 134, height: 56, pitch: 78}; // in pixels; pitch: distance between rows
+const MAP_BOX = {width: 134, height: 68, pitch: 92}; // in pixels; pitch: distance between rows
 const MAP_COLUMNS = {embedding: 6, attentionUp: 184, attentionDown: 340, mlpUp: 504, mlpDown: 660, output: 840};
 const MAP_WIDTH = 980;
 const POSITION_BOXES = { // the box of the position method: column, row, title and dimensions
@@ -13,30 +13,31 @@ const POSITION_BOXES = { // the box of the position method: column, row, title a
   alibi: ["attentionUp", 4, "− slope · distance", "H × T × T"],
 };
 
-// The computation as boxes: [column, row, title, dimensions as letters, view]. Rows count up from the residual stream;
-// the position embedding is below it.
+// The computation as boxes: [column, row, title, dimensions as letters, view, thumbnail]. Rows count up from the
+// residual stream; the position embedding is below it. thumbnail: the name of the selected token's values in valuesOf.
 function boxesOf({config: {position, activation}}) {
   const added = POSITION_BOXES[position], top = added?.[0] === "attentionUp" ? 4 : 3;
   return [
     ["embedding", 2, "Tokens", "T", "tokens"],
-    ["embedding", 1, "Token embedding", "T × C", "embedding"],
-    ["attentionUp", 0, "LayerNorm", "T × C", "qkv"],
-    ["attentionUp", 1, "q, k, v = x W + b", "T × 3C", "qkv"],
-    ["attentionUp", 2, "Split into heads", "H × T × D", "head-split"],
-    added && [...added, "positions"],
+    ["embedding", 1, "Token embedding", "T × C", "embedding", "embedding"],
+    ["attentionUp", 0, "LayerNorm", "T × C", "qkv", "ln_1"],
+    ["attentionUp", 1, "q, k, v = x W + b", "T × 3C", "qkv", "qkv"],
+    ["attentionUp", 2, "Split into heads", "H × T × D", "head-split", "q"],
+    added && [...added, "positions", "position"],
     ["attentionUp", added?.[1] === 3 ? 4 : 3, state.scale ? "Scores q kᵀ / √D" : "Scores q kᵀ", "H × T × T",
       "attention-row"],
-    ["attentionDown", top, state.mask === "off" ? "Softmax, no mask" : "Mask, softmax", "H × T × T", "attention-table"],
-    ["attentionDown", 2, "Weighted sum of v", "H × T × D", "weighted-sum"],
-    ["attentionDown", 1, "Merge heads", "T × C", "merge"],
-    ["attentionDown", 0, "Project: W_O", "T × C", "merge"],
-    ["mlpUp", 0, "LayerNorm", "T × C", "mlp"],
-    ["mlpUp", 1, "Up", "T × 4C", "mlp"],
-    ["mlpDown", 1, activation === "gelu_new" ? "GELU (tanh)" : "GELU", "T × 4C", "mlp"],
-    ["mlpDown", 0, "Down", "T × C", "mlp"],
+    ["attentionDown", top, state.mask === "off" ? "Softmax, no mask" : "Mask, softmax", "H × T × T", "attention-table",
+      "weights"],
+    ["attentionDown", 2, "Weighted sum of v", "H × T × D", "weighted-sum", "z"],
+    ["attentionDown", 1, "Merge heads", "T × C", "merge", "merged"],
+    ["attentionDown", 0, "Project: W_O", "T × C", "merge", "attention"],
+    ["mlpUp", 0, "LayerNorm", "T × C", "mlp", "ln_2"],
+    ["mlpUp", 1, "Up", "T × 4C", "mlp", "preactivation"],
+    ["mlpDown", 1, activation === "gelu_new" ? "GELU (tanh)" : "GELU", "T × 4C", "mlp", "hidden"],
+    ["mlpDown", 0, "Down", "T × C", "mlp", "mlp"],
     ["output", 0, "LayerNorm", "T × C", "output"],
-    ["output", 1, "Output: wteᵀ", "T × V", "output"],
-    ["output", 2, "Softmax", "T × V", "output"],
+    ["output", 1, "Output: wteᵀ", "T × V", "output", "logits"],
+    ["output", 2, "Softmax", "T × V", "output", "probabilities"],
     ["output", 3, "Sample, or loss", "T", "loop"],
   ].filter(Boolean);
 }
@@ -46,14 +47,33 @@ function sizesOf({config: {n_embd: C, n_head: H, vocab_size: V}, ids}) {
   return {T: ids.length, C, H, D: C / H, V, "3C": 3 * C, "4C": 4 * C};
 }
 
+const THUMBNAIL_TOKENS = 40; // most likely tokens in the thumbnails of the output
+
+// The values of the selected token in the boxes: {shape: [rows, columns], data} by name.
+async function valuesOf(context) {
+  const {token, layer, config: {n_head, position}} = context, isAdded = POSITION_BOXES[position]?.[0] === "embedding";
+  const row = ({data}, rows = 1) => ({shape: [rows, data.length / rows], data});
+  const [{tensors: added}, {tensors: inner}, {tensors: {logits: {data: logits}}}] = await Promise.all([
+    context.ask("token", {token}), context.ask("layer", {layer, token}), context.ask("logits", {token})]);
+  const order = topIndices(logits, THUMBNAIL_TOKENS);
+  const likely = values => row({data: Float32Array.from(order, id => values[id])});
+  const names = ["ln_1", "qkv", "attention", "ln_2", "preactivation", "hidden", "mlp"];
+  return {
+    embedding: row(added.embedding), ...isAdded && {position: row(added.position)},
+    ...Object.fromEntries(names.map(name => [name, row(inner[name])])),
+    q: row(inner.q, n_head), z: row(inner.z, n_head), merged: row(inner.z), weights: inner.weights,
+    logits: likely(logits), probabilities: likely(softmax(logits.slice())),
+  };
+}
+
 function shapeOf(letters, sizes) {
   return letters.replace(/\w+/g, letter => sizes[letter]);
 }
 
-function drawMap(context) {
+function drawMap(context, values) {
   const {config: {n_layer: L, position}, layer} = context, boxes = boxesOf(context), sizes = sizesOf(context);
   const {width, height, pitch} = MAP_BOX, rows = 1 + Math.max(...boxes.map(box => box[1])), stream = 96 + rows * pitch;
-  const top = row => row < 0 ? stream + 38 : stream - 88 - row * pitch;
+  const top = row => row < 0 ? stream + 38 : stream - height - 32 - row * pitch;
   const center = column => MAP_COLUMNS[column] + width / 2;
   const path = (d, options) => svg("path", {d, fill: "none", stroke: SOFT, "stroke-width": 1.3,
     "marker-end": "url(#arrowhead)", ...options});
@@ -61,13 +81,21 @@ function drawMap(context) {
   const linked = (view, ...children) => svg("a", {href: link({view})}, ...children);
   const frame = {x: MAP_COLUMNS.attentionUp - 18, y: 34, width: 646, height: stream - 8, rx: 10, stroke: PALE};
 
-  const drawBox = ([column, row, title, letters, view]) => {
+  const thumbnail = (name, x, y) => {
+    const {shape: [rows, columns], data} = values[name], max = maxAbs(data);
+    const scale = ["weights", "probabilities"].includes(name) ? "sequential" : "signed";
+    const href = imageOf(data, rows, columns, scale, value => value / max).toDataURL();
+    return svg("image", {x: x + 8, y: y + 54, width: width - 16, height: 9, preserveAspectRatio: "none", href,
+      style: {imageRendering: "pixelated"}});
+  };
+  const drawBox = ([column, row, title, letters, view, name]) => {
     const x = MAP_COLUMNS[column], y = top(row), middle = {"text-anchor": "middle"}, isPosition = view === "positions";
     const card = shift => svg("rect", {x: x + shift, y: y - shift, width, height, rx: 6,
-      fill: isPosition ? LIGHT : "#fff", stroke: isPosition ? ORANGE : BLUE});
+      fill: isPosition ? LIGHT : PAPER, stroke: isPosition ? ORANGE : BLUE});
     return linked(view, letters.startsWith("H") && [card(6), card(3)], card(0),
       text(center(column), y + 17, title, {...middle, class: "name"}), text(center(column), y + 33, letters, middle),
-      text(center(column), y + 49, shapeOf(letters, sizes), {...middle, class: "shape"}));
+      text(center(column), y + 49, shapeOf(letters, sizes), {...middle, class: "shape"}),
+      values[name] && thumbnail(name, x, y));
   };
   // Arrows between the boxes of a column, in the order of the computation.
   const arrows = (column, up) => {
@@ -77,19 +105,20 @@ function drawMap(context) {
       return path(`M${center(column)} ${up ? `${below} V${above + 4}` : `${above} V${below - 10}`}`);
     });
   };
-  const across = (from, to, row) => path(`M${MAP_COLUMNS[from] + width + 6} ${top(row) + 28} H${MAP_COLUMNS[to] - 4}`);
+  const across = (from, to, row) => path(
+    `M${MAP_COLUMNS[from] + width + 6} ${top(row) + height / 2} H${MAP_COLUMNS[to] - 4}`);
   const fromStream = column => path(`M${center(column)} ${stream} V${top(0) + height + 4}`);
   const toStream = (column, row = 0) => [path(`M${center(column)} ${top(row) + height} V${stream - 15}`),
-    svg("circle", {cx: center(column), cy: stream, r: 11, fill: "#fff", stroke: BLUE, "stroke-width": 2}),
+    svg("circle", {cx: center(column), cy: stream, r: 11, fill: PAPER, stroke: BLUE, "stroke-width": 2}),
     text(center(column), stream + 5, "+", {class: "name", "text-anchor": "middle"})];
   const addsVector = POSITION_BOXES[position]?.[0] === "embedding";
 
-  return svg("svg", {width: MAP_WIDTH, height: stream + (addsVector ? 100 : 32), class: "map", role: "img"},
+  return svg("svg", {width: MAP_WIDTH, height: stream + (addsVector ? height + 44 : 32), class: "map"},
     svg("defs", {}, svg("marker", {id: "arrowhead", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 7,
       markerHeight: 7, orient: "auto"},
       svg("path", {d: "M0 0 L8 4 L0 8 z", fill: SOFT}))),
     (L > 1 ? [8, 4, 0] : [0]).map(shift => svg("rect", {...frame, x: frame.x + shift, y: frame.y - shift,
-      fill: shift ? "#fff" : "#f4f6f9"})),
+      fill: shift ? PAPER : TINT})),
     text(MAP_COLUMNS.attentionUp, 56, `Layer ${layer}${L > 1 ? ` of ${L}` : ""}`, {class: "name"}),
     text(MAP_COLUMNS.mlpUp, top(1) - 12, "MLP: each token separately", {class: "name"}),
     path(`M${center("output")} ${top(3)} V14 H${center("embedding")} V${top(2) - 4}`, {"stroke-dasharray": "5 4"}),
@@ -113,15 +142,18 @@ defineView({
   id: "map", title: "Architecture",
   about: "The computation for this text, with the shape of each result. Each layer reads the residual stream and adds "
     + "the outputs of attention and the MLP to it. Click a box to see its numbers.",
-  draw(box, context) {
+  async draw(box, context) {
     const {config: {position, n_layer}} = context, boxes = boxesOf(context), sizes = sizesOf(context), {H, V} = sizes;
+    const drawing = drawMap(context, await valuesOf(context));
     box.append(layerPicker(context),
       picture("map", `GPT with ${position === "none" ? "no" : position} positions`,
         () => ({columns: ["part", "dimensions", "shape", "view"],
           rows: boxes.map(([, , title, letters, view]) => [title, letters, shapeOf(letters, sizes), view])}),
-        scrolling(drawMap(context)),
+        scrolling(drawing),
         `T = ${sizes.T} tokens, C = ${sizes.C} channels, H = ${H} heads of D = C / H = ${sizes.D}, V = `
-          + `${short(V)} tokens in the vocabulary, ${n_layer} layers. Orange: the position method.`),
+          + `${short(V)} tokens in the vocabulary, ${n_layer} layers. The strips are the numbers of token `
+          + `${context.names[context.token]}; those of the output are the ${THUMBNAIL_TOKENS} most likely tokens. `
+          + "Orange: the position method."),
       element("p", {}, "This is a decoder: a token attends only to itself and to earlier tokens. It has no encoder "
         + "and no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
   },
@@ -216,13 +248,12 @@ function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviatio
   const max = maxAbs(values.data), cell = clamp(Math.floor(512 / maxAbs(values.shape)), 2, 12);
   const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
   const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
-  const outline = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#c9daf3"};
+  const outline = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: FILL};
   return div("pair",
     matrixPicture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`, values,
       ["row", labels(rows, shownRows).map((label, i) => label + token(i))], ["column", labels(columns, shownColumns)], {
         scale: "signed", max, cell, height: rows === 1 ? 24 : cell,
-        note: signedNote(max)
-          + (Math.max(...block) > 1 ? ` A cell is the mean of about ${block.join(" × ")} values.` : ""),
+        note: Math.max(...block) > 1 && `A cell is the mean of about ${block.join(" × ")} values.`,
       }),
     picture("histogram", "Histogram",
       () => ({columns: ["from", "to", "count"], rows: counts.map((count, i) => [edges[i], edges[i + 1], count])}),

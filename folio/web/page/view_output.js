@@ -57,7 +57,7 @@ defineView({
       const row = id => [id, pieces[id], logits[id], ...stages.map(stage => stage.probabilities[id])];
       return picture("distribution", `After token ${names[token]}`, () => ({columns, rows: order.map(row)}),
         div("row", tableOf(columns, shown.map(row), {
-          selected: i => shown[i] === ids[token + 1],
+          barsFrom: columns.length - stages.length, selected: i => shown[i] === ids[token + 1],
           click: i => {
             const next = appended(ids.slice(0, token + 1), shown[i], model);
             history.pushState(null, ""); // undone by the browser's Back button
@@ -74,11 +74,11 @@ defineView({
 // Bars for the probabilities in the table. Tokens that cannot be sampled are pale.
 function probabilityBars(ids, probabilities) {
   const left = 90, line = 26.5, width = fitWidth(440) - 2 * left, max = maxAbs(probabilities);
-  return svg("svg", {width: left + width + 90, height: (ids.length + 1) * line, role: "img"}, ids.map((id, i) => {
+  return svg("svg", {width: left + width + 90, height: (ids.length + 1) * line}, ids.map((id, i) => {
     const y = (i + 1) * line, p = probabilities[id], barWidth = width * p / max;
     return svg("g", {opacity: p ? 1 : 0.35},
       svg("text", {x: left - 6, y: y + 17, "text-anchor": "end"}, visible(pieces[id])),
       svg("rect", {x: left, y: y + 5, width: Math.max(barWidth, 0.5), height: line - 10, fill: BLUE}),
-      softText(left + barWidth + 6, y + 17, percent(p)));
+      p > 0 && softText(left + barWidth + 6, y + 17, percent(p)));
   }));
 }

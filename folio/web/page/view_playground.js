@@ -12,8 +12,6 @@ const SETTINGS = {
 };
 const ENDINGS = {stop: ", stop string", max_new_tokens: "", "end of text": ", end of text",
   stopped: ", stopped"};
-const MAX_LOSS = 6; // nats, end of the color scale, as in the strip
-
 defineView({
   id: "playground", title: "Playground",
   about: "Samples that continue the text above. Point at a token to see its most likely alternatives; click one to "
@@ -23,7 +21,7 @@ defineView({
     playground.context = context;
     const {bar, grid} = playground.parts;
     box.append(drawSettings(), bar, picture("samples", "Samples", samplesTable, grid,
-      `Tokens by −ln p, 0 to ${MAX_LOSS} nats, light to dark.`));
+      ["Tokens by −ln p.", lossBar()]));
     showStatus();
   },
 }, {samples: 3, max_new_tokens: 200, repetition_penalty: 1, stop: "", sampled_model: 0});
@@ -39,6 +37,11 @@ function buildParts() {
   };
   const menu = element("div", {class: "runners-up", testid: "runners-up", hidden: true,
     pointerenter: () => clearTimeout(playground.timer), pointerleave: () => schedule(300, hideMenu)});
+  handleKeys(menu, key => {
+    if (key !== "Escape") return false;
+    playground.pointed.closest(".sample-scroll").focus();
+    hideMenu();
+  });
   const point = time => ({target}) => target.dataset.t && schedule(time, showMenu, target);
   const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // a delay
     pointerout: () => schedule(300, hideMenu)});
@@ -157,6 +160,7 @@ function newSample(title, before, prompt) {
   const status = element("span", {class: "note"});
   const text = element("div", {class: "sample-text", testid: "sample-text"});
   const scroll = element("div", {class: "sample-scroll", tabindex: 0}, text);
+  reachTokens(scroll);
   const useAsText = () => {
     stopSamples();
     change({text: before + text.textContent, ids: "", token: -1});
@@ -165,6 +169,18 @@ function newSample(title, before, prompt) {
     element("header", {}, element("h4", {}, title), status,
       element("button", {testid: "take", click: useAsText}, "Use as text")), scroll);
   return card.sample = {title, before, prompt, tokens: [], rest: "", ended: "", drawn: 0, text, status, scroll, card};
+}
+
+// The left and right arrows move over the tokens of a sample, and Enter moves to the alternatives of a token.
+function reachTokens(scroll) {
+  handleKeys(scroll, key => {
+    const tokens = [...scroll.querySelectorAll(".token")], place = tokens.indexOf(playground.pointed);
+    if (key === "Enter" && place >= 0) return playground.parts.menu.querySelector("button")?.focus();
+    if (!GRID_STEPS[key]?.[1] || !tokens.length) return false;
+    const next = tokens[clamp(place + STEPS[key], 0, tokens.length - 1)];
+    next.scrollIntoView({block: "nearest"});
+    showMenu(next);
+  });
 }
 
 // Append the tokens that are not drawn yet. Reads the layout first, so that it is computed only once.
@@ -192,7 +208,7 @@ function append({text}, node) {
 function tokenSpan({text, probability, chosen}, t) {
   const kind = text === "\n" ? "break" : text ? "" : "part";
   return element("span", {class: `token ${kind} ${chosen ? "replaced" : ""}`, "data-t": t,
-    style: onColor("sequential", Math.min(1, -Math.log(probability) / MAX_LOSS))}, text);
+    style: onColor("sequential", Math.min(1, -Math.log(probability) / maxLoss()))}, text);
 }
 
 function showStatus() {
@@ -236,6 +252,7 @@ function showMenu(span) {
       click: () => branch(sample, t, other, p).catch(showProblem),
     }, row(other, p))),
     div("note", "Probabilities before temperature and filters"));
+  reachByKeys([...menu.querySelectorAll("button")]);
   menu.hidden = false;
   const outer = grid.getBoundingClientRect(), spot = [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect();
   const below = spot.bottom + menu.offsetHeight <= window.innerHeight || spot.top < menu.offsetHeight;

@@ -15,7 +15,7 @@ defineView({
     const {ids, token, names, layer, head, model} = context, text = String(ids);
     const first = await context.ask("notes", {layer, token}), {notes, unit, seconds, time} = first.facts;
     const roll = drawRoll(first.facts, point), {X, Y} = roll, scroll = scrolling(roll.drawing);
-    const readout = div("readout");
+    const readout = readoutLine();
     let shownToken = token, arcs; // arcs: {name, weights (of each note, and of no note), color} by head
 
     async function point(query = token) {
@@ -70,23 +70,24 @@ function drawRoll({notes, unit, end, before, time, note: selected}, point) {
   const ruler = (x1, x2, y1, y2, stroke = PALE) => svg("line", {x1, x2, y1, y2, stroke});
   const bar = (x1, x2, y, height, options) => svg("rect", {x: x1, y, width: Math.max(4, x2 - x1), height, ...options});
   const arcs = svg("g", {"pointer-events": "none"}), line = ruler(0, 0, top, bottom, ORANGE);
-  const drawing = svg("svg", {width: right + 8, height: bottom + 36, role: "img"},
+  const drawing = svg("svg", {width: right + 8, height: bottom + 36},
     all.filter(pitch => [1, 3, 6, 8, 10].includes(pitch % 12)).map(pitch =>
-      bar(left, right, Y(pitch) - row / 2, row, {fill: "#eef1f5"})),
+      bar(left, right, Y(pitch) - row / 2, row, {fill: TINT})),
     range(length + 1).map(time => ruler(X(time), X(time), top, bottom)),
     ticksOf(0, length, Math.min(length, right / 50)).map(time => softText(X(time), bottom + 18, short(time), "middle")),
     softText(right, bottom + 33, `${unit} →`, "end"),
     all.filter(pitch => pitch % 12 === 0).map(pitch => [softText(left - 9, Y(pitch) + 4, `C${pitch / 12 - 1}`, "end"),
-      ruler(left, right, Y(pitch) + row / 2, Y(pitch) + row / 2, "#9aa5b4")]),
+      ruler(left, right, Y(pitch) + row / 2, Y(pitch) + row / 2, GRAY)]),
     bar(X(before), X(time), bottom, 5, {fill: ORANGE}),
-    notes.map(({start, end, pitch, velocity, on, off}, i) => {
+    reachByKeys(notes.map(({start, end, pitch, velocity, on, off}, i) => {
       const color = i === selected ? ORANGE : SOFT;
       return bar(X(start), X(end) - 1, Y(pitch) - row / 2, row - 1, {
         rx: 2, fill: color, "fill-opacity": 0.7 * velocity / 127, stroke: color, style: {cursor: "pointer"},
         "stroke-dasharray": off === null && "2 2",
         pointerenter: () => point(on), pointerleave: () => point(), click: () => selectToken(on),
+        "aria-label": `note ${pitch}`, role: "button",
       });
-    }), arcs, line);
+    }), selected), arcs, line);
   return {drawing, X, Y, bottom, arcs, line};
 }
 

@@ -25,6 +25,26 @@ async function loadRun() {
   run = {lines: [...run.lines, ...lines.filter(({step}) => step > lastStep)], facts};
 }
 
+// Update the checkpoints. If `follow` is set, select the newest one.
+function showCheckpoints(model) {
+  model.checkpoints = run.facts.checkpoints;
+  const newest = model.checkpoints.at(-1);
+  if (state.follow && run.facts.training && newest !== shownStep()) return change({step: newest, follow: 1});
+  drawCheckpoints(model);
+}
+
+// Notice the new checkpoints of a run that is training, in all views.
+async function watchRun() {
+  if (!isAvailable("run")) return;
+  if (run.facts.training !== false) {
+    await provider.ask({kind: "run", since: Number.MAX_SAFE_INTEGER}).then(({facts}) => {
+      run.facts = facts;
+      showCheckpoints(info.models[0]);
+    }).catch(() => {}); // try again
+  }
+  setTimeout(watchRun, RUN_INTERVAL);
+}
+
 defineView({
   id: "run", title: "Training run",
   about: "The metrics of the run, updated while it trains. Gray ticks are checkpoints; click a curve to select one.",
@@ -57,8 +77,7 @@ defineView({
       const {lines: {length}, facts: {training}} = run;
       await loadRun().catch(() => {}); // try again at the next update
       if (!box.isConnected) return;
-      model.checkpoints = run.facts.checkpoints;
-      drawCheckpoints(model);
+      showCheckpoints(model);
       status.textContent = describeProgress();
       if (run.lines.length !== length || run.facts.training !== training) show();
       setTimeout(refresh, RUN_INTERVAL); // a run that has ended may be resumed or restarted
@@ -92,7 +111,7 @@ function runChart(i, names) {
   const from = i ? 0 : Math.min(...values), high = Math.max(...values);
   const last = run.lines.at(-1).step, {checkpoints} = run.facts;
   const ticks = checkpoints.filter(step => step <= last).map(step => ({
-    name: `checkpoint of step ${step}`, color: "#9aa5b4", points: [[step, from], [step, from + 0.03 * (high - from)]],
+    name: `checkpoint of step ${step}`, color: GRAY, points: [[step, from], [step, from + 0.03 * (high - from)]],
   }));
   const current = shownStep(), space = fitWidth(1200);
   return lineChart([...ticks, ...series], {

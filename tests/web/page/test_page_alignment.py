@@ -50,7 +50,7 @@ def test_the_matrix_grows_while_the_answer_is_generated(new_viewer, tmp_path, se
         layer, head, _ = viewer.wait().table("alignment-heads")["rows"][0]
         assert viewer.state("layer", "head") == [layer, head]
         check_pictures(viewer, model, ids, layer, head)
-        box = viewer.find("alignment").locator("canvas").bounding_box()
+        box = viewer.find("alignment").locator(".heat canvas").bounding_box()
         for selected in (len(ids) - 2, len(SOURCE) - 1):  # the row's token, then the column's
             viewer.page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] - 5 - 2 * 24)
             assert viewer.wait().state("token") == [selected]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from folio.data.tokenizer import CharTokenizer
+from folio.data.tokenizer import CharTokenizer, GPT2Tokenizer
 from folio.decoding import torch_decoder
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.sampling import Sampling, uniforms
@@ -178,6 +178,42 @@ def test_switches_show_the_loss_of_the_changed_model(page, serve, seed):
         shown = [difference.mean().item(), difference.std().item() / math.sqrt(len(difference))]
         assert numbers_of_title(page, "switch-differences") == pytest.approx(shown, rel=1e-3, abs=2e-5)
         after(page, lambda: page.get_by_test_id("reset-switches").click())
+
+
+def test_switches_without_a_change_say_what_to_do(page, serve, seed):
+    """The view showed a difference of 0 ± 0 nats and a gray text."""
+    show(page, serve({1: make(seed)}), "switches", token=5)
+    hint = page.get_by_test_id("nothing-changed")
+    assert "Press a head or an MLP" in hint.inner_text() and not page.get_by_test_id("switch-differences").count()
+    for changes in ({"heads_off": "0.1"}, {"mask": "off"}, {"scale": 0}):
+        show(page, page.url.split("#")[0], "switches", **changes)
+        assert page.get_by_test_id("switch-differences").count() == 1 and not hint.count()
+
+
+def test_a_token_of_a_large_vocabulary_is_found_by_its_text(page, tmp_path, seed):
+    """The text field had no suggestions, and ignored unknown texts."""
+    letters = [f"{space}{a}{b}" for space in (" ", "") for a in "abcdefghij" for b in "abcdefghij"]
+    tokenizer = GPT2Tokenizer([*(bytes([b]) for b in range(256)), *(text.encode() for text in letters)])
+    folder = save_run(tmp_path / "run", {1: make(seed, vocab_size=tokenizer.vocab_size)}, tokenizer, {}, {})
+    with serving([folder], "abcdef") as served:
+        show(page, served.url, "switches", ids="300,301,302", token=1)
+        box, options = page.get_by_test_id("switch-token"), page.locator("#suggestions option")
+        ids = {text: 256 + i for i, text in enumerate(letters)}
+
+        def suggested() -> list[str]:
+            return options.evaluate_all("options => options.map(option => option.value)")
+
+        box.fill("ac")
+        assert suggested() == [f"ac ({ids['ac']})", f"␣ac ({ids[' ac']})"]
+        box.fill(" a")
+        assert box.input_value() == "␣a" and suggested()[0] == f"␣aa ({ids[' aa']})" and len(suggested()) == 10
+        box.fill("nothing")
+        box.press("Tab")
+        assert suggested() == [] and "No token has this text" in box.evaluate("box => box.validationMessage")
+        for typed, id in ((f"␣ac ({ids[' ac']})", ids[" ac"]), (" ac", ids[" ac"]), ("ac", ids["ac"]), ("259", 259)):
+            box.fill(typed)
+            after(page, lambda: box.press("Enter"))
+            assert page.evaluate("state.ids") == f"300,{id},302"
 
 
 def test_rows_sum_to_less_than_1_if_the_mask_comes_after_the_softmax(page, serve, seed):

@@ -76,6 +76,23 @@ def check_map(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert shapes["Up"] == [T, 4 * C] and shapes["Softmax"] == [T, V]
     assert ("Softmax, no mask" if run.gpt.mask == "off" else "Mask, softmax") in shapes
     assert viewer.page.locator("#view .map a").count() >= len(shapes)
+    values = viewer(
+        """() => loadContext().then(valuesOf).then(values => Object.fromEntries(Object.entries(values).map(
+          ([name, {shape, data}]) => [name, {shape, data: Array.from(data)}])))"""
+    )
+    layer, t, likely = run.layer(viewer.state("layer")[0]), place.token, np.argsort(-run.logits[place.token])[:40]
+    expected = {
+        "embedding": run.embeddings[t], "ln_1": layer.ln_1[t], "qkv": layer.qkv[t], "q": layer.q[:, t],
+        "weights": layer.weights[:, t], "z": layer.z[:, t], "merged": layer.z[:, t], "attention": layer.attention[t],
+        "ln_2": layer.ln_2[t], "preactivation": layer.preactivation[t], "hidden": layer.hidden[t], "mlp": layer.mlp[t],
+        "logits": run.logits[t, likely], "probabilities": run.probabilities[t, likely],
+    }  # fmt: skip
+    if config.position in ("learned", "sinusoidal"):
+        expected["position"] = run.positions[t]
+    assert values.keys() == expected.keys()
+    assert viewer.page.locator("#view .map image").count() == len(expected)
+    for name, numbers in expected.items():
+        assert_same(values[name]["data"], numbers.flatten())
 
 
 @shows("parameters")
@@ -172,7 +189,8 @@ def check_head_split(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     qkv, H = run.layer(place.layer).qkv[place.token], run.gpt.config.n_head
     assert_same(viewer.matrix("head-split-whole"), qkv.reshape(3, -1).T)
     assert_same(viewer.matrix("head-split"), qkv.reshape(3, H, -1).transpose(1, 0, 2).reshape(H, -1).T)
-    assert "one matrix per head, largest difference: 0.0000" in viewer.find("head-split").inner_text()
+    text = viewer.find("head-split").inner_text().replace("\N{MINUS SIGN}", "-")
+    assert float(text.partition("one matrix per head, largest difference: ")[2].split()[0]) < 1e-4
 
 
 @shows("weighted-sum")
@@ -259,6 +277,7 @@ CHECKED_ELSEWHERE = {
     "web/page/test_page_experiments.py": "all-heads switches checkpoints compare loop cache",
     "web/page/test_page_memorized.py": "memorized",
     "web/page/test_page_playground.py": "playground",
+    "web/page/test_page_story.py": "story",
     "checkpoints/test_snapshots.py": "run",
 }
 

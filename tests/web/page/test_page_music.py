@@ -91,7 +91,7 @@ def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: i
     assert_same(last[5:], 1 - sum(note_weights, np.zeros(len(heads))))
     arcs = viewer("Array.from(document.querySelectorAll('#view figure path'), arc => arc.getAttribute('stroke-width'))")
     shown = np.array(note_weights).T.flatten()
-    assert_same([(float(width) - 0.5) / 7 for width in arcs], shown[shown > 0.01])
+    assert_same([(float(width) - 1) / 3 for width in arcs], shown[shown > 0.01])
     return notes
 
 
@@ -116,8 +116,7 @@ def bars(viewer: Viewer):
 @in_browser
 def test_the_roll_shows_notes_and_attention(new_viewer, music, seed):
     served, text = music
-    viewer = new_viewer(served).follow(f"{served.url}#layer=1&head=2")
-    assert viewer.find("view-roll").is_visible() and "roll" in viewer.views()  # the default view for music
+    viewer = new_viewer(served).open("roll", layer=1, head=2)
     notes = check_roll(viewer, text, 1, [2], 39)
     bars(viewer).last.hover()
     wait_until(viewer, f"document.querySelector('#view .readout').textContent.includes(', {notes[-1].places[0]} ')")

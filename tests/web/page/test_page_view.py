@@ -9,6 +9,7 @@ import io
 import math
 import re
 import shutil
+import struct
 import time
 import xml.etree.ElementTree
 from collections.abc import Callable, Iterator
@@ -21,11 +22,13 @@ import torch
 from folio import UserError
 from folio.base import settings
 from folio.decoding.sampling import Sampling, next_token_probabilities
+from folio.experiments.static_page import BASE_STYLE
 from folio.web.viewer import PAGE
 from model import GPT, GPTConfig
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import Place, Viewer, check_tokens, in_browser, serving
+from tests.support.waiting import wait_until
 from tools.bench import viewer as bench_view
 from tools.bench.viewer import ViewBenchConfig
 from tools.view import ViewConfig
@@ -163,9 +166,10 @@ def test_heat_maps_have_the_colors_of_their_numbers(char_viewer):
         expected = np.where(np.isfinite(numbers), values, math.nan)
         pixels, colors = char_viewer(
             """([id, scale, rows]) => {
-              const canvas = document.querySelector(`figure[data-testid="${id}"] canvas`), {width, height} = canvas;
+              const canvas = document.querySelector(`figure[data-testid="${id}"] .heat canvas`);
+              const {width, height} = canvas;
               return [Array.from(canvas.getContext("2d").getImageData(0, 0, width, height).data),
-                rows.map(row => row.map(x => Number.isNaN(x) ? [225, 228, 233] : colorOf(scale, x)))];
+                rows.map(row => row.map(x => Number.isNaN(x) ? [208, 212, 218] : colorOf(scale, x)))];
             }""",
             [picture, scale, expected.tolist()],
         )
@@ -197,9 +201,15 @@ def test_colors_of_the_strip(color, char_viewer):
     char_viewer.find("color").select_option(color)
     char_viewer.wait()
     run = NumpyGPT(char_viewer.served.provider.models[0].model).run(char_viewer.column("tokens", "id"))
-    values = {"loss": run.losses / 6, "rank": np.log2(1 + run.ranks) / 8, "entropy": run.entropies[:-1] / 4}[color]
+    V = char_viewer("pieces.length")
+    blind = math.log(V)  # the loss of equal probabilities
+    values = {
+        "loss": run.losses / blind,
+        "rank": np.log2(1 + run.ranks) / math.log2(V),
+        "entropy": run.entropies[:-1] / blind,
+    }
     shown = char_viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.style.background)")
-    expected = char_viewer("values => values.map(x => css(colorOf('sequential', x)))", values.tolist())
+    expected = char_viewer("values => values.map(x => css(colorOf('sequential', x)))", values[color].tolist())
     numbers = [list(map(int, re.findall(r"\d+", text))) for text in [*shown, *expected]]
     assert numbers[0] == [255, 255, 255]  # the first token has no prediction
     assert np.abs(np.subtract(numbers[1 : len(shown)], numbers[len(shown) :])).max() <= 1
@@ -264,7 +274,7 @@ def test_sliders_persist_in_other_views(char_viewer):
 def test_going_back_restores_the_initial_text(char_viewer):
     """A URL without a text was treated as an empty text."""
     char_viewer.follow(char_viewer.served.url)
-    char_viewer.page.get_by_role("link", name="Next token").click()
+    char_viewer.find("story-next").click()
     char_viewer.wait().page.go_back()
     assert char_viewer.wait().page.locator("#text").input_value() == TEXT
     assert char_viewer.find("strip").locator(".token").count() == len(TEXT)
@@ -272,6 +282,35 @@ def test_going_back_restores_the_initial_text(char_viewer):
     char_viewer.page.wait_for_timeout(300)
     char_viewer.wait().follow(char_viewer.page.url)
     assert char_viewer.page.locator("#text").input_value() == ""
+
+
+@in_browser
+def test_going_back_restores_the_text_before_a_typed_change(new_viewer, char):
+    """Keys of one change share an entry of the history. The text field keeps the focus."""
+    viewer = new_viewer(char).open("tokens", text="To be")
+    box, entries = viewer.page.locator("#text"), viewer("history.length")
+    box.focus()
+    for text in ("That is", "question"):
+        viewer.page.wait_for_timeout(1600)
+        box.select_text()
+        box.press_sequentially(text, delay=300)  # the page is drawn between two keys
+        wait_until(lambda text=text: viewer.state("text") == [text])
+        viewer.wait()
+    assert viewer("history.length") == entries + 2
+    for text in ("That is", "To be"):
+        drawn = viewer("drawing")
+        viewer.page.go_back()
+        assert viewer.wait(drawn).state("text") == [text] and box.input_value() == text
+    assert viewer("document.activeElement.id") == "text"
+
+
+@in_browser
+def test_a_click_after_typing_is_not_lost(char_viewer):
+    """The text field shrank when it lost the focus: the page moved before the button was released."""
+    char_viewer.show("looking-back", layer=0, head=0, text=TEXT)
+    char_viewer.page.locator("#text").focus()
+    char_viewer.find("head-0-2").click()
+    assert char_viewer.wait().state("head") == [2]
 
 
 @in_browser
@@ -287,8 +326,8 @@ def test_keyboard_navigation(char_viewer):
         0, 0, 200, 0,
     ]  # fmt: skip
     assert char_viewer.press(*["ArrowDown"] * 3, *["]"] * 5, *[","] * 5).state("layer", "head", "step") == [1, 3, 0]
-    views = char_viewer.views()
-    char_viewer.press(*["PageUp"] * len(views))
+    views = [view for view in char_viewer.views() if view != "story"]  # whose keys turn its pages
+    char_viewer.show(views[0])
     visited = [char_viewer.state("view")[0], *(char_viewer.press("PageDown").state("view")[0] for _ in views)]
     assert visited == [*views, views[-1]]
     box = char_viewer.page.locator("#text")
@@ -313,8 +352,9 @@ def test_keys_before_the_model_is_loaded_are_ignored(new_viewer, char):
 def test_redrawing_preserves_the_focus(char_viewer):
     """The focus was lost, so a setting could not be changed twice with the keyboard."""
     char_viewer.show("looking-back", layer=0)
-    char_viewer.page.get_by_label("layer").focus()
-    char_viewer.page.get_by_label("layer").select_option("1")
+    layer = char_viewer.page.get_by_role("combobox", name="layer")
+    layer.focus()
+    layer.select_option("1")
     assert char_viewer.wait()("document.activeElement.labels[0].firstChild.data.trim()") == "layer"
     char_viewer.find("head-1-2").focus()
     char_viewer.press("Enter")
@@ -338,6 +378,34 @@ def test_the_checkpoint_slider(char_viewer):
         assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
     char_viewer.show("looking-back", step=10, layer=1)
     assert_same(char_viewer.matrix("looking-back"), NumpyGPT(build_model("char", seed=10)).run(ids).layer(1).weights[0])
+
+
+@in_browser
+def test_the_newest_checkpoint_is_followed(new_viewer, tmp_path):
+    """While the run is training. Selecting another checkpoint ends it."""
+    fcntl = pytest.importorskip("fcntl")
+    folder, models = tmp_path / "run", {step: build_model("char", seed=step) for step in (100, 200, 300, 400)}
+    run = save_run(folder, {100: models[100]}, TOKENIZERS["char"], {})
+    with serving([run]) as served, open(folder / ".lock", "w") as lock:
+        assert not new_viewer(served).open("tokens").find("follow").is_visible()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        viewer = new_viewer(served).open("tokens")
+        viewer.find("follow").check()
+        save_run(folder, {200: models[200]}, TOKENIZERS["char"], {})
+        wait_until(lambda: viewer.state("step") == [200])
+        assert "follow=1" in viewer.page.url
+        expected = NumpyGPT(models[200]).run(viewer.wait().column("tokens", "id")).losses
+        assert_same(viewer.column("tokens", "loss (nats)"), [math.nan, *expected])
+        viewer.show("run", follow=1, step=200)
+        save_run(folder, {300: models[300]}, TOKENIZERS["char"], {})
+        wait_until(lambda: viewer.state("step") == [300])
+        viewer.wait().find("checkpoint").fill("0")
+        assert viewer.wait().state("step", "follow") == [100, 0] and not viewer.find("follow").is_checked()
+        save_run(folder, {400: models[400]}, TOKENIZERS["char"], {})
+        wait_until(lambda: viewer("info.models[0].checkpoints.at(-1)") == 400)
+        assert viewer.wait().state("step") == [100]
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        wait_until(lambda: not viewer.find("follow").is_visible())
 
 
 @in_browser
@@ -374,10 +442,21 @@ def test_the_cache_of_answers_has_a_limit(new_viewer, char):
 def test_long_texts_are_cut(char_viewer):
     char_viewer.show("tokens", text=TEXT * 3 + "#€")
     note = char_viewer.page.locator("#input-note").inner_text()
-    assert "2 characters are not in the vocabulary" in note
+    assert "2 characters are not in the vocabulary and are skipped: # €." in note
     assert f"The first 48 of {3 * len(TEXT)} tokens are shown." in note
     assert len(char_viewer.table("tokens")["rows"]) == 48
     assert char_viewer.show("tokens", text=TEXT).page.locator("#input-note").inner_text() == ""
+
+
+@in_browser
+def test_unknown_characters_are_named(char_viewer):
+    """The note was "1 characters are not in the vocabulary"."""
+    for text, note in (
+        ("To\u200b", "1 character is not in the vocabulary and is skipped: \\u200b."),
+        ("##To#", "3 characters are not in the vocabulary and are skipped: #."),
+        ("#$%^*()+=", "9 characters are not in the vocabulary and are skipped: # $ % ^ * ( ) + …"),
+    ):
+        assert char_viewer.show("tokens", text=text).page.locator("#input-note").inner_text().strip() == note
 
 
 @in_browser
@@ -398,6 +477,21 @@ def test_invalid_links_show_an_error(state, message, char_viewer):
     assert len(char_viewer.problems) == 1 and "400" in char_viewer.problems.pop()  # the browser reports the status
     char_viewer.page.get_by_role("link", name="Reset this view").click()
     char_viewer.page.get_by_test_id("view-tokens").wait_for()
+
+
+@in_browser
+def test_without_the_server_no_link_is_offered(new_viewer, char):
+    """The link would fail, too."""
+    viewer = new_viewer(char).open("tokens")
+    viewer.page.route("**/ask", lambda route: route.abort())
+    viewer("void change({text: 'To'})")
+    assert "Is tools/view.py still running?" in viewer.wait().page.get_by_role("alert").inner_text()
+    assert not viewer.page.locator("#view a").count()
+    viewer.page.unroute("**/ask")
+    viewer("void change({text: 'To be'})")
+    assert len(viewer.wait().column("tokens", "id")) == 5
+    assert all("ERR_FAILED" in problem for problem in viewer.problems)
+    viewer.problems.clear()
 
 
 @in_browser
@@ -431,6 +525,44 @@ def test_a_click_selects_a_number_of_the_query_key_or_value(char_viewer):
     char_viewer.show("qkv", token=5)
     char_viewer.find("qkv-numbers").locator("tbody tr").nth(3).locator("td").nth(2).click()
     assert char_viewer.wait().state("qkv_part", "head_channel") == [1, 3]
+
+
+@in_browser
+def test_tables_show_that_rows_are_hidden(char_viewer):
+    """Tables scrolled to the selected row even if it was visible, and did not show that they had scrolled."""
+    for token, classes in ((3, "scroll below"), (26, "scroll above below"), (41, "scroll above")):
+        char_viewer.show("tokens", token=token, text=TEXT)
+        table = char_viewer.find("tokens").locator(".scroll")
+        wait_until(lambda table=table, classes=classes: table.get_attribute("class") == classes)
+        assert (table.evaluate("table => table.scrollTop") > 0) == ("above" in classes)
+        shadow = table.locator("th").first.evaluate("th => getComputedStyle(th, '::after').backgroundImage")
+        assert shadow.startswith("linear-gradient") == ("above" in classes)
+        row, box = (one.bounding_box() for one in (table.locator("tr.selected"), table))
+        assert box["y"] < row["y"] and row["y"] + row["height"] <= box["y"] + box["height"]
+
+
+@in_browser
+def test_small_numbers(char_viewer):
+    """They were "0.00000258%", "0.0000" in checks, and 1.000 for both ends of an interval."""
+    char_viewer.show("tokens")
+    shown = char_viewer("[1, 0.5, 1e-4, 9e-5, 2.58e-8, 0].map(percent)")
+    assert shown == ["100%", "50.0%", "0.0100%", "<0.01%", "<0.01%", "0%"]
+    assert char_viewer("checkLine('sum', -3e-7).textContent") == "✓ sum: 3.000e\N{MINUS SIGN}7"
+    char_viewer.show("output", temperature=0)
+    bars = char_viewer.find("distribution").locator("svg text.soft")
+    assert bars.all_text_contents() == ["100%"]  # other tokens cannot be sampled
+    char_viewer.show("loop", token=8, temperature=0.1, top_k=0)
+    intervals = [row[-2:] for row in char_viewer.table("draw")["rows"]]
+    cells = (
+        char_viewer.find("draw")
+        .locator("tbody tr")
+        .evaluate_all("rows => rows.map(row => Array.from(row.cells, cell => cell.textContent).slice(-2))")
+    )
+    compared = 0
+    for (begin, end), shown in zip(intervals, cells, strict=False):
+        assert (shown[0] == shown[1]) == (begin == end)
+        compared += f"{begin:.4g}" == f"{end:.4g}" and begin < end
+    assert compared > 3
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -510,12 +642,19 @@ def test_pictures_are_exported(char_viewer):
                         assert cell == value
                     else:
                         assert float(cell) == value or (math.isnan(float(cell)) and math.isnan(value))
-            if "SVG" in files:
-                root = xml.etree.ElementTree.fromstring(files["SVG"])
-                assert root.tag == "{http://www.w3.org/2000/svg}svg" and len(root) > 1
-            if "PNG" in files:
-                assert files["PNG"].startswith(b"\x89PNG\r\n\x1a\n")
+            root = xml.etree.ElementTree.fromstring(files["SVG"])
+            texts = "".join(root.itertext())
+            assert (
+                root.tag == "{http://www.w3.org/2000/svg}svg"
+                and viewer.find(picture).locator("h3").inner_text() in texts
+            )
+            assert files["PNG"].startswith(b"\x89PNG\r\n\x1a\n")
+            width, height = struct.unpack(">II", files["PNG"][16:24])
+            assert width == 2 * math.ceil(float(root.get("width"))) and height == 2 * math.ceil(
+                float(root.get("height"))
+            )
             for kind in files.keys() - kinds:
+                viewer.page.wait_for_timeout(200)  # Chromium ignores downloads in quick succession
                 assert viewer.download(buttons[kind]) == files[kind]
                 kinds.add(kind)
     assert kinds == {"CSV", "SVG", "PNG"}
@@ -535,7 +674,8 @@ def test_exported_views_work_offline(char_viewer, browser, tmp_path):
         file.write_bytes(viewer.exported(link))
         page.goto(file.as_uri())
         assert page.evaluate(testids) == viewer(testids) and page.evaluate("document.scripts.length") == 0
-        assert '<meta charset="utf-8">' in file.read_text(encoding="utf-8")  # was missing
+        saved = file.read_text(encoding="utf-8")
+        assert '<meta charset="utf-8">' in saved and '<html lang="en">' in saved and 'name="viewport"' in saved
         assert page.locator("h2").inner_text() == viewer.page.locator("h2").inner_text()
         drawn = "document.querySelectorAll('#view canvas, #view img').length"
         assert page.evaluate(drawn) == viewer(drawn)
@@ -563,22 +703,39 @@ def test_narrow_windows_need_no_horizontal_scrolling(kind, text, new_viewer, ser
 
 
 @in_browser
-def test_colors_are_monotone_in_luminance(char_viewer):
-    """Luminance by WCAG 2, so that pictures can be read without color."""
-    script = "([scale, first]) => Array.from({length: 1001}, (_, i) => colorOf(scale, first + (1 - first) * i / 1000))"
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_sequential_colors_are_monotone_and_signed_ones_symmetric_in_luminance(theme, char_viewer):
+    """By WCAG 2. x and -x differ in hue only, and 0 is the color of the page."""
+    char_viewer.page.emulate_media(color_scheme=theme)
     char_viewer.show("tokens")
-    for scale, first, sign in (("sequential", 0, -1), ("signed", -1, 1)):
-        colors = np.array(char_viewer(script, [scale, first])) / 255
-        linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
-        luminance = sign * linear @ [0.2126, 0.7152, 0.0722]
-        smooth = luminance[::10]  # single steps are rounded to integers
-        assert (np.diff(smooth) > 0).all() and (np.diff(luminance) > -2e-3).all()
-        assert abs(luminance[-1] - luminance[0]) > 0.8
+    script = "([scale, first]) => Array.from({length: 1001}, (_, i) => colorOf(scale, first + (1 - first) * i / 1000))"
+    paper = re.findall(r"\d+", char_viewer("getComputedStyle(document.body).backgroundColor"))
+    sign = -1 if theme == "light" else 1
+    for scale, first in (("sequential", 0), ("signed", -1)):
+        colors = np.array(char_viewer(script, [scale, first]))
+        values = luminance(colors)
+        assert colors[0 if scale == "sequential" else 500].tolist() == list(map(int, paper))
+        away = sign * values[500:] if scale == "signed" else sign * values
+        assert (np.diff(away[::10]) > 0).all() and (np.diff(away) > -2e-3).all()  # single steps are rounded to integers
+        assert abs(away[-1] - away[0]) > 0.5
+        if scale == "signed":
+            assert np.abs(values - values[::-1]).max() < 0.012
+            blue, orange = colors[0], colors[-1]
+            assert blue[2] > blue[0] + 50 and orange[0] > orange[2] + 50
+    char_viewer.page.emulate_media(color_scheme="light")
+
+
+def luminance(colors: np.ndarray) -> np.ndarray:
+    """By WCAG 2. colors: from 0 to 255, (..., 3)."""
+    colors = np.asarray(colors) / 255
+    return np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
 
 
 @in_browser
-def test_text_on_colors_has_enough_contrast(char_viewer):
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_on_colors_has_enough_contrast(theme, char_viewer):
     """At least 4.5, as required by WCAG 2."""
+    char_viewer.page.emulate_media(color_scheme=theme)
     char_viewer.show("tokens")
     for scale in ("sequential", "signed"):
         pairs = char_viewer(
@@ -588,10 +745,9 @@ def test_text_on_colors_has_enough_contrast(char_viewer):
             })""",
             scale,
         )
-        pairs = np.array(pairs) / 255
-        linear = np.where(pairs <= 0.04045, pairs / 12.92, ((pairs + 0.055) / 1.055) ** 2.4)
-        light = np.sort(linear @ [0.2126, 0.7152, 0.0722], axis=-1)
+        light = np.sort(luminance(pairs), axis=-1)
         assert ((light[:, 1] + 0.05) / (light[:, 0] + 0.05)).min() >= 4.5
+    char_viewer.page.emulate_media(color_scheme="light")
 
 
 # --- sampling in JavaScript -------------------------------------------------------------------------------------------
@@ -734,5 +890,7 @@ def test_the_minified_style_sheet_has_the_same_rules(char_viewer):
       return [sheet, document.styleSheets[0]].map(({cssRules}) =>
         Array.from(cssRules, ({cssText}) => cssText.replace(/(--mono:.*?);/, value => value.replaceAll(" ", ""))));
     }"""
-    original, minified = char_viewer.show("tokens")(script, (PAGE / "style.css").read_text(encoding="utf-8"))
+    original, minified = char_viewer.show("tokens")(
+        script, "".join(path.read_text("utf-8") for path in (BASE_STYLE, PAGE / "style.css"))
+    )
     assert minified == original and len(minified) > 50

@@ -1,0 +1,269 @@
+"""The story in a browser: its numbers compared with NumPy, its buttons, and its keys.
+
+The check of a scene is a function with @tells("its-id"). All checks of a model share a page.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from folio.decoding.sampling import Sampling, next_token_probabilities
+from tests.support.numpy_gpt import NumpyGPT, NumpyRun, alibi_slopes, assert_same, softmax, t5_bucket
+from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_run
+from tests.support.viewers import Place, Viewer, in_browser, language_model, serving
+
+Check = Callable[[Viewer, NumpyRun, Place], None]
+CHECKS: dict[str, Check] = {}
+SCENES = ("tokens", "vector", "query", "mask", "values", "neuron", "guess", "choice", "training")
+
+
+def tells(scene: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS[scene] = check
+        return check
+
+    return register
+
+
+def show_scene(viewer: Viewer, scene: str, **state) -> Viewer:
+    number = 1 + viewer("availableScenes().map(({id}) => id)").index(scene)
+    return viewer.show("story", story=number, **state)
+
+
+def tokens_shown(place: Place) -> np.ndarray:
+    """The positions in pictures of attention: the selected token and up to 13 before it."""
+    return np.arange(max(0, place.token - 13), place.token + 1)
+
+
+def previous_token_head(run: NumpyRun, rank: int = 0) -> tuple[int, int]:
+    """The head (layer, head) that gives the most attention to the previous token, or a later one in this order."""
+    layers = range(run.gpt.config.n_layer)
+    scores = np.array([run.layer(index).weights[:, 1:, :-1].diagonal(axis1=1, axis2=2).mean(1) for index in layers])
+    layer, head = np.unravel_index(np.argsort(-scores, axis=None)[rank], scores.shape)
+    return int(layer), int(head)
+
+
+# --- numbers of the scenes --------------------------------------------------------------------------------------------
+
+
+@tells("tokens")
+def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    assert viewer.column("story-tokens", "id") == run.ids.tolist()
+    chips = viewer.page.locator("#view .chip")
+    assert chips.count() == len(run.ids) and chips.nth(place.token).get_attribute("aria-pressed") == "true"
+
+
+@tells("vector")
+def check_vector(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    config, token, wte = run.gpt.config, run.ids[place.token], run.gpt.parameters["wte.weight"]
+    parts = [run.embeddings[place.token]]
+    if config.position in ("learned", "sinusoidal"):
+        parts += [run.positions[place.token], run.stream[0, place.token]]
+    assert_same(viewer.matrix("story-vector"), np.stack(parts, 1))
+    wte = wte[: viewer.served.provider.models[0].tokenizer.vocab_size]
+    cosine = wte @ wte[token] / np.linalg.norm(wte, axis=1) / np.linalg.norm(wte[token])
+    marked = viewer("Array.from(document.querySelectorAll('#view line[stroke-width=\"1.5\"]')).length")
+    nearest = [i for i in np.argsort(-cosine) if i != token][:5]
+    assert marked == 5 and {*nearest} <= {*viewer.column("story-map", "id")}
+    shown = np.array([[row[0], *row[2:]] for row in viewer.table("story-map")["rows"]])
+    projected = project(wte, wte)[shown[:, 0].astype(int)]
+    assert_same(shown[:, 1:], projected * np.sign((projected * shown[:, 1:]).sum(0)), 1e-4)
+    if config.position == "rotary":
+        pairs = config.n_embd // config.n_head // 2
+        shown = [math.floor(i * pairs / min(8, pairs)) for i in range(min(8, pairs))]
+        assert_same(viewer.column("story-rotary", "angle"), place.token * 10000.0 ** (-np.array(shown) / pairs))
+    if config.position in ("relative", "alibi"):
+        distance = np.arange(place.token + 1)
+        _, head = previous_token_head(run)
+        relative = config.position == "relative" and run.gpt.parameters["relative_bias.weight"][t5_bucket(distance)]
+        expected = relative[:, head] if config.position == "relative" else -alibi_slopes(config.n_head)[head] * distance
+        assert_same(viewer.column("story-bias", "bias"), expected)
+
+
+def project(vectors: np.ndarray, wte: np.ndarray) -> np.ndarray:
+    """Project vectors on the two principal components of the embeddings."""
+    centered = wte - wte.mean(0)
+    return (vectors - wte.mean(0)) @ np.linalg.svd(centered, full_matrices=False)[2][:2].T
+
+
+@tells("query")
+def check_query(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, head = previous_token_head(run)
+    tokens = tokens_shown(place)
+    assert f"Layer {layer}, head {head}" in viewer.find("story-query").inner_text()
+    assert_same(viewer.matrix("story-query"), run.layer(layer).scores[head][np.ix_(tokens, tokens)])
+
+
+@tells("mask")
+def check_mask(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, head = previous_token_head(run)
+    tokens, activations = tokens_shown(place), run.layer(layer)
+    scores = activations.scores if activations.bias is None else activations.scores + activations.bias
+    masked = np.where(np.triu(np.ones(scores.shape[1:], bool), 1), -np.inf, scores[head])
+    for stage, expected in {"Scores": scores[head], "Masked": masked, "Weights": activations.weights[head]}.items():
+        assert_same(viewer.column("story-mask", stage), expected[np.ix_(tokens, tokens)].flatten())
+
+
+@tells("values")
+def check_values(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, head = previous_token_head(run)
+    activations = run.layer(layer)
+    weights = activations.weights[head, place.token]
+    strongest = np.argsort(-weights)[:4]
+    expected = np.stack([*activations.v[head, strongest], activations.z[head, place.token]], 1)
+    assert_same(viewer.matrix("story-values"), expected)
+    wte = run.gpt.parameters["wte.weight"][: viewer.served.provider.models[0].tokenizer.vocab_size]
+    states = run.stream[:, place.token]
+    length = np.linalg.norm(states, axis=1, keepdims=True)
+    path = project(states * length[0] / length, wte)
+    shown = viewer.matrix("story-path")
+    assert_same(shown, path * np.sign((path * shown).sum(0)), 1e-4)
+
+
+@tells("neuron")
+def check_neuron(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    index = run.gpt.config.n_layer - 1
+    hidden = run.layer(index).hidden
+    written = np.abs(hidden[place.token]) * np.linalg.norm(run.gpt.parameters[f"h.{index}.mlp.c_proj.weight"], axis=0)
+    assert f"Layer {index}, neuron {written.argmax()} " in viewer.find("story-neuron").inner_text()
+    assert_same(viewer.column("story-neuron", "activation"), hidden[:, written.argmax()])
+
+
+@tells("guess")
+def check_guess(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    probabilities = softmax(run.logits_of(run.stream[:, place.token]))  # (2L + 1, V)
+    shown = [viewer.column("story-guess", f"probability {j + 1}") for j in range(5)]
+    assert_same(shown, np.sort(probabilities, axis=-1)[:, ::-1][:, :5].T)
+
+
+@tells("choice")
+def check_choice(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    logits, ids = run.logits[place.token], viewer.column("story-choice", "id")
+    assert sorted(ids) == list(range(viewer.served.provider.models[0].tokenizer.vocab_size))
+    assert_same(viewer.column("story-choice", "logit"), logits[ids])
+    assert_same(viewer.column("story-choice", "probability"), softmax(logits[: len(ids)])[ids])
+    defaults = Sampling(temperature=0.8, top_k=200)
+    filtered = next_token_probabilities(torch.tensor(logits[: len(ids)]), defaults).numpy()
+    assert_same(viewer.column("story-choice", "after the filters"), filtered[ids])
+
+
+@tells("training")
+def check_training(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    steps, *_, last = viewer.column("story-training", "step"), *viewer.matrix("story-training")
+    assert steps == viewer("info.models[0].checkpoints") and len(steps) > 1
+    assert_same(last, [run.losses.mean(), *run.losses])
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_scenes_equal_numpy(new_viewer, served, seed):
+    """After one weight was changed."""
+    viewer, place = new_viewer(served), Place()
+    with served.perturbed(seed) as model:
+        run = NumpyGPT(model).run(viewer.open("tokens").column("tokens", "id"))
+        assert [*CHECKS] == [*SCENES] == viewer("availableScenes().map(({id}) => id)")
+        for scene, check in CHECKS.items():
+            show_scene(viewer, scene, token=place.token)
+            text = viewer.page.locator("#view").inner_text()
+            assert not {"NaN", "undefined", "false", "null"} & {*text.split()}
+            assert 1 <= viewer.page.locator("#view .words p").count() <= 3
+            check(viewer, run, place)
+
+
+@in_browser
+def test_buttons_keys_and_swipes_turn_the_pages(new_viewer, char):
+    viewer = new_viewer(char).follow(char.url)
+    heading = viewer.page.locator("#view h2")
+    assert heading.inner_text() == "1. What does the model see?" and viewer.find("story-back").is_disabled()
+
+    def turn(action: Callable[[], object]) -> int:
+        drawn = viewer("drawing")
+        action()
+        return viewer.wait(drawn).state("story")[0]
+
+    assert turn(viewer.find("story-next").click) == 2
+    viewer("document.activeElement.blur()")
+    for key, number in (("ArrowRight", 3), ("PageDown", 4), ("ArrowLeft", 3)):
+        assert turn(lambda key=key: viewer.page.keyboard.press(key)) == number
+    swipe = """dx => {
+      const box = document.querySelector(".story h2"), touch = x => new Touch({identifier: 1, target: box, clientX: x,
+        clientY: 300});
+      box.dispatchEvent(new TouchEvent("touchstart", {bubbles: true, touches: [touch(400)]}));
+      box.dispatchEvent(new TouchEvent("touchend", {bubbles: true, changedTouches: [touch(400 + dx)]}));
+    }"""
+    assert turn(lambda: viewer(swipe, -150)) == 4 and turn(lambda: viewer(swipe, 150)) == 3
+    viewer.page.go_back()
+    assert viewer.wait().state("story") == [4]
+    turn(lambda: viewer.page.get_by_label("9. How did it learn this?").click())
+    assert heading.inner_text().startswith("9.") and viewer.find("story-next").is_disabled()
+    assert viewer.page.url.endswith("story=9")
+
+
+@in_browser
+def test_the_button_of_each_scene_does_what_it_says(new_viewer, char):
+    viewer = new_viewer(char, reduced_motion="reduce").open("tokens")
+    run = NumpyGPT(viewer.served.provider.models[0].model).run(viewer.column("tokens", "id"))
+
+    def press(scene: str) -> Viewer:
+        show_scene(viewer, scene, token=17)
+        return press_again()
+
+    def press_again() -> Viewer:
+        viewer.find("story-try").click()
+        return viewer.wait()
+
+    press("tokens")
+    assert viewer.page.locator("#text").input_value() == TEXT.swapcase()
+    assert press("vector").state("token") == [16]
+    layer, head = previous_token_head(run, rank=1)
+    assert f"Layer {layer}, head {head}" in press("query").find("story-query").inner_text()
+    stages = [press("mask"), press_again(), press_again()]
+    assert viewer.page.locator("#view svg.grid").get_attribute("data-stage") == "Scores" and len(stages) == 3
+    arrows = press("values").page.locator("[data-testid=story-path] line")
+    assert arrows.count() == 2 * run.gpt.config.n_layer
+    before = show_scene(viewer, "neuron", token=17).find("story-neuron").inner_text()
+    assert press_again().find("story-neuron").inner_text() != before
+    assert press("guess").state("token") == [18]
+    assert press("training").page.locator("tr.hidden").count() == 0
+
+
+@in_browser
+def test_drawn_tokens_equal_those_of_language_model(new_viewer, char):
+    viewer = new_viewer(char)
+    viewer.open("story", story=8, token=17, temperature=0.7, top_k=20, seed=5)
+    for _ in range(6):
+        drawn = viewer("drawing")
+        viewer.find("story-try").click()
+        viewer.wait(drawn)
+    expected = language_model(viewer).generate(TEXT[:18], max_new_tokens=6, temperature=0.7, top_k=20, seed=5)
+    text = TOKENIZERS["char"].decode([*map(int, viewer.state("ids")[0].split(","))])
+    assert text == TEXT[:18] + expected
+
+
+@in_browser
+def test_presenting_shows_only_the_scene(new_viewer, char):
+    viewer = new_viewer(char).open("story", story=3)
+    viewer.press("p").page.locator("#header").wait_for(state="hidden")
+    assert not viewer.page.locator("#menu, #header, #text, footer").filter(visible=True).count()
+    viewer.page.keyboard.press("ArrowRight")
+    viewer.page.get_by_role("heading", name="4. What may it see?").wait_for()
+    viewer("document.exitFullscreen()")
+    viewer.page.locator("#header").wait_for()
+
+
+@in_browser
+def test_scenes_that_do_not_apply_are_left_out(new_viewer, tmp_path):
+    """A run with one checkpoint has no training to show; one token has no previous one."""
+    run = save_run(tmp_path / "run", {100: build_model("char", 1)}, TOKENIZERS["char"], {})
+    with serving([run]) as served:
+        viewer = new_viewer(served)
+        assert viewer.open("tokens")("availableScenes().length") == len(SCENES) - 1
+        assert viewer.open("story", story=9).page.locator("#view h2").inner_text().startswith("8.")
+        for number in range(1, 9):
+            viewer.show("story", story=number, ids="5")
+            assert not viewer.page.locator("#view .error:not(:empty)").count()
+            assert not {"NaN", "undefined", "null"} & {*viewer.page.locator("#view").inner_text().split()}
