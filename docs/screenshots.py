@@ -44,7 +44,8 @@ class Shot:
 
 
 SHOTS = {
-    "page": Shot("looking-back", state={"layer": 1, "head": 3, "token": 60}, size=(1100, 800)),
+    "story": Shot("story", state={"story": 3, "token": 47}, size=(1240, 800)),
+    "page": Shot("looking-back", state={"layer": 1, "head": 1, "token": 60}, size=(1100, 800)),
     "map": Shot("map", ("map",), size=(1240, 660)),
     "vocabulary": Shot("embedding", ("vocabulary-map",)),
     "row": Shot("attention-row", ("attention-row",), {"text": SHORT, "layer": 0, "head": 2}),
