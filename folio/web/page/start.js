@@ -86,6 +86,7 @@ function drawStrip({labels, names, token, overview, other}) {
   const color = available.includes(state.color) ? state.color : "loss";
   const {read, unit, scale = "sequential"} = COLORINGS[color], max = COLORINGS[color].max();
   const shown = [overview, other?.overview, color, token, palette()];
+  document.querySelectorAll("#strip .pointed").forEach(node => node.classList.remove("pointed"));
   if (shown.every((x, i) => x === shownStrip[i])) return;
   shownStrip = shown;
   byId("strip-bar").replaceChildren(
@@ -173,7 +174,7 @@ document.addEventListener("keydown", event => {
   if (!info || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const [{config: {n_layer, n_head}, checkpoints: steps}] = info.models, index = steps.indexOf(shownStep());
   const count = byId("strip").childElementCount, token = state.token < 0 ? count - 1 : state.token;
-  const action = views[state.view].keys?.[event.key]; // a key of the view
+  const action = event.target.id !== "strip" && views[state.view].keys?.[event.key]; // a key of the view
   if (action) {
     event.preventDefault();
     return action();

@@ -89,6 +89,8 @@ def test_the_list_of_tokens_has_an_active_option(char_viewer, press):
     active = char_viewer.page.locator(f"#{char_viewer.page.locator('#strip').get_attribute('aria-activedescendant')}")
     assert active.get_attribute("role") == "option" and active.get_attribute("aria-selected") == "true"
     assert active.get_attribute("data-testid") == "strip-4" and char_viewer.state("token") == [4]
+    char_viewer.show("story", story=3, token=8)
+    assert press("#strip", "ArrowLeft").state("token", "story") == [7, 3]
 
 
 @in_browser
