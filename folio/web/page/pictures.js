@@ -381,13 +381,14 @@ const FRAME_STROKES = [{stroke: PAPER, "stroke-width": 4}, {stroke: "var(--ink)"
 // relative to this vector's maximum), rule (true: a line above, as over a sum)}. options: axis (name of the index),
 // index (the selected one, whose numbers are at the right), selected(i, k) (whether a cell is framed), click(i, k),
 // read(i, k, x) (text of the line below), group (cells per group, with the names in `groups` above), textWidth, table,
-// note, below (elements).
+// note, width, below (elements).
 function vectorPicture(id, title, rows, options = {}) {
   const {axis = "channel", index, selected = (_, k) => k === index, click, note, below = [], textWidth = 80} = options;
   const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
   const longest = Math.max(...rows.map(row => row.vector.length));
   const commonMax = maxAbs(rows.map(row => maxAbs(row.vector)));
-  const labelWidth = 110, available = Math.max(120, fitWidth(640 + labelWidth + textWidth) - labelWidth - textWidth);
+  const labelWidth = 110, {width: room = fitWidth(640 + labelWidth + textWidth)} = options;
+  const available = Math.max(120, room - labelWidth - textWidth);
   const limit = Math.ceil(longest / Math.ceil(2.5 * longest / available)); // cells have 2.5 pixels or more
   const columns = group ? Math.max(group, Math.floor(limit / group) * group) : limit;
   const cell = Math.min(14, available / columns), line = longest > columns ? 9 : 16;

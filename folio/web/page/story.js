@@ -18,6 +18,12 @@ async function animate(node, milliseconds, frame) {
   frame(1);
 }
 
+// The width of a picture in a pair of them, beside the words (see .scene and .pair in style.css).
+function pairWidth() {
+  const width = fitWidth(Infinity), stage = window.innerWidth > 1000 ? width - 360 : width;
+  return stage > 900 ? (stage - 32) / 2 : stage;
+}
+
 // The positions of the tokens in pictures of attention.
 function storyTokens({token}) {
   const first = Math.max(0, token - STORY_TOKENS + 1);
@@ -79,7 +85,7 @@ SCENES.push({
     const strips = vectorPicture("story-vector", `Token ${names[token]} as ${config.n_embd} numbers`, [
       {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${token}`, vector: added.data},
       isAdded && {label: "sum", vector: start, rule: true},
-    ].filter(Boolean), {textWidth: 10});
+    ].filter(Boolean), {textWidth: 10, width: pairWidth()});
     const isMusic = model.tokenizer === "midi", names5 = near.map(([id]) => quoted(pieces[id])).join(", ");
     return {
       picture: div("pair", div("", strips, positionPicture(context, angles, bias)),
@@ -106,7 +112,7 @@ const POSITION_WORDS = {
 
 // The vocabulary's map, with lines from the selected token to its nearest.
 function vocabularyPicture({ids, token}, {map, place, nearest, nearest_places: places}) {
-  const width = fitWidth(520), height = Math.round(0.8 * width), id = ids[token];
+  const width = Math.min(520, pairWidth()), height = Math.round(0.8 * width), id = ids[token];
   const all = new Map(range(map.shape[0]).map(i => [i, rowOf(map, i)])).set(id, place.data);
   const near = Array.from(nearest.data, (other, i) => [other, rowOf(places, i)]).filter(([other]) => other !== id)
     .slice(0, STORY_NEIGHBORS);
@@ -260,7 +266,8 @@ SCENES.push({
           + "answers with its key (above).",
         `A large orange dot is a good match: here ${quoted(labels[token])} finds ${quoted(labels[best])}, at position `
           + `${best}.`,
-        `On average, this head gives ${percent(score)} of its attention to the previous token.`,
+        `On average, this head gives ${percent(score)} of its attention to the previous token`
+          + `${best === token - 1 ? "." : ", but not here."}`,
       ],
       action: ["Try another head", nextHead],
       more: ["all-heads", "All heads"],
@@ -342,7 +349,7 @@ SCENES.push({
       ...strongest.map(t => ({label: names[t], vector: rowOf(v, t), fade: 0.15 + 0.85 * row[t] / row[strongest[0]],
         text: percent(row[t])})),
       {label: "sum of all", vector: rowOf(z, token), rule: true},
-    ], {textWidth: 70});
+    ], {textWidth: 70, width: pairWidth()});
     const taken = strongest.slice(0, 2).map(t => `${percent(row[t])} of the value of ${quoted(labels[t])}`);
     const path = streamPath(context, states, vocabulary), final = best.data[best.data.length - best.shape[1]];
     return {
@@ -366,7 +373,7 @@ function streamPath({ids, token}, states, {map, mean, plane}) {
   const project = x => range(2).map(axis => sumOf(Array.from(x, (value, c) =>
     (value * length / norm(x) - mean.data[c]) * plane.data[2 * c + axis])));
   const path = vectors.map(project), dots = range(Math.min(map.shape[0], 400)).map(i => rowOf(map, i));
-  const width = fitWidth(520), height = Math.round(0.8 * width), all = [...path, ...dots];
+  const width = Math.min(520, pairWidth()), height = Math.round(0.8 * width), all = [...path, ...dots];
   const X = scaleOf(all.map(p => p[0]), 24, width - 24), Y = scaleOf(all.map(p => p[1]), height - 24, 24);
   const steps = path.slice(1).map(([x, y], s) => svg("line", {
     x1: X(path[s][0]), y1: Y(path[s][1]), x2: X(x), y2: Y(y), stroke: s % 2 ? ORANGE : BLUE, "stroke-width": 2.5,
@@ -412,8 +419,9 @@ SCENES.push({
           element("small", {}, signed(x)))))))),
       words: [
         `After attention, each token is processed alone by ${short(4 * config.n_embd)} neurons per layer.`,
-        `Neuron ${index} is the one that writes most for ${quoted(labels[token])}: ${short(values[token])}. In this `
-          + `text, it is strongest at ${top.map(t => `${quoted(labels[t])} (${t})`).join(", ")}.`,
+        `Neuron ${index} is number ${place + 1} of those that write most for ${quoted(labels[token])}; its activation `
+          + `is ${short(values[token])}. In this text, it is strongest at `
+          + `${top.map(t => `${quoted(labels[t])} (${t})`).join(", ")}.`,
         `Here it makes ${up.slice(0, 3).map(([id]) => quoted(pieces[id])).join(", ")} more likely to follow.`,
       ],
       action: ["Show the next neuron", () => change({story_neuron: state.story_neuron + 1})],
@@ -506,7 +514,7 @@ SCENES.push({
           + "highest.",
         "The temperature divides the scores: below 1, likely tokens become more likely; at 0, only the first remains.",
         `Then a random number, here ${u.toFixed(4)} from the seed ${state.seed}, picks a place on the line, and the `
-          + "token there is appended, as in sample.py.",
+          + "token there is appended, as in sample.py. At temperature 0, the first token is taken.",
       ],
       action: ["Draw a token", append],
     };

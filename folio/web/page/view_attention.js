@@ -55,7 +55,7 @@ function dot(x, y) {
 defineView({
   id: "looking-back", title: "What a token attends to",
   about: "Attention moves information from earlier tokens to later ones. Hover over a token to see its attention "
-    + "weights: darker tokens have larger weights in this head.",
+    + "weights: tokens with a stronger color have larger weights in this head.",
   async draw(box, context) {
     const {labels, names, token, layer, head} = context;
     const shownHeads = range(context.config.n_head).filter(h => state.all_heads || h === head);

@@ -15,8 +15,8 @@ const MAX_HEAD_ROWS = 200; // in the table; the CSV has all
 
 defineView({
   id: "all-heads", title: "All heads",
-  about: "Rows are queries, columns are keys; darker cells have more weight. Heads specialize: sort them by a score, "
-    + "and click one to open it.",
+  about: "Rows are queries, columns are keys; cells with a stronger color have more weight. Heads specialize: sort "
+    + "them by a score, and click one to open it.",
   draw(box, {overview: {tensors}, config: {n_head}, layer, head}) {
     const names = Object.keys(HEAD_SCORES), columns = ["layer", "head", ...names], key = columns.indexOf(state.sort);
     const rows = Array.from(tensors.score_previous.data, (_, i) =>

@@ -248,7 +248,7 @@ function stateName(s) {
   return s === 0 ? "embedding" : `${s % 2 ? "attention" : "MLP"} ${Math.floor((s - 1) / 2)}`;
 }
 
-// A cell of the logit lens. Darker cells are more probable.
+// A cell of the logit lens. Cells with a stronger color are more probable.
 function lensCell(id, probability, next) {
   return element("td", {class: id === next && "next", style: onColor("sequential", 0.85 * probability)},
     visible(pieces[id]), element("small", {}, percent(probability)));
@@ -284,7 +284,7 @@ defineView({
           s => [...top.map(j => lensCell(valueAt(best, s, j), valueAt(bestP, s, j), next)),
             ...[nextP && percent(nextP.data[s]), rank && short(rank.data[s]), short(norms[s]), short(added[s])]
               .map(text => element("td", {}, text))]),
-        "Darker is more probable; added: norm of the output of attention or the MLP."
+        "A stronger color is more probable; added: norm of the output of attention or the MLP."
           + (next === undefined ? ""
             : ` Framed: the next token, ${visible(pieces[next])}; its rank is the number of more likely tokens.`)),
       picture("lens-window", "Surrounding tokens",

@@ -4,8 +4,8 @@ const SPAN_SHADES = 4; // doublings of the length expected by chance, from white
 
 defineView({
   id: "memorized", title: "Memorized from the training data",
-  about: "Darker tokens belong to longer spans of the training data. A span much longer than those in the validation "
-    + "data is probably memorized.",
+  about: "Tokens with a stronger color belong to longer spans of the training data. A span much longer than those "
+    + "in the validation data is probably memorized.",
   async draw(box, context) {
     const {facts, tensors} = await context.ask("memorized"), {ids, labels} = context;
     if (facts.reason) {
@@ -27,7 +27,7 @@ defineView({
           testid: `memorized-${t}`, click: () => change({token: t, span: -1}),
           title: `${t}: in a span of ${countTokens(covering[t])}`,
           style: {...shade(covering[t]), borderBottom: `2px solid ${isSelected(t) ? "var(--accent)" : "transparent"}`},
-        })), `White: up to ${countTokens(chance)}, expected by chance. Darkest: ${max} or more. `
+        })), `No color: up to ${countTokens(chance)}, expected by chance. Strongest: ${max} or more. `
           + "Underlined: the span below."));
     if (selected) box.append(sourcePicture(selected, countTokens(size(selected))));
     if (!spans.length) return;
@@ -69,7 +69,7 @@ function sourcePicture(span, length) {
   const {count, dataset, shard, shards, offset, before, text, after} = span;
   const columns = ["start", "end", "count", "dataset", "shard", "offset", "before", "text", "after"];
   const quote = div("token-strip", before && `…${before}`,
-    element("mark", {style: {background: LIGHT}}, text), after && `${after}…`);
+    element("mark", {style: {background: LIGHT, color: "inherit"}}, text), after && `${after}…`);
   return picture("memorized-place", `In the training data: ${length}`,
     () => ({columns, rows: [columns.map(name => span[name])]}), quote,
     `${count > 1 ? `The first of ${short(count)} occurrences` : "The only occurrence"}: ${dataset}`
