@@ -227,6 +227,7 @@ function pointAtTokens(...tokens) {
 }
 
 const nextHead = () => change({story_head: state.story_head + 1});
+const previousHead = () => change({story_head: Math.max(0, state.story_head - 1)});
 
 SCENES.push({
   id: "query", title: "What is the token looking for?", closer: "qkv",
@@ -599,7 +600,8 @@ let touchStart = null; // where a swipe began
 
 defineView({
   id: "story", title: "The story", about: "",
-  keys: {ArrowRight: turnPage(1), ArrowLeft: turnPage(-1), PageDown: turnPage(1), PageUp: turnPage(-1), p: present},
+  keys: {ArrowRight: turnPage(1), ArrowLeft: turnPage(-1), PageDown: turnPage(1), PageUp: turnPage(-1), p: present,
+    "]": nextHead, "[": previousHead},
   async draw(box, context) {
     const scenes = availableScenes(), number = clamp(state.story, 1, scenes.length), scene = scenes[number - 1];
     const {picture, words, action: [label, act], more = scene.more, start} = await scene.draw(context);

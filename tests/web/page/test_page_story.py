@@ -221,6 +221,8 @@ def test_the_button_of_each_scene_does_what_it_says(new_viewer, char):
     assert press("vector").state("token") == [16]
     layer, head = previous_token_head(run, rank=1)
     assert f"Layer {layer}, head {head}" in press("query").find("story-query").inner_text()
+    viewer("document.activeElement.blur()")
+    assert viewer.press("]").state("story_head") == [2] and viewer.press("[", "[", "[").state("story_head") == [0]
     stages = [press("mask"), press_again(), press_again()]
     assert viewer.page.locator("#view svg.grid").get_attribute("data-stage") == "Scores" and len(stages) == 3
     arrows = press("values").page.locator("[data-testid=story-path] line")
