@@ -21,7 +21,7 @@ async function animate(node, milliseconds, frame) {
 // The width of a picture in a pair of them, beside the words (see .scene and .pair in style.css).
 function pairWidth() {
   const width = fitWidth(Infinity), stage = window.innerWidth > 1000 ? width - 360 : width;
-  return stage > 900 ? (stage - 32) / 2 : stage;
+  return stage > 892 ? (stage - 32) / 2 : stage;
 }
 
 // The positions of the tokens in pictures of attention.

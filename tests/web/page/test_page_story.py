@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from folio.decoding.sampling import Sampling, next_token_probabilities
@@ -269,3 +270,21 @@ def test_scenes_that_do_not_apply_are_left_out(new_viewer, tmp_path):
             viewer.show("story", story=number, ids="5")
             assert not viewer.page.locator("#view .error:not(:empty)").count()
             assert not {"NaN", "undefined", "null"} & {*viewer.page.locator("#view").inner_text().split()}
+
+
+@in_browser
+@pytest.mark.parametrize("width", [1290, 1300, 1400])
+def test_pictures_beside_each_other_fit(width, new_viewer, char):
+    """The map ran under the words, and strips were cut off."""
+    viewer = new_viewer(char, width=width)
+    for scene in (2, 5):
+        viewer.open("story", story=scene)
+        assert all(
+            viewer(
+                """() => Array.from(document.querySelectorAll("#view .stage figure"), figure => {
+                  const {right} = figure.getBoundingClientRect();
+                  return Array.from(figure.querySelectorAll("svg")).every(drawing =>
+                    drawing.getBoundingClientRect().right <= right + 1);
+                })"""
+            )
+        )
