@@ -158,17 +158,8 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
             raise UserError(f"with_index: {cfg.paths[0]}: {problem}") from None
         print(f"the validation loss is not measured: {problem}")
         facts = TrainingFacts(losses=[])
-    header = html_file.make_header(
-        viewed,
-        stored,
-        weights,
-        cfg.dtype,
-        text,
-        facts.losses,
-        facts.languages,
-        facts.index,
-        html_export.record_training(viewed, text),
-    )
+    training, (losses, languages, index, _) = html_export.record_training(viewed, text), facts
+    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages, index, training)
     with removed_on_error(output):
         html_file.write_html(output, header, weights.content + facts.index_content)
         html_file.check_weights(loaded.model, html_file.read_html(output).weights)
