@@ -11,6 +11,7 @@ import pytest
 from folio.experiments.replay_report import as_page, label, visible
 from tests.support.replays import CHARACTERS, random_report, replay
 from tests.support.viewers import in_browser
+from tests.support.waiting import wait_until
 from train import train
 
 
@@ -81,14 +82,16 @@ def test_the_page_shows_the_loss_of_the_token_under_the_pointer(tiny, open_page)
         assert f"loss {hardest['losses'][t]:.4f} nats" in page.locator("#token").inner_text()
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        colors = tokens.evaluate_all("tokens => tokens.map(token => [token.style.background, token.style.color])")
         shares = [loss / float(page.locator(".color-bar i").get_attribute("data-max")) for loss in hardest["losses"]]
         script = """shares => shares.map(share => {
           const {background, color} = onColor("sequential", share), {style} = document.createElement("b");
           Object.assign(style, {background, color});
           return [style.background, style.color];
         })"""
-        assert colors == page.evaluate(script, shares) and len({*map(tuple, colors)}) > 3
+        expected = page.evaluate(script, shares)
+        assert len({*map(tuple, expected)}) > 3
+        drawn = "tokens => tokens.map(token => [token.style.background, token.style.color])"
+        wait_until(lambda drawn=drawn, expected=expected: tokens.evaluate_all(drawn) == expected)
     bars = page.locator(".bar").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
     norms = [p["gradient_norm"] for p in facts["parameters"]]
     assert norms == sorted(norms, reverse=True) and len(bars) == len(norms)
