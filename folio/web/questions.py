@@ -32,7 +32,7 @@ from folio.web.viewed_model import LRUCache, ViewedModel
 from model import GPT, angles, sinusoids
 
 MAX_CHARACTERS = 100_000  # per text
-THUMBNAIL_SIZE = 32  # rows and columns of a head's thumbnail
+THUMBNAIL_SIZE = 64  # rows and columns of a head's thumbnail
 LENS_TOP_K = 5  # tokens per state of the logit lens
 LENS_POSITIONS = 12  # tokens of the text shown in one logit lens
 TOP_EFFECTS = 5  # tokens with the largest positive and negative logit effects
@@ -423,7 +423,8 @@ class TraceProvider:
         """Return the nearest neighbors of a token id (`row`) by cosine similarity, and a map of the vocabulary.
 
         The map projects the first MAP_TOKENS embeddings onto the two largest principal components of all embeddings.
-        place, nearest_places: coordinates of the token and its neighbors. mean (C,), plane (C, 2): the projection.
+        place, nearest_places: coordinates of the token and its neighbors. nearest_vectors (N, C): their embeddings.
+        mean (C,), plane (C, 2): the projection.
         """
         viewed = self._viewed(question)
         table = viewed.model_at(question.step).transformer.wte.weight[: viewed.tokenizer.vocab_size]  # (V, C)
@@ -442,6 +443,7 @@ class TraceProvider:
             "similarity": nearest.values,
             "place": (table[token] - mean) @ plane,  # (2,)
             "nearest_places": (table[nearest.indices] - mean) @ plane,  # (N, 2)
+            "nearest_vectors": table[nearest.indices],
             "mean": mean,
             "plane": plane,
         }

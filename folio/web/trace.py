@@ -251,7 +251,7 @@ def forward_hooks(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) 
 
 # --- head scores ------------------------------------------------------------------------------------------------------
 
-HEAD_SCORES = ("previous", "first", "itself", "prefix", "entropy", "distance")
+HEAD_SCORES = ("previous", "first", "itself", "prefix", "entropy", "distance", "offset")
 
 
 def head_scores(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -261,6 +261,7 @@ def head_scores(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
     prefix: prefix-matching score, the weight of tokens after an earlier occurrence of the query's token, averaged over
         queries that have one. High for induction heads (Olsson et al. 2022, "In-context Learning and Induction Heads").
     entropy: of a query's weights, in nats. distance: mean distance of the keys, in tokens.
+    offset: the distance with the largest total weight, in tokens: 1 for a previous-token head.
     """
     T = len(ids)
     queries, keys = torch.arange(T, device=ids.device)[:, None], torch.arange(T, device=ids.device)
@@ -275,7 +276,9 @@ def head_scores(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
         "entropy": -torch.special.xlogy(weights, weights).sum(-1)[:, 1:],
         "distance": (weights * (queries - keys)).sum(-1)[:, 1:],
     }  # each (H, queries)
-    return {name: values.mean(-1) if values.shape[-1] else values.sum(-1) for name, values in by_query.items()}
+    scores = {name: values.mean(-1) if values.shape[-1] else values.sum(-1) for name, values in by_query.items()}
+    by_distance = [weights[:, 1:].diagonal(1 - distance, dim1=1, dim2=2).sum(-1) for distance in range(T)]
+    return {**scores, "offset": torch.stack(by_distance).argmax(0).to(weights)}
 
 
 def repeated_random_ids(vocab_size: int, length: int, seed: int = 0) -> Tensor:

@@ -141,7 +141,8 @@ def test_overview_equals_numpy(provider, model):
     assert np.abs(tensors["thumbnails"] / 255 - np.sqrt(weights)).max() <= 0.5 / 255 + 1e-5
 
 
-def test_thumbnails_are_max_pooled(provider, model):
+def test_thumbnails_are_max_pooled(provider, model, monkeypatch):
+    monkeypatch.setattr("folio.web.questions.THUMBNAIL_SIZE", 32)
     ids = torch.randint(20, (40,)).tolist()
     thumbnails = ask(provider, "overview", ids=ids)[1]["thumbnails"]
     run = NumpyGPT(model).run(ids)

@@ -189,6 +189,7 @@ def test_head_scores_are_means_over_queries(seed):
             "prefix": np.mean([w[t, keys].sum() for t, keys in enumerate(prefix) if keys]),
             "entropy": np.mean([-sum(p * math.log(p) for p in w[t] if p) for t in queries]),
             "distance": np.mean([sum((t - k) * w[t, k] for k in range(t)) for t in queries]),
+            "offset": np.argmax([sum(w[t, t - d] for t in queries if t >= d) for d in range(30)]),
         }
         assert {name: score[h].item() for name, score in scores.items()} == pytest.approx(expected)
 

@@ -322,7 +322,7 @@ class Answers {
 
   // The nearest neighbors of a token id (`row`) by cosine similarity, and a map of the vocabulary: its first tokens
   // projected onto the two largest principal components of all. place, nearest_places: coordinates of the token and its
-  // neighbors. mean, plane: the projection.
+  // neighbors. nearest_vectors: their embeddings. mean, plane: the projection.
   *vocabulary(question) {
     this.requireStep(question);
     const V = this.tokenizer.vocabSize, {n_embd: C} = this.config, token = question.row ?? 0;
@@ -345,6 +345,7 @@ class Answers {
       similarity: floats([nearest.length], nearest.map(id => similarity[id])),
       place: floats([axes.length], project(token)),
       nearest_places: floats([nearest.length, axes.length], nearest.flatMap(project)),
+      nearest_vectors: floats([nearest.length, C], nearest.flatMap(id => Array.from(row(id)))),
       mean: floats([C], mean),
       plane: floats([C, axes.length], range(C).flatMap(c => axes.map(axis => axis[c]))),
     }};

@@ -256,6 +256,7 @@ function* headScores(weights, ids, H) {
   }
   const matched = after.filter(keys => keys.length).length;
   for (let h = 0; h < H; h++) {
+    const byDistance = new Float64Array(T);
     for (let t = 0; t < T; t++) {
       const row = weights.subarray((h * T + t) * T, (h * T + t + 1) * T);
       for (const key of after[t]) scores.prefix[h] += row[key] / matched;
@@ -265,10 +266,12 @@ function* headScores(weights, ids, H) {
       scores.itself[h] += row[t] / (T - 1);
       for (let key = 0; key < T; key++) {
         scores.distance[h] += row[key] * (t - key) / (T - 1);
+        if (key <= t) byDistance[t - key] += row[key];
         if (row[key] !== 0) scores.entropy[h] -= row[key] * Math.log(row[key]) / (T - 1);
       }
       if (t % CHUNK_TOKENS === 0) yield;
     }
+    scores.offset[h] = Math.max(0, byDistance.indexOf(Math.max(...byDistance))); // 0 if they are NaN
   }
   return scores;
 }

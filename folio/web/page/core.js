@@ -108,7 +108,7 @@ const DEFAULTS = {
 };
 
 const state = {...DEFAULTS};
-const views = {}; // {id, title, about, draw(box, context)} by id; ordered by MENU in start.js
+const views = {}; // by id: {id, title, about, draw(box, context)}, and perhaps keys, available(), defaultToken(labels)
 let info; // the answer to "models"
 let pieces; // text of each token id
 
@@ -246,7 +246,8 @@ async function loadContext() {
   }
   state.layer = clamp(state.layer, 0, n_layer - 1);
   state.head = clamp(state.head, 0, n_head - 1);
-  const token = state.token < 0 ? ids.length - 1 : Math.min(state.token, ids.length - 1);
+  const labels = ids.map(id => pieces[id]), {defaultToken = () => ids.length - 1} = views[state.view];
+  const token = state.token < 0 ? defaultToken(labels) : Math.min(state.token, ids.length - 1);
   state.replaced = replacements(ids).map(entry => entry.join(":")).join(",");
   const asked = []; // questions of the view about the text, for prefetch
   const askAndRecord = (kind, options) => {
@@ -254,7 +255,7 @@ async function loadContext() {
     return ask(question(kind, ids, options));
   };
   const overview = await askAndRecord("overview");
-  const {layer, head} = state, labels = ids.map(id => pieces[id]);
+  const {layer, head} = state;
   const names = labels.map((label, t) => `${t} ${visible(label)}`);
   return {
     model, ids, token, layer, head, note, overview, asked, config: model.config, labels, names, ask: askAndRecord,

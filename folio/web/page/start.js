@@ -79,6 +79,7 @@ function drawCheckpoints(model) {
   output.textContent = `step ${short(current)}${current < newest ? ` of ${short(newest)}` : ""}`;
 }
 
+const STRIP_LINE = 21; // in pixels, see #strip in style.css
 let shownStrip = []; // arguments of the last drawStrip
 
 function drawStrip({labels, names, token, overview, other}) {
@@ -102,8 +103,8 @@ function drawStrip({labels, names, token, overview, other}) {
       testid: `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
     };
   }));
-  const {top, height} = strip.children[token].getBoundingClientRect();
-  strip.scrollTop += top - strip.getBoundingClientRect().top - (strip.clientHeight - height) / 2;
+  const lines = (strip.children[token].getBoundingClientRect().top - strip.getBoundingClientRect().top) / STRIP_LINE;
+  strip.scrollTop += STRIP_LINE * Math.floor(lines); // whole lines
 }
 
 // The views, in the order of the computation.
@@ -173,7 +174,7 @@ document.addEventListener("keydown", event => {
   const isTyping = event.target.matches("textarea, input, select");
   if (!info || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const [{config: {n_layer, n_head}, checkpoints: steps}] = info.models, index = steps.indexOf(shownStep());
-  const count = byId("strip").childElementCount, token = state.token < 0 ? count - 1 : state.token;
+  const tokens = [...byId("strip").children], token = tokens.findIndex(node => node.matches(".selected"));
   const action = event.target.id !== "strip" && views[state.view].keys?.[event.key]; // a key of the view
   if (action) {
     event.preventDefault();
@@ -183,7 +184,7 @@ document.addEventListener("keydown", event => {
   const move = (name, to, length) => ({[name]: clamp(to, 0, length - 1)});
   const choose = (name, values, to) => values.length > 1 ? {[name]: values[clamp(to, 0, values.length - 1)]} : {};
   const changes = {
-    ArrowLeft: move("token", token - 1, count), ArrowRight: move("token", token + 1, count),
+    ArrowLeft: move("token", token - 1, tokens.length), ArrowRight: move("token", token + 1, tokens.length),
     ArrowUp: move("layer", state.layer - 1, n_layer), ArrowDown: move("layer", state.layer + 1, n_layer),
     "[": move("head", state.head - 1, n_head), "]": move("head", state.head + 1, n_head),
     ",": choose("step", steps, index - 1), ".": choose("step", steps, index + 1),

@@ -15,7 +15,7 @@ function headPicker(context) {
   }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`)));
 }
 
-// A thumbnail of a head's attention weights, at most 32 x 32 cells. Rows are queries.
+// A thumbnail of a head's attention weights, at most 64 x 64 cells. Rows are queries.
 function thumbnail({shape: [, heads, n], data}, layer, head) {
   const weights = rowOf({shape: [0, n * n], data}, layer * heads + head);
   const canvas = imageOf(weights, n, n, "sequential", x => x / 255);
@@ -54,7 +54,7 @@ function dot(x, y) {
 
 defineView({
   id: "looking-back", title: "What a token attends to",
-  about: "Attention moves information from earlier tokens to later ones. Hover over a token to see its attention "
+  about: "Attention moves information from earlier tokens to later ones. Point at a token to see its attention "
     + "weights: tokens with a stronger color have larger weights in this head.",
   async draw(box, context) {
     const {labels, names, token, layer, head} = context;
@@ -74,19 +74,20 @@ defineView({
       const top = topIndices(row, 5).filter(t => row[t] > MIN_WEIGHT);
       readout.textContent = `${names[query]} attends to  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
       arcs.replaceChildren(drawArcs(context, query, headsFor(query)));
+      arcsPicture.querySelector("h3").textContent = `Arcs from token ${names[query]}`;
     }
 
     const headsFor = query => arcHeads(context, h => rowOf(matrices[shownHeads.indexOf(h)], query));
-    const heads = headsFor(token);
+    const heads = headsFor(token), arcsPicture = picture("arcs", "", () => ({
+      columns: ["key", "token", ...heads.map(({name}) => name)],
+      rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
+    }), div("", controls(checkbox("all_heads", "arcs of all heads")), arcs));
     show(token);
     text.addEventListener("pointerleave", () => show(token));
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
         () => matrixTable(["query", names], ["key", names], weights), div("", text, shadeBar(), readout)),
-      picture("arcs", `Arcs from token ${names[token]}`, () => ({
-        columns: ["key", "token", ...heads.map(({name}) => name)],
-        rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
-      }), div("", controls(checkbox("all_heads", "arcs of all heads")), arcs)));
+      arcsPicture);
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
       + 60);
   },

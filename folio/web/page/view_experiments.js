@@ -10,6 +10,7 @@ const HEAD_SCORES = { // see head_scores in folio/web/trace.py
     + "induction heads",
   entropy: "entropy of the weights in nats: 0 for one token, ln n for n tokens with equal weights",
   distance: "mean distance of the keys, in tokens",
+  offset: "the distance with the most weight, in tokens: 1 for the previous token, 2 for the one before it",
 };
 const MAX_HEAD_ROWS = 200; // in the table; the CSV has all
 
@@ -56,7 +57,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
         left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,
       },
       click: () => open(row),
-    }, `${layer}.${head}`, key >= 2 && [element("br"), row[key].toFixed(row[key] < 10 ? 2 : 0)]);
+    }, `${layer}.${head}`, key >= 2 && [element("br"), row[key].toFixed(Number.isInteger(row[key]) || row[key] >= 10 ? 0 : 2)]);
   }), rows.findIndex(isSelected))));
 }
 

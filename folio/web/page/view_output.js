@@ -71,14 +71,16 @@ defineView({
   },
 });
 
-// Bars for the probabilities in the table. Tokens that cannot be sampled are pale.
-function probabilityBars(ids, probabilities) {
-  const left = 90, line = 26.5, width = fitWidth(440) - 2 * left, max = maxAbs(probabilities);
-  return svg("svg", {width: left + width + 90, height: (ids.length + 1) * line}, ids.map((id, i) => {
-    const y = (i + 1) * line, p = probabilities[id], barWidth = width * p / max;
+// Bars for probabilities, with those in `before` behind them. Tokens that cannot be sampled are pale.
+function probabilityBars(ids, probabilities, {before = probabilities, width = fitWidth(440)} = {}) {
+  const left = 90, line = 26.5, room = width - 2 * left;
+  const max = Math.max(maxAbs(probabilities), maxAbs(before));
+  return svg("svg", {width, height: (ids.length + 1) * line}, ids.map((id, i) => {
+    const y = (i + 1) * line, p = probabilities[id], length = x => Math.max(room * x / max, 0.5);
     return svg("g", {opacity: p ? 1 : 0.35},
       svg("text", {x: left - 6, y: y + 17, "text-anchor": "end"}, visible(pieces[id])),
-      svg("rect", {x: left, y: y + 5, width: Math.max(barWidth, 0.5), height: line - 10, fill: BLUE}),
-      p > 0 && softText(left + barWidth + 6, y + 17, percent(p)));
+      svg("rect", {x: left, y: y + 2, width: length(before[id]), height: line - 4, fill: FILL}),
+      svg("rect", {x: left, y: y + 5, width: length(p), height: line - 10, fill: BLUE}),
+      p > 0 && softText(left + length(Math.max(p, before[id])) + 6, y + 17, percent(p)));
   }));
 }

@@ -105,8 +105,8 @@ def test_steps_of_a_curve(char_viewer, press):
 def test_products_of_the_story(char_viewer, press):
     char_viewer.show("story", story=3, token=17)
     press("svg.grid", "ArrowLeft", "ArrowUp")
-    text = char_viewer.find("story-query").locator(".readout").inner_text()
-    assert text.startswith("query of 16 ") and "key of 16 " in text and char_viewer.state("story", "token") == [3, 17]
+    text = char_viewer.find("story-query").locator(".detail").inner_text()
+    assert "query of 16 " in text and "key of 16 " in text and char_viewer.state("story", "token") == [3, 17]
     assert [node.split("-")[1] for node in char_viewer(
         "Array.from(document.querySelectorAll('#strip .pointed'), node => node.dataset.testid)"
     )] == ["16"]  # fmt: skip

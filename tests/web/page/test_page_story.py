@@ -52,8 +52,12 @@ def previous_token_head(run: NumpyRun, rank: int = 0) -> tuple[int, int]:
 @tells("tokens")
 def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert viewer.column("story-tokens", "id") == run.ids.tolist()
-    chips = viewer.page.locator("#view .chip")
+    chips = viewer.find("story-tokens").locator(".chip")
     assert chips.count() == len(run.ids) and chips.nth(place.token).get_attribute("aria-pressed") == "true"
+    probabilities = softmax(run.logits[place.token])
+    best = np.argsort(-probabilities)[:5]
+    assert viewer.column("story-expected", "id") == best.tolist()
+    assert_same(viewer.column("story-expected", "probability"), probabilities[best])
 
 
 @tells("vector")
@@ -65,9 +69,10 @@ def check_vector(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same(viewer.matrix("story-vector"), np.stack(parts, 1))
     wte = wte[: viewer.served.provider.models[0].tokenizer.vocab_size]
     cosine = wte @ wte[token] / np.linalg.norm(wte, axis=1) / np.linalg.norm(wte[token])
+    near = [token, *(i for i in np.argsort(-cosine) if i != token)][:6]
+    assert_same(viewer.matrix("story-near"), wte[near].T)
     marked = viewer("Array.from(document.querySelectorAll('#view line[stroke-width=\"1.5\"]')).length")
-    nearest = [i for i in np.argsort(-cosine) if i != token][:5]
-    assert marked == 5 and {*nearest} <= {*viewer.column("story-map", "id")}
+    assert marked == 5 and {*near} <= {*viewer.column("story-map", "id")}
     shown = np.array([[row[0], *row[2:]] for row in viewer.table("story-map")["rows"]])
     projected = project(wte, wte)[shown[:, 0].astype(int)]
     assert_same(shown[:, 1:], projected * np.sign((projected * shown[:, 1:]).sum(0)), 1e-4)
@@ -94,7 +99,18 @@ def check_query(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer, head = previous_token_head(run)
     tokens = tokens_shown(place)
     assert f"Layer {layer}, head {head}" in viewer.find("story-query").inner_text()
-    assert_same(viewer.matrix("story-query"), run.layer(layer).scores[head][np.ix_(tokens, tokens)])
+    scores = run.layer(layer).scores[head]
+    assert_same(viewer.matrix("story-query"), scores[np.ix_(tokens, tokens)])
+    best = run.layer(layer).weights[head, place.token].argmax()
+    detail = viewer.find("story-query").locator(".detail").inner_text()
+    assert f"query of {place.token} " in detail and f"key of {best} " in detail
+    assert number_after(detail, "score: ") == pytest.approx(scores[place.token, best], abs=1e-3)
+    D = run.gpt.config.n_embd // run.gpt.config.n_head
+    assert number_after(detail, "sum: ") == pytest.approx(scores[place.token, best] * D**0.5, abs=1e-2)
+
+
+def number_after(text: str, words: str) -> float:
+    return float(text.split(words)[1].split()[0].strip(",").replace("−", "-"))
 
 
 @tells("mask")
@@ -105,6 +121,11 @@ def check_mask(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     masked = np.where(np.triu(np.ones(scores.shape[1:], bool), 1), -np.inf, scores[head])
     for stage, expected in {"Scores": scores[head], "Masked": masked, "Weights": activations.weights[head]}.items():
         assert_same(viewer.column("story-mask", stage), expected[np.ix_(tokens, tokens)].flatten())
+    row = activations.weights[head, place.token]
+    bars = viewer.find("story-mask").locator(".weight").all_inner_texts()
+    shown = [float(bar.split("\n")[-1].strip("<%")) / 100 for bar in bars]
+    earlier = [row[: tokens[0]].sum()] if tokens[0] else []
+    assert shown == pytest.approx([*earlier, *row[tokens], 1], rel=0.006, abs=1e-4)
 
 
 @tells("values")
@@ -115,6 +136,8 @@ def check_values(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     strongest = np.argsort(-weights)[:4]
     expected = np.stack([*activations.v[head, strongest], activations.z[head, place.token]], 1)
     assert_same(viewer.matrix("story-values"), expected)
+    before, between = run.stream[2 * layer, place.token], run.stream[2 * layer + 1, place.token]
+    assert_same(viewer.matrix("story-sum"), np.stack([before, between - before, between], 1))
     wte = run.gpt.parameters["wte.weight"][: viewer.served.provider.models[0].tokenizer.vocab_size]
     states = run.stream[:, place.token]
     length = np.linalg.norm(states, axis=1, keepdims=True)
@@ -128,7 +151,10 @@ def check_neuron(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     index = run.gpt.config.n_layer - 1
     hidden = run.layer(index).hidden
     written = np.abs(hidden[place.token]) * np.linalg.norm(run.gpt.parameters[f"h.{index}.mlp.c_proj.weight"], axis=0)
-    assert f"Layer {index}, neuron {written.argmax()} " in viewer.find("story-neuron").inner_text()
+    assert f"Neuron {written.argmax()} " in viewer.find("story-neuron").inner_text()
+    grid = viewer.matrix("story-neurons").flatten()
+    assert_same(grid[: hidden.shape[1]], hidden[place.token])
+    assert np.isnan(grid[hidden.shape[1] :]).all()
     assert_same(viewer.column("story-neuron", "activation"), hidden[:, written.argmax()])
 
 

@@ -306,7 +306,7 @@ def test_going_back_restores_the_text_before_a_typed_change(new_viewer, char):
 
 @in_browser
 def test_a_click_after_typing_is_not_lost(char_viewer):
-    """The text field shrank when it lost the focus: the page moved before the button was released."""
+    """The text field shrinks when it loses the focus. The page must not move before the button is released."""
     char_viewer.show("looking-back", layer=0, head=0, text=TEXT)
     char_viewer.page.locator("#text").focus()
     char_viewer.find("head-0-2").click()

@@ -1,0 +1,719 @@
+// The scenes of the story: they follow the selected token through the model. Each has a question as its title, a
+// picture, at most three sentences with the numbers of this model, the terms in them, a button that does the thing to
+// try, and a link to a view.
+
+const SCENES = [];
+const STORY_TOKENS = 14; // before and including the selected token, in pictures of attention
+const STORY_NEIGHBORS = 5;
+const BESIDE = 320; // pixels for a detail beside a grid
+const TOP_NEURONS_SHOWN = 5; // tokens that a neuron raises or lowers
+
+const canMove = () => !matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+// Call frame(t) with t from 0 to 1, as long as the node is shown. Without motion, only frame(1).
+async function animate(node, milliseconds, frame) {
+  const start = performance.now();
+  for (let t = 0; canMove() && t < 1 && (t === 0 || node.isConnected);) {
+    frame(t);
+    const now = await new Promise(requestAnimationFrame);
+    t = (now - start) / milliseconds;
+  }
+  frame(1);
+}
+
+const isWide = () => window.innerWidth > 1000; // the words are beside the picture (see .scene in style.css)
+
+// The width of the picture of a scene.
+function stageWidth() {
+  return isWide() ? fitWidth(Infinity) - 360 : fitWidth(Infinity);
+}
+
+// The width of a picture in a pair of them (see .pair in style.css).
+function pairWidth() {
+  const width = stageWidth();
+  return width > 892 ? (width - 32) / 2 : width;
+}
+
+// The height of one of n lines of a picture that fills the window.
+function lineHeight(n, low, high) {
+  return clamp(Math.floor((window.innerHeight - 330) / n), low, high);
+}
+
+// The token of the story if none is selected: the last one in a word, before another one. The model's expectation can
+// be compared with the token after it.
+function storyToken(labels) {
+  const token = labels.slice(0, -1).findLastIndex(label => /[\p{L}\p{N}]/u.test(label));
+  return token < 0 ? labels.length - 1 : token;
+}
+
+// The positions of the tokens in pictures of attention.
+function storyTokens({token}) {
+  const first = Math.max(0, token - STORY_TOKENS + 1);
+  return range(token - first + 1).map(i => first + i);
+}
+
+// The head of the story: the strongest previous-token head, or the one that the reader has chosen after it.
+function storyHead({overview: {tensors: {score_previous: {data}}}, config: {n_head}}) {
+  const order = argsort(data), place = order[state.story_head % order.length];
+  return {layer: Math.floor(place / n_head), head: place % n_head, score: data[place]};
+}
+
+function quoted(label) {
+  return `“${visible(label)}”`;
+}
+
+function listed(ids) {
+  return ids.map(id => quoted(pieces[id])).join(", ");
+}
+
+// A token with a small line of text below it.
+function chip(label, below, attributes = {}) {
+  return element(attributes.click ? "button" : "span", {class: "chip", ...attributes}, visible(label),
+    element("small", {}, below));
+}
+
+// The most likely next tokens after a token, from the answer to "token": [[id, probability], ...]
+function expected({tensors: {lens_ids: ids, lens_probabilities: p}}) {
+  const last = ids.shape[0] - 1;
+  return Array.from(rowOf(ids, last), (id, j) => [id, rowOf(p, last)[j]]);
+}
+
+// --- 1. tokens -------------------------------------------------------------------------------------------------------
+
+const TOKEN_WORDS = {
+  char: "one character. ␣ is a space, and ⏎ is the end of a line.", byte: "one byte of the text.",
+  midi: "one event of the music: an instrument, a note, or a time to wait.",
+};
+
+function swapCase(text) {
+  return [...text].map(c => c === c.toUpperCase() ? c.toLowerCase() : c.toUpperCase()).join("");
+}
+
+SCENES.push({
+  id: "tokens", title: "What does the model see?", closer: "tokens",
+  terms: ({model: {tokenizer}}) => [
+    ["Token", `the unit that the model reads and writes, here ${TOKEN_WORDS[tokenizer] ?? "a word or a part of one."}`],
+  ],
+  async draw(context) {
+    const {ids, labels, token, model} = context, next = expected(await context.ask("token", {token}));
+    const chips = div("chips large", reachByKeys(ids.map((id, t) => chip(labels[t], id, {
+      class: t === token ? "chip selected" : "chip", click: () => selectToken(t), "aria-pressed": String(t === token),
+    })), token));
+    const isMusic = model.tokenizer === "midi", [[best, p]] = next;
+    return {
+      picture: div("", picture("story-tokens", "The text as tokens, with their ids", () => ({
+        columns: ["position", "token", "id"], rows: ids.map((id, t) => [t, labels[t], id]),
+      }), chips), picture("story-expected", `After ${quoted(labels[token])}, the model expects`, () => ({
+        columns: ["id", "token", "probability"], rows: next.map(([id, p]) => [id, pieces[id], p]),
+      }), div("chips large", next.map(([id, p]) => chip(pieces[id], percent(p), {class: "chip expected"}))))),
+      words: [
+        `A GPT does one thing: it predicts the next token. After ${quoted(labels[token])} at position ${token}, this `
+          + `model expects ${quoted(pieces[best])} (${percent(p)}).`,
+        `It sees no ${isMusic ? "notes" : "letters"}, only ids: numbers from 0 to ${short(model.vocab_size - 1)}. `
+          + `${quoted(labels[token])} is id ${ids[token]}.`,
+        "Neighboring ids mean nothing: the model has to learn what each token is."
+          + (isMusic ? "" : " In the other case, a letter has an unrelated id."),
+      ],
+      action: isMusic ? ["Leave out the first event", () => change({ids: ids.slice(1).join(",")})]
+        : ["Swap upper and lower case", () => change({text: swapCase(textOf(ids)), ids: ""})],
+    };
+  },
+});
+
+// --- 2. vectors ------------------------------------------------------------------------------------------------------
+
+SCENES.push({
+  id: "vector", title: "What is a token to the model?", closer: "embedding",
+  terms: () => [
+    ["Embedding", "the learned vector of a token: its row in a table with one row per id."],
+    ["Near", "a small angle between two vectors: a cosine of 1 is the same direction, 0 is unrelated."],
+  ],
+  async draw(context) {
+    const {ids, labels, names, token, config, model} = context, {position} = config;
+    const [{tensors: {embedding, position: added, states}}, {tensors: vocabulary}, {tensors: {angles, bias}}] =
+      await Promise.all([context.ask("token", {token}), context.ask("vocabulary", {row: ids[token]}),
+        context.ask("positions")]);
+    const isAdded = ["learned", "sinusoidal"].includes(position), start = rowOf(states, 0), width = pairWidth();
+    const {nearest, similarity, nearest_vectors: vectors} = vocabulary;
+    const near = range(nearest.data.length).filter(i => nearest.data[i] !== ids[token]).slice(0, STORY_NEIGHBORS);
+    const strips = vectorPicture("story-vector", `Token ${names[token]} as ${config.n_embd} numbers`, [
+      {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${token}`, vector: added.data},
+      isAdded && {label: "sum", vector: start, rule: true},
+    ].filter(Boolean), {textWidth: 50, width});
+    const neighbors = vectorPicture("story-near", `Nearest to ${quoted(labels[token])}, with cosine`, [
+      {label: visible(labels[token]), vector: embedding.data},
+      ...near.map((i, k) => ({label: visible(pieces[nearest.data[i]]), vector: rowOf(vectors, i), rule: !k,
+        text: similarity.data[i].toFixed(2)})),
+    ], {textWidth: 50, width});
+    return {
+      picture: div("pair", div("", strips, positionPicture(context, angles, bias), neighbors),
+        vocabularyPicture(context, vocabulary)),
+      words: [
+        `Each id selects a row of a learned table: ${config.n_embd} numbers, a point in space.`,
+        model.tokenizer === "midi" ? "" : "Training moved tokens with similar use together: the nearest to "
+          + `${quoted(labels[token])} are ${listed(near.map(i => nearest.data[i]))}.`,
+        POSITION_WORDS[position](token),
+      ],
+      action: ["Select the token before it", () => selectToken(Math.max(0, token - 1))],
+    };
+  },
+});
+
+const POSITION_WORDS = {
+  learned: token => `A second vector, for position ${token}, is added, so the model knows where the token is.`,
+  sinusoidal: token => `Sines and cosines of position ${token} are added, so the model knows where the token is.`,
+  rotary: token => `The position is not added: queries and keys turn with it, here to position ${token}.`,
+  relative: () => "The position is not added: each head has a bias for the distance of two tokens.",
+  alibi: () => "The position is not added: each head subtracts a slope times the distance of two tokens.",
+  none: () => "This model has no positions: only the mask tells it what comes before.",
+};
+
+// The vocabulary's map, with lines from the selected token to its nearest.
+function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_places: places}) {
+  const width = Math.min(620, pairWidth()), height = Math.round(0.85 * width), id = ids[token];
+  const all = new Map(range(map.shape[0]).map(i => [i, rowOf(map, i)])).set(id, place.data);
+  const near = Array.from(nearest.data, (other, i) => [other, rowOf(places, i)]).filter(([other]) => other !== id)
+    .slice(0, STORY_NEIGHBORS);
+  near.forEach(([other, point]) => all.set(other, point));
+  const points = [...all.values()], X = scaleOf(points.map(p => p[0]), 24, width - 24);
+  const Y = scaleOf(points.map(p => p[1]), height - 24, 24), few = all.size <= 400;
+  const kindOf = other => TOKEN_KINDS.find(({fits}) => fits.test(pieces[other]));
+  const text = (other, [x, y], style = {}) => svg("text", {
+    x: X(x), y: Y(y) + 5, "text-anchor": "middle", style: {fontSize: "15px", fill: kindOf(other).color, ...style},
+  }, visible(pieces[other]));
+  const kinds = few ? TOKEN_KINDS.filter(kind => [...all.keys()].some(other => kindOf(other) === kind)) : [];
+  return picture("story-map", "The vocabulary as the model sees it", () => ({
+    columns: ["id", "token", "x", "y"], rows: [...all].map(([other, [x, y]]) => [other, pieces[other], x, y]),
+  }), div("", legend(kinds), svg("svg", {width, height},
+    near.map(([, [x, y]]) => svg("line", {x1: X(place.data[0]), y1: Y(place.data[1]), x2: X(x), y2: Y(y),
+      stroke: GRAY, "stroke-width": 1.5})),
+    [...all].filter(([other]) => other !== id).map(([other, point]) => near.some(([n]) => n === other)
+      ? text(other, point, {fontWeight: 700}) : few ? text(other, point)
+        : svg("circle", {cx: X(point[0]), cy: Y(point[1]), r: 1.5, fill: kindOf(other).color, opacity: 0.5})),
+    svg("circle", {cx: X(place.data[0]), cy: Y(place.data[1]), r: 14, fill: LIGHT, stroke: ORANGE, "stroke-width": 2}),
+    text(id, place.data, {fontWeight: 700}))),
+  `${shareWords(share)} Lines lead to the ${near.length} nearest tokens.`);
+}
+
+// How much of the differences between tokens a map shows.
+function shareWords({data}) {
+  return `Two dimensions, which have ${percent(sumOf(data))} of the differences between tokens.`;
+}
+
+// A picture of the position method: arrows that turn, or biases by distance. Added vectors are strips.
+function positionPicture({token, config: {n_head}, ...context}, angles, bias) {
+  if (bias) {
+    const {head} = storyHead({...context, config: {n_head}}), points = pointsOf(rowOf(bias, head).slice(0, token + 1));
+    if (points.length < 2) return "";
+    return chartPicture("story-bias", `Added to the scores of head ${head}`, [{name: "bias", points}],
+      {width: fitWidth(430), height: 170, xTitle: "distance in tokens"});
+  }
+  if (!angles) return "";
+  const pairs = Math.min(8, angles.shape[1]), size = 56;
+  const shown = range(pairs).map(i => Math.floor(i * angles.shape[1] / pairs));
+  const arrows = shown.map((pair, i) => svg("line", {x1: (i + 0.5) * size, y1: size / 2, stroke: BLUE,
+    "stroke-width": 3, "marker-end": "url(#story-arrow)"}));
+  const drawing = svg("svg", {width: pairs * size, height: size + 18}, arrowMarker("story-arrow", BLUE),
+    shown.map((pair, i) => [svg("circle", {cx: (i + 0.5) * size, cy: size / 2, r: size / 2 - 4, fill: "none",
+      stroke: PALE}), softText((i + 0.5) * size, size + 13, `pair ${pair}`, "middle")]), arrows);
+  const turn = position => arrows.forEach((arrow, i) => {
+    const angle = position * angles.data[(angles.shape[0] > 1 ? 1 : 0) * angles.shape[1] + shown[i]];
+    arrow.setAttribute("x2", (i + 0.5) * size + (size / 2 - 10) * Math.cos(angle));
+    arrow.setAttribute("y2", size / 2 - (size / 2 - 10) * Math.sin(angle));
+  });
+  turn(0);
+  requestAnimationFrame(() => animate(drawing, 1200, t => turn(t * token)));
+  return picture("story-rotary", `Turned to position ${token}`, () => ({
+    columns: ["pair", "angle"], rows: shown.map(pair => [pair, angles.data[token * angles.shape[1] + pair]]),
+  }), drawing, "Each pair of channels turns by its own angle per position: fast pairs see near tokens, slow ones far.");
+}
+
+function arrowMarker(id, fill) {
+  return svg("defs", {}, svg("marker", {id, viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 4, markerHeight: 4,
+    orient: "auto"}, svg("path", {d: "M0 0 L8 4 L0 8 z", fill})));
+}
+
+// --- 3. queries and keys ---------------------------------------------------------------------------------------------
+
+// A grid of queries (rows) and keys (columns), with room for a detail beside it. cells: the elements of cell (i, j) at
+// x, y. point(i, j): called for the cell under the pointer, or null. strip: room for vectors beside the labels, in
+// pixels.
+function attentionGrid({labels, token}, tokens, cells, point, strip = 0) {
+  const left = strip ? strip + 70 : 40, top = strip ? strip + 32 : 24, n = tokens.length;
+  const width = stageWidth() - left - 8, room = stageWidth() > 800 ? width - BESIDE : width;
+  const size = Math.min(lineHeight(n + top / 30, 18, 46), Math.floor(room / n));
+  const X = j => left + j * size, Y = i => top + i * size;
+  const row = svg("rect", {class: "grid-row", x: left, width: n * size, height: size, y: Y(n - 1)});
+  const cursor = svg("rect", {class: "grid-cursor", width: size, height: size});
+  const drawing = svg("svg", {width: left + n * size + 4, height: top + n * size + 4, class: "grid"}, row,
+    strip > 0 && svg("text", {x: left - 8, y: top - 10, "text-anchor": "end", class: "soft"}, "query ↓  key →"),
+    tokens.map((t, i) => [
+      svg("text", {
+        x: left - (strip ? strip + 12 : 8), y: Y(i) + size / 2 + 4, "text-anchor": "end",
+        "font-weight": t === token && "bold",
+      }, visible(labels[t])),
+      svg("text", {x: X(i) + size / 2, y: 14, "text-anchor": "middle"}, visible(labels[t])),
+    ]),
+    tokens.map((_, i) => tokens.map((_, j) => cells(i, j, X(j), Y(i), size))), cursor);
+  const move = (i, j) => {
+    row.setAttribute("y", Y(i));
+    cursor.setAttribute("x", X(j));
+    cursor.setAttribute("y", Y(i));
+    cursor.style.display = "block";
+    point([i, j]);
+  };
+  const leave = () => {
+    row.setAttribute("y", Y(n - 1));
+    cursor.style.display = "none";
+    point(null);
+  };
+  drawing.addEventListener("pointermove", event => {
+    const box = drawing.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+    const i = Math.floor((y - top) / size), j = Math.floor((x - left) / size);
+    if (i >= 0 && j >= 0 && i < n && j < n) move(i, j);
+    else leave();
+  });
+  drawing.addEventListener("pointerleave", leave);
+  reachCells(drawing, n, n, [n - 1, n - 1], move, leave);
+  return {drawing, X, Y, size, left, top};
+}
+
+// A vector as a strip of colors, in a grid: beside a row, or above a column.
+function gridStrip(vector, max, attributes) {
+  const isRow = attributes.width > attributes.height;
+  const image = imageOf(vector, isRow ? 1 : vector.length, isRow ? vector.length : 1, "signed", x => x / max);
+  return svg("image", {...attributes, href: image.toDataURL(), preserveAspectRatio: "none",
+    style: {imageRendering: "pixelated"}});
+}
+
+// A vector as a strip of colors with a title above it.
+function titledStrip(title, vector) {
+  const max = maxAbs(vector), strip = imageOf(vector, 1, vector.length, "signed", x => x / max);
+  strip.classList.add("strip");
+  return [div("note", title), strip];
+}
+
+// Mark the tokens of the strip that the pointer is on.
+function pointAtTokens(...tokens) {
+  [...byId("strip").children].forEach((node, t) => node.classList.toggle("pointed", tokens.includes(t)));
+}
+
+const nextHead = () => change({story_head: state.story_head + 1});
+const previousHead = () => change({story_head: Math.max(0, state.story_head - 1)});
+
+SCENES.push({
+  id: "query", title: "What is the token looking for?", closer: "qkv",
+  terms: ({config: {n_layer, n_head}}) => [
+    ["Head", `one of ${n_layer} layers × ${n_head} = ${short(n_layer * n_head)} searches, each with learned matrices.`],
+    ["Query", "what a token looks for: its vector times one of these matrices."],
+    ["Key", "what a token can be found by: its vector times another."],
+  ],
+  async draw(context) {
+    const {labels, names, token, config} = context, tokens = storyTokens(context);
+    const {layer, head, score} = storyHead(context), D = config.n_embd / config.n_head;
+    const {tensors: {q, k, scores, weights}} = await context.ask("head", {layer, head}), T = names.length;
+    const at = ({data}, i, j) => data[tokens[i] * T + tokens[j]], row = rowOf(weights, token), best = argsort(row)[0];
+    const max = maxAbs(tokens.flatMap((_, i) => tokens.slice(0, i + 1).map((_, j) => at(scores, i, j))));
+    const detail = readoutLine({class: "detail"}), last = tokens.length - 1;
+    const describe = cell => {
+      const [i, j] = cell ?? [last, Math.max(0, tokens.indexOf(best))];
+      const query = rowOf(q, tokens[i]), key = rowOf(k, tokens[j]), products = query.map((x, d) => x * key[d]);
+      const sum = `sum: ${short(sumOf(products))}`;
+      detail.replaceChildren(
+        ...titledStrip(`query of ${names[tokens[i]]}`, query), ...titledStrip(`key of ${names[tokens[j]]}`, key),
+        ...titledStrip("their products", products),
+        element("p", {}, `${sum}${state.scale ? `, divided by √${D}` : ""}`),
+        element("p", {class: "result"}, `score: ${short(at(scores, i, j))}`),
+        j > i ? element("p", {}, "hidden by the mask: the key comes later") : "");
+      pointAtTokens(tokens[i], tokens[j]);
+    };
+    const strip = isWide() ? 60 : 40;
+    const {drawing, X, Y, size, left} = attentionGrid(context, tokens, (i, j, x, y, size) => {
+      const value = at(scores, i, j), isFuture = j > i;
+      return svg("circle", {cx: x + size / 2, cy: y + size / 2, r: Math.sqrt(Math.abs(value) / max) * (size / 2 - 1.5),
+        fill: isFuture ? "none" : css(colorOf("signed", value / max)), stroke: isFuture ? PALE : GRAY,
+        "stroke-width": isFuture ? 1 : 0.5});
+    }, describe, strip);
+    const [maxQuery, maxKey] = [q, k].map(matrix => maxAbs(tokens.map(t => maxAbs(rowOf(matrix, t)))));
+    drawing.append(...tokens.flatMap((t, i) => [
+      gridStrip(rowOf(q, t), maxQuery, {x: left - strip - 6, y: Y(i) + 4, width: strip, height: size - 8}),
+      gridStrip(rowOf(k, t), maxKey, {x: X(i) + size * 0.15, y: 22, width: size * 0.7, height: strip})]));
+    describe(null);
+    return {
+      picture: picture("story-query", `Layer ${layer}, head ${head}: products of queries and keys`,
+        () => matrixTable(["query", tokens.map(t => names[t])], ["key", tokens.map(t => names[t])], {
+          shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
+            at(scores, i, j)))),
+        }), div("beside", div("", scrolling(drawing), colorBar("signed", max)), detail)),
+      words: [
+        `In this head, each token has a query of ${D} numbers, what it looks for (at the left), and a key, what it can `
+          + "be found by (above).",
+        "Their product is the score of a pair: a large orange dot is a good match. "
+          + `${quoted(labels[token])} finds ${quoted(labels[best])}, at position ${best}.`,
+        `On average, this head gives ${percent(score)} of its attention to the previous token`
+          + `${best === token - 1 ? "." : `; here, it gives ${percent(row[best])} to ${quoted(labels[best])}.`}`,
+      ],
+      action: ["Try another head", nextHead],
+      more: ["all-heads", "All heads"],
+    };
+  },
+}, {
+  id: "mask", title: "What may it see?", closer: "attention-table",
+  terms: () => [
+    ["Softmax", "takes exp of each score and divides by their sum: positive weights that sum to 1."],
+    ["Mask", "the rule that a token sees itself and what came before it."],
+  ],
+  async draw(context) {
+    const {labels, names, token} = context, {layer, head} = storyHead(context), tokens = storyTokens(context);
+    const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head}), T = names.length;
+    const at = ({data}, i, j) => data[tokens[i] * T + tokens[j]], isMasked = (i, j) => j > i && state.mask === "before";
+    const score = (i, j) => at(scores, i, j) + (bias ? at(bias, i, j) : 0);
+    const max = maxAbs(tokens.flatMap((_, i) => tokens.map((_, j) => score(i, j))));
+    const stages = [
+      {name: "Scores", value: score, scale: "signed", max},
+      {name: "Masked", value: (i, j) => isMasked(i, j) ? -Infinity : score(i, j), scale: "signed", max},
+      {name: "Weights", value: (i, j) => at(weights, i, j), scale: "sequential", max: 1},
+    ];
+    const rects = [], texts = [], caption = element("strong"), detail = readoutLine({class: "detail"}), bar = div("");
+    const point = cell => {
+      const [i, j] = cell ?? [tokens.length - 1, -1], row = rowOf(weights, tokens[i]), {name, value} =
+        stages[state.story_stage % 3];
+      detail.replaceChildren(...weightBars(context, tokens, row, tokens[i], tokens[j]),
+        cell ? element("p", {}, `${name}, ${names[tokens[i]]} to ${names[tokens[j]]}: ${short(value(i, j))}`) : "");
+      pointAtTokens(tokens[i], tokens[j]);
+    };
+    const {drawing} = attentionGrid(context, tokens, (i, j, x, y, size) => {
+      rects.push(svg("rect", {x, y, width: size - 1, height: size - 1, class: "moving"}));
+      texts.push(svg("text", {x: x + size / 2, y: y + size / 2 + 4, "text-anchor": "middle", class: "cell moving"}));
+      return [rects.at(-1), size > 26 && texts.at(-1)];
+    }, point);
+    const show = stage => {
+      const {name, value, scale, max} = stages[stage];
+      remember({story_stage: stage});
+      caption.textContent = STAGE_WORDS[stage];
+      rects.forEach((rect, place) => {
+        const i = Math.floor(place / tokens.length), j = place % tokens.length, x = value(i, j);
+        const color = Number.isFinite(x) ? colorOf(scale, x / max) : palette().missing;
+        const number = x.toFixed(scale === "signed" ? 1 : 2).replace(/^-0\.0$/, "0.0").replace("-", "−");
+        rect.style.fill = css(color);
+        texts[place].style.fill = textColorOn(color);
+        texts[place].textContent = !Number.isFinite(x) ? "−∞" : scale === "sequential" && isMasked(i, j) ? "" : number;
+      });
+      bar.replaceChildren(colorBar(scale, max));
+      drawing.dataset.stage = name;
+      point(null);
+    };
+    show(state.story_stage % 3);
+    const row = rowOf(weights, token), best = argsort(row)[0], future = T - 1 - token;
+    const shown = tokens.length < token + 1 ? `, the last ${tokens.length} of ${token + 1} tokens` : "";
+    return {
+      picture: picture("story-mask", `Layer ${layer}, head ${head}${shown}`, () => ({
+        columns: ["query", "key", ...stages.map(({name}) => name)],
+        rows: tokens.flatMap((t, i) => tokens.map((s, j) =>
+          [names[t], names[s], ...stages.map(({value}) => value(i, j))])),
+      }), div("", caption, div("beside", div("", scrolling(drawing), bar), detail))),
+      words: [
+        "In training, the next token is the answer, so no token may look ahead: the mask sets future scores to −∞.",
+        "The softmax turns each row into weights that sum to 1, and exp(−∞) is exactly 0. Masking after it would leave "
+          + "rows that sum to less than 1.",
+        `The largest weight of ${quoted(labels[token])} is ${percent(row[best])}, for ${quoted(labels[best])}`
+          + `${future ? `; ${countTokens(future)} after it: 0` : ""}.`,
+      ],
+      action: ["Next stage", () => show((state.story_stage + 1) % 3)],
+    };
+  },
+});
+
+const STAGE_WORDS = ["1. Scores: how well each query matches each key", "2. Masked: the future becomes −∞",
+  "3. Softmax: each row becomes weights that sum to 1"];
+
+// The weights of a query as bars, which sum to 1. The tokens before those of the grid share a bar.
+function weightBars({names}, tokens, row, query, pointed) {
+  const keys = tokens.filter(t => t <= query || row[t] > 0), earlier = row.subarray(0, tokens[0]);
+  const bar = (label, weight, isPointed) => div(isPointed ? "weight pointed" : "weight", element("span", {}, label),
+    element("span", {class: "track"}, element("i", {style: {width: `${100 * weight}%`}})),
+    element("span", {}, percent(weight)));
+  return [
+    element("strong", {}, `Weights of ${names[query]}`),
+    earlier.length ? bar(`${short(earlier.length)} before`, sumOf(earlier)) : "",
+    ...keys.map(t => bar(names[t], row[t], t === pointed)), bar("sum", sumOf(row)),
+  ];
+}
+
+// --- 5. values and the residual stream -------------------------------------------------------------------------------
+
+SCENES.push({
+  id: "values", title: "What does the token take?", closer: "weighted-sum",
+  terms: () => [
+    ["Value", "what a token passes on to those that find it: its vector times a third matrix."],
+    ["E, the residual stream", "the vector of a token, to which each layer adds. Scene 2 shows where it starts."],
+  ],
+  async draw(context) {
+    const {ids, labels, names, token, config} = context, {layer, head} = storyHead(context), width = pairWidth();
+    const [{tensors: {v, z, weights}}, {tensors: {before, attention, between}}, answer, {tensors: vocabulary}] =
+      await Promise.all([context.ask("head", {layer, head}), context.ask("layer", {layer, token}),
+        context.ask("token", {token}), context.ask("vocabulary", {row: ids[token]})]);
+    const row = rowOf(weights, token), strongest = argsort(row).filter(t => row[t] > 0).slice(0, 4);
+    const strips = vectorPicture("story-values", `Layer ${layer}, head ${head}: values times weights`, [
+      ...strongest.map(t => ({label: names[t], vector: rowOf(v, t), fade: 0.15 + 0.85 * row[t] / row[strongest[0]],
+        text: percent(row[t])})),
+      {label: "sum of all", vector: rowOf(z, token), rule: true},
+    ], {textWidth: 70, width});
+    const sum = vectorPicture("story-sum", `Layer ${layer}: all ${config.n_head} heads add ΔE to E`, [
+      {label: "E", vector: before.data}, {label: "ΔE", vector: attention.data},
+      {label: "E + ΔE", vector: between.data, rule: true},
+    ], {textWidth: 10, width});
+    const taken = strongest.slice(0, 2).map(t => `${percent(row[t])} of the value of ${quoted(labels[t])}`);
+    const path = streamPath(context, answer.tensors.states, vocabulary), [[final]] = expected(answer);
+    return {
+      picture: div("pair", div("", strips, sum), path.picture),
+      words: [
+        `The head takes ${taken.join(", ")}, and so on. The sum is what it found.`,
+        `All heads add their result to the token's vector: E becomes E + ΔE, ${config.n_layer} times, and after each `
+          + "time an MLP adds its own.",
+        `At the end of this path, the model expects ${quoted(pieces[final])} next. The map leaves out `
+          + `${config.n_embd - 2} of the ${config.n_embd} dimensions, so the end can be far from it here.`,
+      ],
+      action: ["Walk through the layers", path.walk],
+      more: ["stream", "Residual stream"],
+    };
+  },
+});
+
+// The path of a token's states on the map of the vocabulary. Each state is drawn with the length of the first.
+function streamPath({ids, token}, states, {map, mean, plane, share}) {
+  const vectors = range(states.shape[0]).map(s => rowOf(states, s)), length = norm(vectors[0]);
+  const project = x => range(2).map(axis => sumOf(Array.from(x, (value, c) =>
+    (value * length / norm(x) - mean.data[c]) * plane.data[2 * c + axis])));
+  const path = vectors.map(project), dots = range(Math.min(map.shape[0], 400)).map(i => rowOf(map, i));
+  const width = Math.min(620, pairWidth()), height = Math.round(0.8 * width), all = [...path, ...dots];
+  const X = scaleOf(all.map(p => p[0]), 24, width - 24), Y = scaleOf(all.map(p => p[1]), height - 24, 24);
+  const steps = path.slice(1).map(([x, y], s) => svg("line", {
+    x1: X(path[s][0]), y1: Y(path[s][1]), x2: X(x), y2: Y(y), stroke: s % 2 ? ORANGE : BLUE, "stroke-width": 2.5,
+    "marker-end": `url(#path-${s % 2})`,
+  }, svg("title", {}, `+ ${stateName(s + 1)}`)));
+  const labels = [[0, visible(pieces[ids[token]])], [path.length - 1, "end"]].map(([s, text]) => svg("text",
+    {x: X(path[s][0]) + 8, y: Y(path[s][1]) - 8, style: {fontWeight: 700}}, text));
+  const drawing = svg("svg", {width, height}, arrowMarker("path-0", BLUE), arrowMarker("path-1", ORANGE),
+    dots.map(([x, y], i) => softText(X(x), Y(y) + 4, visible(pieces[i]), "middle")),
+    steps, svg("circle", {cx: X(path[0][0]), cy: Y(path[0][1]), r: 5, fill: ORANGE}), labels);
+  const walk = () => animate(drawing, 700 * steps.length, t => steps.forEach((line, s) => {
+    const part = clamp(t * steps.length - s, 0, 1), [[x1, y1], [x2, y2]] = [path[s], path[s + 1]];
+    line.style.visibility = part > 0 ? "visible" : "hidden";
+    line.setAttribute("x2", X(x1 + part * (x2 - x1)));
+    line.setAttribute("y2", Y(y1 + part * (y2 - y1)));
+  }));
+  return {walk, picture: picture("story-path", "The path through the layers", () => ({
+    columns: ["state", "x", "y"], rows: path.map(([x, y], s) => [stateName(s), x, y]),
+  }), div("", legend([{name: "attention adds", color: BLUE}, {name: "an MLP adds", color: ORANGE}]), drawing),
+  `On the map of the vocabulary. ${shareWords(share)} Each vector is drawn with the length of the first.`)};
+}
+
+// --- 6. neurons ------------------------------------------------------------------------------------------------------
+
+SCENES.push({
+  id: "neuron", title: "What does the MLP add?", closer: "mlp",
+  terms: () => [
+    ["MLP", "two matrices with an activation function between them: the second half of each layer."],
+    ["Neuron", "one of the numbers between the matrices, its activation: large if the token fits its weights, near 0 "
+      + "otherwise. It adds its own vector to E, times the activation."],
+  ],
+  async draw(context) {
+    const {labels, names, token, config} = context, layer = config.n_layer - 1;
+    const {facts: {neurons}, tensors} = await context.ask("layer", {layer, token});
+    const hidden = tensors.hidden.data, N = hidden.length, columns = 2 ** Math.ceil(Math.log2(2 * N) / 2);
+    const place = state.story_neuron % neurons.length, {index, up, down} = neurons[place];
+    const values = rowOf(tensors.neuron_activations, place), max = maxAbs(values), readout = readoutLine();
+    const top = argsort(Array.from(values, Math.abs)).slice(0, 3), shape = [Math.ceil(N / columns), columns];
+    const all = new Float32Array(shape[0] * columns).fill(NaN);
+    all.set(hidden);
+    const text = tokenStrip(labels, token, t => {
+      const title = `${names[t]}: ${short(values[t])}`;
+      return {style: onColor("signed", values[t] / max), title, pointerenter: () => readout.textContent = title};
+    });
+    const cell = clamp(Math.floor((stageWidth() - 8) / columns), 3, 40), height = lineHeight(2.5 * shape[0], 5, 18);
+    const layerPicture = matrixPicture("story-neurons", `Layer ${layer}: the ${short(N)} neurons of ${names[token]}`,
+      {shape, data: all}, ["row", range(shape[0])], ["column", range(columns)], {
+        scale: "signed", max: maxAbs(hidden), cell, height, selected: [Math.floor(index / columns), index % columns],
+        read: (i, j) => `neuron ${i * columns + j}: ${short(all[i * columns + j])}`, bar: null,
+        note: "In the order of the matrix, row by row. Framed: the neuron below.",
+      });
+    return {
+      picture: div("", layerPicture, picture("story-neuron", `Neuron ${index} on the text`, () => ({
+        columns: ["position", "token", "activation"], rows: labels.map((label, t) => [t, label, values[t]]),
+      }), div("", text, colorBar("signed", max), readout, [["raises", up], ["lowers", down]].map(([verb, tokens]) =>
+        div("effects", element("span", {}, verb), tokens.slice(0, TOP_NEURONS_SHOWN).map(([id, x]) =>
+          chip(pieces[id], signed(x)))))))),
+      words: [
+        `After attention, each token is processed alone by ${short(N)} neurons per layer. For `
+          + `${quoted(labels[token])}, ${short(hidden.filter(x => x > 0).length)} of them are positive.`,
+        `Neuron ${index} is number ${place + 1} of those that write most here: its activation is `
+          + `${short(values[token])}. In this text, it is strongest at `
+          + `${top.map(t => `${quoted(labels[t])} (${t})`).join(", ")}.`,
+        `It raises ${listed(up.slice(0, 3).map(([id]) => id))} as the next token and lowers `
+          + `${listed(down.slice(0, 1).map(([id]) => id))}. All neurons vote, and others can outvote it.`,
+      ],
+      action: ["Show the next neuron", () => change({story_neuron: state.story_neuron + 1})],
+    };
+  },
+});
+
+// --- 7. the guess through the layers ---------------------------------------------------------------------------------
+
+SCENES.push({
+  id: "guess", title: "When does the model know?", closer: "stream",
+  terms: () => [["Logit lens", "reading a vector in the middle of the model as if it were the final one."]],
+  async draw(context) {
+    const {ids, labels, names, token} = context, {tensors} = await context.ask("token", {token}), next = ids[token + 1];
+    const {lens_ids: best, lens_probabilities: p, next_probability: nextP} = tensors, [states, shown] = best.shape;
+    const width = stageWidth(), left = 110, line = lineHeight(states, 24, 60), room = width - left - 10;
+    const drawing = svg("svg", {width, height: states * line + 4, class: "guess"}, range(states).map(s => {
+      let x = left;
+      const y = s * line + line / 2 + 4;
+      return [svg("text", {x: left - 8, y, "text-anchor": "end", class: "soft"}, stateName(s)),
+        range(shown).map(j => {
+          const id = best.data[s * shown + j], share = p.data[s * shown + j], part = share * room, start = x;
+          const label = visible(pieces[id]), full = `${label} ${percent(share)}`, fits = text => part > 9 * text.length;
+          const isNext = id === next, fill = isNext ? ORANGE : j % 2 ? PALE : FILL;
+          const node = svg("rect", {x: start, y: s * line + 3, width: Math.max(0, part - 1), height: line - 7, fill},
+            svg("title", {}, full));
+          x += part;
+          return [node, fits(label) && svg("text", {x: start + part / 2, y, "text-anchor": "middle",
+            style: isNext ? {fill: PAPER, fontWeight: 700} : {}}, fits(`${full}  `) ? full : label)];
+        })];
+    }));
+    const grow = () => animate(drawing, 900, t => drawing.style.clipPath = t < 1 ? `inset(0 ${100 * (1 - t)}% 0 0)` : "");
+    const last = best.data[(states - 1) * shown], known = range(states).findIndex(s =>
+      range(states - s).every(i => best.data[(s + i) * shown] === last));
+    const repeats = best.data[0] === ids[token];
+    return {
+      picture: picture("story-guess", `What the state of ${names[token]} predicts`, () => ({
+        columns: ["state", ...range(shown).flatMap(j => [`token ${j + 1}`, `probability ${j + 1}`])],
+        rows: range(states).map(s => [stateName(s), ...range(shown).flatMap(j =>
+          [pieces[best.data[s * shown + j]], p.data[s * shown + j]])]),
+      }), div("", next !== undefined && legend([{name: "the next token of the text", color: ORANGE},
+        {name: "other tokens", color: FILL}]), scrolling(drawing))),
+      words: [
+        "Each bar shows what the model would predict if it stopped there, from the most likely token on."
+          + (repeats ? ` At the start, the vector is that of ${quoted(labels[token])}, so it predicts itself.` : ""),
+        `From ${stateName(known)} on, ${quoted(pieces[last])} is the top guess. It ends with `
+          + `${percent(p.data[(states - 1) * shown])}.`,
+        next === undefined ? "" : `The text goes on with ${quoted(pieces[next])}: ${percent(nextP.data[0])} at the `
+          + `start, ${percent(nextP.data.at(-1))} at the end.`,
+      ],
+      action: token + 1 < labels.length ? ["Go to the next token", () => selectToken(token + 1)]
+        : ["Show it again", grow],
+      start: grow,
+    };
+  },
+});
+
+// --- 8. the choice ---------------------------------------------------------------------------------------------------
+
+SCENES.push({
+  id: "choice", title: "How does the model choose?", closer: "loop", more: ["output", "Next token"],
+  terms: () => [
+    ["Logits", "the scores of all tokens: products of the final vector with their embeddings. The softmax makes them "
+      + "probabilities."],
+    ["Seed", "the number that determines all random numbers: the same seed draws the same text."],
+  ],
+  async draw(context) {
+    const {labels, token, model} = context, ids = context.ids.slice(0, token + 1);
+    const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
+    const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - ids.length)) : 0;
+    const box = div(""), width = Math.min(900, stageWidth());
+    const sliders = controls(slider("temperature", {min: 0, max: 2, step: 0.05, value: state.temperature,
+      testid: "story-temperature", move: temperature => {
+        remember({temperature});
+        update();
+      }}));
+    let drawn;
+    const update = () => {
+      const result = drawAfter(logits, step, model), before = result.stages[0].probabilities;
+      drawn = result.drawn;
+      box.replaceChildren(cumulativeBar(result.parts, result.u, drawn.id, width),
+        div("note", "The line has a part for each token, in the order of the ids, as long as its probability."),
+        legend([{name: "probability", color: BLUE}, {name: "at temperature 1", color: FILL}]),
+        probabilityBars(argsort(before).slice(0, 10), result.probabilities, {before, width}));
+    };
+    update();
+    const append = () => {
+      const next = appended(ids, drawn.id, model);
+      if (drawn.id !== model.eot) change({ids: next.join(","), token: next.length - 1, loop_step: step + 1});
+    };
+    const {u, stages} = drawAfter(logits, step, model), [best] = topIndices(logits, 1);
+    return {
+      picture: picture("story-choice", `After ${quoted(labels[token])}`, () => {
+        const {stages, probabilities, parts} = drawAfter(logits, step, model);
+        return {columns: ["id", "token", "logit", "probability", "after the filters", "from", "to"],
+          rows: argsort(logits).filter(id => id < model.vocab_size).map(id => [id, pieces[id], logits[id],
+            stages[0].probabilities[id], probabilities[id], parts[id].from, parts[id].to])};
+      }, div("", sliders, box)),
+      words: [
+        `The final vector is compared with all ${short(model.vocab_size)} tokens. ${quoted(pieces[best])} has the `
+          + `highest score: a probability of ${percent(stages[0].probabilities[best])}.`,
+        "The temperature divides the scores first: below 1, likely tokens become more likely; above 1, the choice is "
+          + "more random; at 0, the most likely token is taken.",
+        `Then a random number, here ${u.toFixed(4)} from the seed ${state.seed}, picks a place on the line, and the `
+          + "token there is appended, as in sample.py.",
+      ],
+      action: ["Draw a token", append],
+    };
+  },
+});
+
+// --- 9. training -----------------------------------------------------------------------------------------------------
+
+const STORY_SNAPSHOTS = 8;
+
+SCENES.push({
+  id: "training", title: "How did it learn this?", closer: "checkpoints",
+  available: () => info.models[0].checkpoints.length > 1 || info.models[0].training,
+  terms: () => [
+    ["Loss", "−ln of the probability of the token that came, in nats: 0 if the model was certain of it."],
+    ["Step", "one batch of text, its loss, the gradient of the loss, and a small change of all weights against it."],
+  ],
+  async draw(context) {
+    const {ids, steps, losses, best} = context.model.training ?? await trainingOf(context), means = losses.map(mean);
+    const labels = ids.map(id => pieces[id]), names = labels.map((label, t) => `${t} ${visible(label)}`);
+    const rows = steps.map((step, i) => {
+      const strip = tokenStrip(labels, -1, t => ({
+        style: onColor("sequential", t ? losses[i][t - 1] / maxLoss() : NaN),
+        title: t ? `${names[t]}: ${short(losses[i][t - 1])} nats; most likely: ${visible(pieces[best[i][t - 1]])}` : "",
+      }));
+      return element("tr", {class: "snapshot"}, element("th", {scope: "row"}, `step ${short(step)}`),
+        element("td", {class: "text"}, strip),
+        element("td", {style: barStyle(means[i] / maxAbs(means))}, ids.length > 1 && short(means[i])));
+    });
+    const table = element("table", {class: "snapshots"}, element("thead", {}, element("tr", {},
+      ["", "text, colored by loss", "mean loss"].map((text, i) => element("th", {scope: "col", class: i < 2 && "text"},
+        text)))),
+    element("tbody", {}, rows));
+    const play = () => animate(table, 500 * rows.length, t => rows.forEach((row, i) =>
+      row.classList.toggle("hidden", i > t * rows.length)));
+    return {
+      picture: picture("story-training", "The same text during training", () => ({
+        columns: ["step", "mean loss", ...names.slice(1)],
+        rows: steps.map((step, i) => [step, means[i], ...losses[i]]),
+      }), div("", scrolling(table), lossBar())),
+      words: [
+        `A blind guess among ${short(pieces.length)} tokens has a loss of ln ${short(pieces.length)} = `
+          + `${short(maxLoss())} nats.`,
+        ids.length > 1 && `On this text, the loss fell from ${short(means[0])} at step ${short(steps[0])} to `
+          + `${short(means.at(-1))} at step ${short(steps.at(-1))}.`,
+        "The gradient, computed backward through all scenes, tells for each number in the model how the loss changes "
+          + "with it. Each step moves it a little, so that the next token becomes a bit less surprising.",
+      ],
+      action: ["Play the training", play],
+    };
+  },
+});
+
+// The losses and the most likely tokens of the text at up to STORY_SNAPSHOTS steps of the training.
+async function trainingOf({ids, model: {checkpoints}}) {
+  const last = checkpoints.length - 1, count = Math.min(STORY_SNAPSHOTS, checkpoints.length);
+  const steps = range(count).map(i => checkpoints[Math.round(i * last / (count - 1))]);
+  const overviews = await Promise.all(steps.map(step => ask(question("overview", ids, {step}))));
+  const numbers = name => overviews.map(({tensors}) => Array.from(tensors[name].data));
+  return {ids, steps, losses: numbers("loss"), best: numbers("best")};
+}
