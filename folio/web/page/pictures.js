@@ -475,30 +475,31 @@ function maxDifference(x, y) {
 }
 
 // A scatter plot of texts. points: {x, y, text, title, color, marked}, ordered by importance: a text that would overlap
-// an earlier one becomes a dot.
-function textScatter(points, {width, height, xTitle, yTitle}) {
-  const line = 15, letter = 8, edge = 20; // above and below the frame
-  const X = scaleOf(points.map(p => p.x), 20, width - 20);
-  const Y = scaleOf(points.map(p => p.y), height - edge - 20, edge + 20);
+// an earlier one becomes a dot. options: width, height, size (of the texts), titles of the axes, others (more points
+// {x, y} that must fit), below(X, Y) and above(X, Y) (more drawings in these scales).
+function textScatter(points, {width, height, size = 13, xTitle, yTitle, others = [], below, above}) {
+  const line = size + 2, letter = 0.61 * size, edge = 20; // above and below the frame
+  const X = scaleOf([...points, ...others].map(p => p.x), 20, width - 20);
+  const Y = scaleOf([...points, ...others].map(p => p.y), height - edge - 20, edge + 20);
   const placed = [], dots = [], texts = [];
   for (const {x, y, text, title, color, marked} of points) {
     const textWidth = letter * [...text].length, tooltip = svg("title", {}, title);
     const left = clamp(X(x) - textWidth / 2, 1, width - textWidth - 1), top = Y(y) - line / 2;
     if (placed.some(other => left < other.left + other.textWidth && other.left < left + textWidth
-      && Math.abs(top - other.top) < 10)) {
+      && Math.abs(top - other.top) < 0.8 * line)) {
       dots.push(svg("circle", {cx: X(x), cy: Y(y), r: 1.8, fill: color, opacity: 0.5}, tooltip));
       continue;
     }
     placed.push({left, top, textWidth});
     if (marked) texts.push(svg("rect", {x: left - 1, y: top - 1, width: textWidth + 2, height: line + 2, rx: 3,
       fill: LIGHT, stroke: ORANGE, "stroke-width": 2}));
-    texts.push(svg("text", {x: left + textWidth / 2, y: top + 12, "text-anchor": "middle",
-      style: {fill: color, font: "13px monospace"}}, text, tooltip));
+    texts.push(svg("text", {x: left + textWidth / 2, y: top + size - 1, "text-anchor": "middle",
+      style: {fill: color, font: `${size}px monospace`}}, text, tooltip));
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
   return svg("svg", {width, height}, svg("rect", {...frame, fill: "none", stroke: PALE}),
     softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
-    dots, texts);
+    below?.(X, Y), dots, texts, above?.(X, Y));
 }
 
 // --- controls --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@
 const SCENES = [];
 const STORY_TOKENS = 14; // before and including the selected token, in pictures of attention
 const STORY_NEIGHBORS = 5;
-const BESIDE = 320; // pixels for a detail beside a grid
+const WORDS_WIDTH = 22.5, DETAIL_WIDTH = 18; // of the words beside a picture, and of a detail beside a grid, in rem
+const MAX_LETTERS = 14; // of a token beside a grid
 const TOP_NEURONS_SHOWN = 5; // tokens that a neuron raises or lowers
 
 const canMove = () => !matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -22,10 +23,11 @@ async function animate(node, milliseconds, frame) {
 }
 
 const isWide = () => window.innerWidth > 1000; // the words are beside the picture (see .scene in style.css)
+const remToPixels = x => x * parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 // The width of the picture of a scene.
 function stageWidth() {
-  return isWide() ? fitWidth(Infinity) - 360 : fitWidth(Infinity);
+  return fitWidth(Infinity) - (isWide() ? remToPixels(WORDS_WIDTH) : 0);
 }
 
 // The width of a picture in a pair of them (see .pair in style.css).
@@ -59,7 +61,8 @@ function storyHead({overview: {tensors: {score_previous: {data}}}, config: {n_he
 }
 
 function quoted(label) {
-  return `“${visible(label)}”`;
+  const isMusic = info.models[0].tokenizer === "midi"; // whose events are words
+  return `“${isMusic ? label.trim() : visible(label).replace(/^ (?=.)/, "␣")}”`;
 }
 
 function listed(ids) {
@@ -112,7 +115,7 @@ SCENES.push({
         `It sees no ${isMusic ? "notes" : "letters"}, only ids: numbers from 0 to ${short(model.vocab_size - 1)}. `
           + `${quoted(labels[token])} is id ${ids[token]}.`,
         "Neighboring ids mean nothing: the model has to learn what each token is."
-          + (isMusic ? "" : " In the other case, a letter has an unrelated id."),
+          + (isMusic ? "" : " In the other case, a token has an unrelated id."),
       ],
       action: isMusic ? ["Leave out the first event", () => change({ids: ids.slice(1).join(",")})]
         : ["Swap upper and lower case", () => change({text: swapCase(textOf(ids)), ids: ""})],
@@ -139,12 +142,12 @@ SCENES.push({
     const strips = vectorPicture("story-vector", `Token ${names[token]} as ${config.n_embd} numbers`, [
       {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${token}`, vector: added.data},
       isAdded && {label: "sum", vector: start, rule: true},
-    ].filter(Boolean), {textWidth: 50, width});
+    ].filter(Boolean), {textWidth: 60, width});
     const neighbors = vectorPicture("story-near", `Nearest to ${quoted(labels[token])}, with cosine`, [
       {label: visible(labels[token]), vector: embedding.data},
       ...near.map((i, k) => ({label: visible(pieces[nearest.data[i]]), vector: rowOf(vectors, i), rule: !k,
         text: similarity.data[i].toFixed(2)})),
-    ], {textWidth: 50, width});
+    ], {textWidth: 60, width});
     return {
       picture: div("pair", div("", strips, positionPicture(context, angles, bias), neighbors),
         vocabularyPicture(context, vocabulary)),
@@ -170,34 +173,18 @@ const POSITION_WORDS = {
 
 // The vocabulary's map, with lines from the selected token to its nearest.
 function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_places: places}) {
-  const width = Math.min(620, pairWidth()), height = Math.round(0.85 * width), id = ids[token];
-  const all = new Map(range(map.shape[0]).map(i => [i, rowOf(map, i)])).set(id, place.data);
-  const near = Array.from(nearest.data, (other, i) => [other, rowOf(places, i)]).filter(([other]) => other !== id)
-    .slice(0, STORY_NEIGHBORS);
-  near.forEach(([other, point]) => all.set(other, point));
-  const points = [...all.values()], X = scaleOf(points.map(p => p[0]), 24, width - 24);
-  const Y = scaleOf(points.map(p => p[1]), height - 24, 24), few = all.size <= 400;
-  const kindOf = other => TOKEN_KINDS.find(({fits}) => fits.test(pieces[other]));
-  const text = (other, [x, y], style = {}) => svg("text", {
-    x: X(x), y: Y(y) + 5, "text-anchor": "middle", style: {fontSize: "15px", fill: kindOf(other).color, ...style},
-  }, visible(pieces[other]));
-  const kinds = few ? TOKEN_KINDS.filter(kind => [...all.keys()].some(other => kindOf(other) === kind)) : [];
+  const width = Math.min(620, pairWidth()), id = ids[token], [x, y] = place.data;
+  const near = range(nearest.data.length).filter(i => nearest.data[i] !== id).slice(0, STORY_NEIGHBORS);
+  const points = new Map([[id, [x, y]], ...near.map(i => [nearest.data[i], rowOf(places, i)])]), named = points.size;
+  for (const other of range(map.shape[0])) points.set(other, points.get(other) ?? rowOf(map, other));
+  const kinds = TOKEN_KINDS.filter(kind => [...points.keys()].some(other => kindOf(other) === kind));
   return picture("story-map", "The vocabulary as the model sees it", () => ({
-    columns: ["id", "token", "x", "y"], rows: [...all].map(([other, [x, y]]) => [other, pieces[other], x, y]),
-  }), div("", legend(kinds), svg("svg", {width, height},
-    near.map(([, [x, y]]) => svg("line", {x1: X(place.data[0]), y1: Y(place.data[1]), x2: X(x), y2: Y(y),
-      stroke: GRAY, "stroke-width": 1.5})),
-    [...all].filter(([other]) => other !== id).map(([other, point]) => near.some(([n]) => n === other)
-      ? text(other, point, {fontWeight: 700}) : few ? text(other, point)
-        : svg("circle", {cx: X(point[0]), cy: Y(point[1]), r: 1.5, fill: kindOf(other).color, opacity: 0.5})),
-    svg("circle", {cx: X(place.data[0]), cy: Y(place.data[1]), r: 14, fill: LIGHT, stroke: ORANGE, "stroke-width": 2}),
-    text(id, place.data, {fontWeight: 700}))),
-  `${shareWords(share)} Lines lead to the ${near.length} nearest tokens.`);
-}
-
-// How much of the differences between tokens a map shows.
-function shareWords({data}) {
-  return `Two dimensions, which have ${percent(sumOf(data))} of the differences between tokens.`;
+    columns: ["id", "token", "x", "y"], rows: [...points].map(([other, [x, y]]) => [other, pieces[other], x, y]),
+  }), div("", legend(kinds), textScatter(vocabularyTexts(points, id), {
+    width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share),
+    below: (X, Y) => [...points.values()].slice(1, named).map(([x2, y2]) =>
+      svg("line", {x1: X(x), y1: Y(y), x2: X(x2), y2: Y(y2), stroke: GRAY, "stroke-width": 1.5})),
+  })), `Lines lead to the ${near.length} nearest tokens. Dots are tokens whose text does not fit.`);
 }
 
 // A picture of the position method: arrows that turn, or biases by distance. Added vectors are strips.
@@ -239,9 +226,12 @@ function arrowMarker(id, fill) {
 // x, y. point(i, j): called for the cell under the pointer, or null. strip: room for vectors beside the labels, in
 // pixels.
 function attentionGrid({labels, token}, tokens, cells, point, strip = 0) {
-  const left = strip ? strip + 70 : 40, top = strip ? strip + 32 : 24, n = tokens.length;
-  const width = stageWidth() - left - 8, room = stageWidth() > 800 ? width - BESIDE : width;
-  const size = Math.min(lineHeight(n + top / 30, 18, 46), Math.floor(room / n));
+  const names = tokens.map(t => visible(labels[t]).trim().slice(0, MAX_LETTERS)), n = tokens.length;
+  const letters = Math.max(...names.map(name => [...name].length)), isLong = letters > 3;
+  const above = isLong ? 8 * letters : 16; // the height of the names of keys
+  const left = strip + Math.max(strip && 70, 8 * letters + 24), top = above + (strip ? strip + 14 : 6);
+  const width = stageWidth() - left - 8, room = window.innerWidth > 1200 ? width - remToPixels(DETAIL_WIDTH) : width;
+  const size = Math.max(8, Math.min(lineHeight(n + top / 30, 18, 46), Math.floor(room / n)));
   const X = j => left + j * size, Y = i => top + i * size;
   const row = svg("rect", {class: "grid-row", x: left, width: n * size, height: size, y: Y(n - 1)});
   const cursor = svg("rect", {class: "grid-cursor", width: size, height: size});
@@ -251,8 +241,9 @@ function attentionGrid({labels, token}, tokens, cells, point, strip = 0) {
       svg("text", {
         x: left - (strip ? strip + 12 : 8), y: Y(i) + size / 2 + 4, "text-anchor": "end",
         "font-weight": t === token && "bold",
-      }, visible(labels[t])),
-      svg("text", {x: X(i) + size / 2, y: 14, "text-anchor": "middle"}, visible(labels[t])),
+      }, names[i]),
+      svg("text", isLong ? {transform: `translate(${X(i) + size / 2 + 4} ${above}) rotate(-90)`}
+        : {x: X(i) + size / 2, y: 14, "text-anchor": "middle"}, names[i]),
     ]),
     tokens.map((_, i) => tokens.map((_, j) => cells(i, j, X(j), Y(i), size))), cursor);
   const move = (i, j) => {
@@ -275,7 +266,7 @@ function attentionGrid({labels, token}, tokens, cells, point, strip = 0) {
   });
   drawing.addEventListener("pointerleave", leave);
   reachCells(drawing, n, n, [n - 1, n - 1], move, leave);
-  return {drawing, X, Y, size, left, top};
+  return {drawing, X, Y, size, left, above};
 }
 
 // A vector as a strip of colors, in a grid: beside a row, or above a column.
@@ -328,7 +319,7 @@ SCENES.push({
       pointAtTokens(tokens[i], tokens[j]);
     };
     const strip = isWide() ? 60 : 40;
-    const {drawing, X, Y, size, left} = attentionGrid(context, tokens, (i, j, x, y, size) => {
+    const {drawing, X, Y, size, left, above} = attentionGrid(context, tokens, (i, j, x, y, size) => {
       const value = at(scores, i, j), isFuture = j > i;
       return svg("circle", {cx: x + size / 2, cy: y + size / 2, r: Math.sqrt(Math.abs(value) / max) * (size / 2 - 1.5),
         fill: isFuture ? "none" : css(colorOf("signed", value / max)), stroke: isFuture ? PALE : GRAY,
@@ -337,7 +328,7 @@ SCENES.push({
     const [maxQuery, maxKey] = [q, k].map(matrix => maxAbs(tokens.map(t => maxAbs(rowOf(matrix, t)))));
     drawing.append(...tokens.flatMap((t, i) => [
       gridStrip(rowOf(q, t), maxQuery, {x: left - strip - 6, y: Y(i) + 4, width: strip, height: size - 8}),
-      gridStrip(rowOf(k, t), maxKey, {x: X(i) + size * 0.15, y: 22, width: size * 0.7, height: strip})]));
+      gridStrip(rowOf(k, t), maxKey, {x: X(i) + size * 0.15, y: above + 6, width: size * 0.7, height: strip})]));
     describe(null);
     return {
       picture: picture("story-query", `Layer ${layer}, head ${head}: products of queries and keys`,
@@ -485,28 +476,32 @@ function streamPath({ids, token}, states, {map, mean, plane, share}) {
   const vectors = range(states.shape[0]).map(s => rowOf(states, s)), length = norm(vectors[0]);
   const project = x => range(2).map(axis => sumOf(Array.from(x, (value, c) =>
     (value * length / norm(x) - mean.data[c]) * plane.data[2 * c + axis])));
-  const path = vectors.map(project), dots = range(Math.min(map.shape[0], 400)).map(i => rowOf(map, i));
-  const width = Math.min(620, pairWidth()), height = Math.round(0.8 * width), all = [...path, ...dots];
-  const X = scaleOf(all.map(p => p[0]), 24, width - 24), Y = scaleOf(all.map(p => p[1]), height - 24, 24);
-  const steps = path.slice(1).map(([x, y], s) => svg("line", {
-    x1: X(path[s][0]), y1: Y(path[s][1]), x2: X(x), y2: Y(y), stroke: s % 2 ? ORANGE : BLUE, "stroke-width": 2.5,
-    "marker-end": `url(#path-${s % 2})`,
-  }, svg("title", {}, `+ ${stateName(s + 1)}`)));
-  const labels = [[0, visible(pieces[ids[token]])], [path.length - 1, "end"]].map(([s, text]) => svg("text",
-    {x: X(path[s][0]) + 8, y: Y(path[s][1]) - 8, style: {fontWeight: 700}}, text));
-  const drawing = svg("svg", {width, height}, arrowMarker("path-0", BLUE), arrowMarker("path-1", ORANGE),
-    dots.map(([x, y], i) => softText(X(x), Y(y) + 4, visible(pieces[i]), "middle")),
-    steps, svg("circle", {cx: X(path[0][0]), cy: Y(path[0][1]), r: 5, fill: ORANGE}), labels);
+  const path = vectors.map(project), width = Math.min(620, pairWidth());
+  const points = new Map(range(map.shape[0]).map(i => [i, rowOf(map, i)])), others = path.map(([x, y]) => ({x, y}));
+  let steps, places; // lines, and the pixels of their ends
+  const drawing = textScatter(vocabularyTexts(points), {
+    width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share), others, above: (X, Y) => {
+      places = path.map(([x, y]) => [X(x), Y(y)]);
+      steps = range(path.length - 1).map(s => svg("line", {
+        x1: places[s][0], y1: places[s][1], x2: places[s + 1][0], y2: places[s + 1][1], stroke: s % 2 ? ORANGE : BLUE,
+        "stroke-width": 2.5, "marker-end": `url(#path-${s % 2})`,
+      }, svg("title", {}, `+ ${stateName(s + 1)}`)));
+      const ends = [[places[0], visible(pieces[ids[token]])], [places.at(-1), "end"]];
+      return [arrowMarker("path-0", BLUE), arrowMarker("path-1", ORANGE), steps,
+        svg("circle", {cx: places[0][0], cy: places[0][1], r: 5, fill: ORANGE}),
+        ends.map(([[x, y], text]) => svg("text", {x: x + 8, y: y - 8, style: {fontWeight: 700}}, text))];
+    },
+  });
   const walk = () => animate(drawing, 700 * steps.length, t => steps.forEach((line, s) => {
-    const part = clamp(t * steps.length - s, 0, 1), [[x1, y1], [x2, y2]] = [path[s], path[s + 1]];
+    const part = clamp(t * steps.length - s, 0, 1), [[x1, y1], [x2, y2]] = [places[s], places[s + 1]];
     line.style.visibility = part > 0 ? "visible" : "hidden";
-    line.setAttribute("x2", X(x1 + part * (x2 - x1)));
-    line.setAttribute("y2", Y(y1 + part * (y2 - y1)));
+    line.setAttribute("x2", x1 + part * (x2 - x1));
+    line.setAttribute("y2", y1 + part * (y2 - y1));
   }));
   return {walk, picture: picture("story-path", "The path through the layers", () => ({
     columns: ["state", "x", "y"], rows: path.map(([x, y], s) => [stateName(s), x, y]),
   }), div("", legend([{name: "attention adds", color: BLUE}, {name: "an MLP adds", color: ORANGE}]), drawing),
-  `On the map of the vocabulary. ${shareWords(share)} Each vector is drawn with the length of the first.`)};
+  "On the map of the vocabulary. Each vector is drawn with the length of the first.")};
 }
 
 // --- 6. neurons ------------------------------------------------------------------------------------------------------
@@ -582,7 +577,7 @@ SCENES.push({
             style: isNext ? {fill: PAPER, fontWeight: 700} : {}}, fits(`${full}  `) ? full : label)];
         })];
     }));
-    const grow = () => animate(drawing, 900, t => drawing.style.clipPath = t < 1 ? `inset(0 ${100 * (1 - t)}% 0 0)` : "");
+    const grow = () => animate(drawing, 900, t => drawing.style.clipPath = `inset(0 ${100 * (1 - t)}% 0 0)`);
     const last = best.data[(states - 1) * shown], known = range(states).findIndex(s =>
       range(states - s).every(i => best.data[(s + i) * shown] === last));
     const repeats = best.data[0] === ids[token];
@@ -699,8 +694,8 @@ SCENES.push({
       words: [
         `A blind guess among ${short(pieces.length)} tokens has a loss of ln ${short(pieces.length)} = `
           + `${short(maxLoss())} nats.`,
-        ids.length > 1 && `On this text, the loss fell from ${short(means[0])} at step ${short(steps[0])} to `
-          + `${short(means.at(-1))} at step ${short(steps.at(-1))}.`,
+        ids.length > 1 && `On this text, the loss ${means.at(-1) < means[0] ? "fell" : "rose"} from ${short(means[0])} `
+          + `at step ${short(steps[0])} to ${short(means.at(-1))} at step ${short(steps.at(-1))}.`,
         "The gradient, computed backward through all scenes, tells for each number in the model how the loss changes "
           + "with it. Each step moves it a little, so that the next token becomes a bit less surprising.",
       ],

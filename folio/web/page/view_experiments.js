@@ -49,6 +49,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
   context.imageSmoothingEnabled = false;
   return scrolling(div("head-grid", canvas, reachByKeys(rows.map((row, i) => {
     const [layer, head] = row, x = i % columns * width, y = Math.floor(i / columns) * height;
+    const score = row[key], decimals = Number.isInteger(score) || score >= 10 ? 0 : 2;
     context.drawImage(thumbnail(thumbnails, layer, head), x, y, size, size);
     return element("button", {
       testid: `head-${layer}-${head}`, class: isSelected(row) && "selected",
@@ -57,7 +58,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
         left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,
       },
       click: () => open(row),
-    }, `${layer}.${head}`, key >= 2 && [element("br"), row[key].toFixed(Number.isInteger(row[key]) || row[key] >= 10 ? 0 : 2)]);
+    }, `${layer}.${head}`, key >= 2 && [element("br"), score.toFixed(decimals)]);
   }), rows.findIndex(isSelected))));
 }
 

@@ -63,19 +63,32 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
   const all = new Map([[id, place.data]]);
   nearest.data.forEach((token, i) => all.set(token, all.get(token) ?? rowOf(places, i)));
   for (let token = 0; token < map.shape[0]; token++) all.set(token, all.get(token) ?? rowOf(map, token));
-  const kindOf = token => TOKEN_KINDS.find(({fits}) => fits.test(pieces[token]));
-  const axis = i => `component ${i + 1}: ${percent(share.data[i])} of the variance`;
   const width = fitWidth(640);
   return picture("vocabulary-map", "Map of the vocabulary",
     () => ({columns: ["id", "token", "component 1", "component 2"],
       rows: [...all].map(([token, [x, y]]) => [token, pieces[token], x, y]).sort((a, b) => a[0] - b[0])}),
-    div("", textScatter([...all].map(([token, [x, y]]) => ({
-      x, y, marked: token === id, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
-      color: kindOf(token).color,
-    })), {width, height: Math.round(0.78 * width), xTitle: axis(0), yTitle: axis(1)}),
-    legend(TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind)))),
+    div("", textScatter(vocabularyTexts(all, id), {width, height: Math.round(0.78 * width), ...mapTitles(share)}),
+      legend(TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind)))),
     `The embeddings of ${short(all.size)} tokens, projected onto the two largest principal components. The `
       + "selected token is framed; dots are tokens whose text does not fit.");
+}
+
+function kindOf(token) {
+  return TOKEN_KINDS.find(({fits}) => fits.test(pieces[token]));
+}
+
+// The points of textScatter for tokens at [x, y] by id.
+function vocabularyTexts(places, selected) {
+  return [...places].map(([token, [x, y]]) => ({
+    x, y, marked: token === selected, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
+    color: kindOf(token).color,
+  }));
+}
+
+// The axes of a map of the vocabulary, with the share of the differences between tokens that each has.
+function mapTitles({data}) {
+  const [xTitle, yTitle] = [0, 1].map(i => `component ${i + 1}: ${percent(data[i])} of the variance`);
+  return {xTitle, yTitle};
 }
 
 // --- positions -------------------------------------------------------------------------------------------------------

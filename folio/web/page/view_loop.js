@@ -111,7 +111,8 @@ defineView({
           shown: shown.map(cells), selected: i => shown[i] === drawn,
           click: i => show(appended(ids, shown[i], model), 1),
         })),
-        `The probabilities divide the line from 0 to 1; u selects a token. Click another to append it instead.${full}`);
+        "The probabilities divide the line from 0 to 1, in the order of the ids; u selects a token. The table is "
+          + `sorted by probability. Click a token to append it instead.${full}`);
     }
   },
 }, {loop_step: 0});
