@@ -110,7 +110,7 @@ def check_query(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 
 def number_after(text: str, words: str) -> float:
-    return float(text.split(words)[1].split()[0].strip(",").replace("−", "-"))
+    return float(text.split(words)[1].split()[0].strip(",").replace("\N{MINUS SIGN}", "-"))
 
 
 @tells("mask")
@@ -258,6 +258,42 @@ def test_the_button_of_each_scene_does_what_it_says(new_viewer, char):
     assert press_again().find("story-neuron").inner_text() != before
     assert press("guess").state("token") == [18]
     assert press("training").page.locator("tr.hidden").count() == 0
+
+
+@in_browser
+def test_the_default_token_is_in_a_word(new_viewer, char):
+    """The views that a scene links to show the same token, and drawing continues from it."""
+    last = max(t for t in range(19) if TEXT[t].isalpha())
+    viewer = new_viewer(char).open("story", story=3, text=TEXT[:20])
+    selected = viewer.page.locator("#strip .selected")
+    assert selected.get_attribute("data-testid") == f"strip-{last}"
+    viewer.page.get_by_role("link", name="Look closer").click()
+    assert viewer.wait().state("view", "token") == ["qkv", last]
+    assert viewer.show("story", text="  ").page.locator("#strip .selected").get_attribute("data-testid") == "strip-1"
+    viewer.show("story", story=8, text=TEXT[:20])
+    for token in range(last + 1, last + 4):
+        drawn = viewer("drawing")
+        viewer.find("story-try").click()
+        assert viewer.wait(drawn).state("token") == [token] == [len(viewer.state("ids")[0].split(",")) - 1]
+
+
+@in_browser
+def test_weights_of_the_future_are_blank(new_viewer, char):
+    viewer = new_viewer(char).open("story", story=4, token=8, story_stage=2)
+    cells = np.array(viewer.page.locator("#view .cell").all_text_contents()).reshape(9, 9)
+    assert (cells[np.triu_indices(9, 1)] == "").all() and (cells[np.tril_indices(9)] != "").all()
+
+
+@in_browser
+def test_on_phones_the_words_begin_before_the_picture(new_viewer, char):
+    viewer = new_viewer(char, width=390)
+    for number in range(1, len(SCENES) + 1):
+        viewer.open("story", story=number)
+        first, stage, second = (
+            viewer.page.locator(f"#view {selector}").first.bounding_box()
+            for selector in (".words p", ".stage", ".words .controls")
+        )
+        assert first["y"] < stage["y"] < 500 < second["y"], number
 
 
 @in_browser
