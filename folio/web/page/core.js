@@ -357,6 +357,17 @@ function visible(text) {
   return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
 }
 
+// The label of a token in a sentence.
+function quoted(label) {
+  const isMusic = info.models[0].tokenizer === "midi"; // whose events are words
+  return `“${isMusic ? label.trim() : visible(label).replace(/^ (?=.)/, "␣")}”`;
+}
+
+// A token and its position in a title.
+function tokenAt({labels}, t) {
+  return `${t} ${quoted(labels[t])}`;
+}
+
 // The label of a token within a line of text, with normal spaces.
 function inLine(label) {
   return visible(label).replaceAll("␣", " ");

@@ -54,15 +54,15 @@ function storyTokens({token}) {
   return range(token - first + 1).map(i => first + i);
 }
 
+// Words for the title of a picture that leaves out the first tokens.
+function lastWords(tokens, token) {
+  return tokens.length < token + 1 ? `: the last ${tokens.length} of ${token + 1} tokens` : "";
+}
+
 // The head of the story: the strongest previous-token head, or the one that the reader has chosen after it.
 function storyHead({overview: {tensors: {score_previous: {data}}}, config: {n_head}}) {
   const order = argsort(data), place = order[state.story_head % order.length];
   return {layer: Math.floor(place / n_head), head: place % n_head, score: data[place]};
-}
-
-function quoted(label) {
-  const isMusic = info.models[0].tokenizer === "midi"; // whose events are words
-  return `“${isMusic ? label.trim() : visible(label).replace(/^ (?=.)/, "␣")}”`;
 }
 
 function listed(ids) {
@@ -132,14 +132,14 @@ SCENES.push({
     ["Near", "a small angle between two vectors: a cosine of 1 is the same direction, 0 is unrelated."],
   ],
   async draw(context) {
-    const {ids, labels, names, token, config, model} = context, {position} = config;
+    const {ids, labels, token, config, model} = context, {position} = config;
     const [{tensors: {embedding, position: added, states}}, {tensors: vocabulary}, {tensors: {angles, bias}}] =
       await Promise.all([context.ask("token", {token}), context.ask("vocabulary", {row: ids[token]}),
         context.ask("positions")]);
     const isAdded = ["learned", "sinusoidal"].includes(position), start = rowOf(states, 0), width = pairWidth();
     const {nearest, similarity, nearest_vectors: vectors} = vocabulary;
     const near = range(nearest.data.length).filter(i => nearest.data[i] !== ids[token]).slice(0, STORY_NEIGHBORS);
-    const strips = vectorPicture("story-vector", `Token ${names[token]} as ${config.n_embd} numbers`, [
+    const strips = vectorPicture("story-vector", `Token ${tokenAt(context, token)} as ${config.n_embd} numbers`, [
       {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${token}`, vector: added.data},
       isAdded && {label: "sum", vector: start, rule: true},
     ].filter(Boolean), {textWidth: 60, width});
@@ -331,7 +331,7 @@ SCENES.push({
       gridStrip(rowOf(k, t), maxKey, {x: X(i) + size * 0.15, y: above + 6, width: size * 0.7, height: strip})]));
     describe(null);
     return {
-      picture: picture("story-query", `Layer ${layer}, head ${head}: products of queries and keys`,
+      picture: picture("story-query", `Layer ${layer}, head ${head}${lastWords(tokens, token)}`,
         () => matrixTable(["query", tokens.map(t => names[t])], ["key", tokens.map(t => names[t])], {
           shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
             at(scores, i, j)))),
@@ -396,9 +396,8 @@ SCENES.push({
     };
     show(state.story_stage % 3);
     const row = rowOf(weights, token), best = argsort(row)[0], future = T - 1 - token;
-    const shown = tokens.length < token + 1 ? `, the last ${tokens.length} of ${token + 1} tokens` : "";
     return {
-      picture: picture("story-mask", `Layer ${layer}, head ${head}${shown}`, () => ({
+      picture: picture("story-mask", `Layer ${layer}, head ${head}${lastWords(tokens, token)}`, () => ({
         columns: ["query", "key", ...stages.map(({name}) => name)],
         rows: tokens.flatMap((t, i) => tokens.map((s, j) =>
           [names[t], names[s], ...stages.map(({value}) => value(i, j))])),
@@ -527,7 +526,8 @@ SCENES.push({
       return {style: onColor("signed", values[t] / max), title, pointerenter: () => readout.textContent = title};
     });
     const cell = clamp(Math.floor((stageWidth() - 8) / columns), 3, 40), height = lineHeight(2.5 * shape[0], 5, 18);
-    const layerPicture = matrixPicture("story-neurons", `Layer ${layer}: the ${short(N)} neurons of ${names[token]}`,
+    const title = `Layer ${layer}: the ${short(N)} neurons of ${tokenAt(context, token)}`;
+    const layerPicture = matrixPicture("story-neurons", title,
       {shape, data: all}, ["row", range(shape[0])], ["column", range(columns)], {
         scale: "signed", max: maxAbs(hidden), cell, height, selected: [Math.floor(index / columns), index % columns],
         read: (i, j) => `neuron ${i * columns + j}: ${short(all[i * columns + j])}`, bar: null,
@@ -559,7 +559,7 @@ SCENES.push({
   id: "guess", title: "When does the model know?", closer: "stream",
   terms: () => [["Logit lens", "reading a vector in the middle of the model as if it were the final one."]],
   async draw(context) {
-    const {ids, labels, names, token} = context, {tensors} = await context.ask("token", {token}), next = ids[token + 1];
+    const {ids, labels, token} = context, {tensors} = await context.ask("token", {token}), next = ids[token + 1];
     const {lens_ids: best, lens_probabilities: p, next_probability: nextP} = tensors, [states, shown] = best.shape;
     const width = stageWidth(), left = 110, line = lineHeight(states, 24, 60), room = width - left - 10;
     const drawing = svg("svg", {width, height: states * line + 4, class: "guess"}, range(states).map(s => {
@@ -582,7 +582,7 @@ SCENES.push({
       range(states - s).every(i => best.data[(s + i) * shown] === last));
     const repeats = best.data[0] === ids[token];
     return {
-      picture: picture("story-guess", `What the state of ${names[token]} predicts`, () => ({
+      picture: picture("story-guess", `What the state of ${tokenAt(context, token)} predicts`, () => ({
         columns: ["state", ...range(shown).flatMap(j => [`token ${j + 1}`, `probability ${j + 1}`])],
         rows: range(states).map(s => [stateName(s), ...range(shown).flatMap(j =>
           [pieces[best.data[s * shown + j]], p.data[s * shown + j]])]),

@@ -74,7 +74,7 @@ defineView({
       const top = topIndices(row, 5).filter(t => row[t] > MIN_WEIGHT);
       readout.textContent = `${names[query]} attends to  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
       arcs.replaceChildren(drawArcs(context, query, headsFor(query)));
-      arcsPicture.querySelector("h3").textContent = `Arcs from token ${names[query]}`;
+      arcsPicture.querySelector("h3").textContent = `Arcs from token ${tokenAt(context, query)}`;
     }
 
     const headsFor = query => arcHeads(context, h => rowOf(matrices[shownHeads.indexOf(h)], query));
@@ -141,7 +141,7 @@ defineView({
   about: "The attention weights of one token: products of its query with all keys, divided by √D; the mask, which "
     + "removes the future; and the softmax, exp(score) / Σ exp(score).",
   async draw(box, context) {
-    const {labels, names, token, layer, head, config} = context, D = config.n_embd / config.n_head;
+    const {labels, token, layer, head, config} = context, D = config.n_embd / config.n_head;
     const {tensors: {q, k, bias, weights: matrix}} = await context.ask("head", {layer, head});
     const scale = state.scale ? Math.sqrt(D) : 1, query = rowOf(q, token), weights = rowOf(matrix, token);
     const rows = labels.map((label, j) => {
@@ -154,7 +154,7 @@ defineView({
     const columns = ["key", "token", "q · k", `q · k / ${short(scale)}`, ...bias ? ["+ position bias"] : [], "masked",
       "exp(score − max)", "weight"];
     box.append(headPicker(context), tablePicture("attention-row",
-      `Token ${names[token]}, layer ${layer}, head ${head}`, columns, rows, {
+      `Token ${tokenAt(context, token)}, layer ${layer}, head ${head}`, columns, rows, {
         selected: j => j === token, click: selectToken, barsFrom: columns.indexOf("q · k") + 1,
         note: `The weights sum to ${sumOf(weights).toFixed(6)}. q and k have D = ${D} numbers each`
           + (config.position === "rotary" ? ", rotated by their positions." : "."),

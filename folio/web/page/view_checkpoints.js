@@ -35,9 +35,10 @@ defineView({
     function update() {
       const results = questions.flatMap((question, i) =>
         cachedAnswer(question) ? [{step: checkpoints[i], ...cachedAnswer(question)}] : []);
-      status.textContent = `${results.length} of ${checkpoints.length} checkpoints`
+      const {length} = results, isComplete = length === checkpoints.length;
+      status.textContent = `${isComplete ? "" : "Computing: "}${length} of ${checkpoints.length} checkpoints`
         + (checkpoints.length < FEW_CHECKPOINTS ? "; train with --snapshots=30 to save more" : "");
-      status.dataset.complete = String(results.length === checkpoints.length);
+      status.dataset.complete = String(isComplete);
       if (results.length < 2) return;
       result.replaceChildren(...ids.length > 1 ? [losses(results)] : [], choice, headScores(results));
     }

@@ -216,7 +216,7 @@ defineView({
       const [p, q] = answers.map(({tensors: {logits}}) => softmax(logits.data.slice(0, model.vocab_size)));
       const rows = Array.from(p, (x, id) => [id, pieces[id], x, q[id], x - q[id]]);
       rows.sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3]));
-      return tablePicture("compare-distribution", `The next token after ${names[token]}`,
+      return tablePicture("compare-distribution", `The next token after ${tokenAt(context, token)}`,
         ["id", "token", "first", "second", "difference"], rows,
         {max: SHOWN_TOKENS, selected: i => rows[i][0] === context.ids[token + 1]});
     }

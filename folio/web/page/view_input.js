@@ -37,13 +37,13 @@ defineView({
   about: "Each token id selects a row of the learned embedding table. Tokens with similar use have similar vectors. "
     + "The residual stream starts with this vector, plus a position embedding if there is one.",
   async draw(box, context) {
-    const {ids, labels, names, token, config} = context, id = ids[token];
+    const {ids, labels, token, config} = context, id = ids[token];
     const [{tensors: {embedding, position, states}}, {tensors: vocabulary}] = await Promise.all([
       context.ask("token", {token}), context.ask("vocabulary", {row: id}),
     ]);
     const sum = embedding.data.map((x, c) => x + position.data[c]), start = rowOf(states, 0);
     box.append(
-      vectorPicture("embedding", `Token ${names[token]}, ${config.n_embd} channels`, [
+      vectorPicture("embedding", `Token ${tokenAt(context, token)}, ${config.n_embd} channels`, [
         {label: "embedding", vector: embedding.data}, {label: "position", vector: position.data},
         {label: "x0", vector: start, rule: true},
       ], {

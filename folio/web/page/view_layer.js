@@ -26,8 +26,9 @@ function norm(x) {
   return Math.sqrt(dot(x, x));
 }
 
-function tokenTitle({names, token, layer}) {
-  return `Token ${names[token]}, layer ${layer}`;
+function tokenTitle(context) {
+  const {token, layer} = context;
+  return `Token ${tokenAt(context, token)}, layer ${layer}`;
 }
 
 // A row of a parameter; null for biases of a model without biases.
@@ -274,7 +275,7 @@ defineView({
         element("th", {scope: "row", class: s > 0 && Math.floor((s - 1) / 2) === layer && "selected"}, name),
         cells(s))))));
     box.append(layerPicker(context),
-      picture("lens", `Logit lens of token ${tokens[token]}`,
+      picture("lens", `Logit lens of token ${tokenAt(context, token)}`,
         () => ({columns: ["state", "norm", "norm added", "probability of the next token", "rank of the next token",
           ...top.flatMap(j => [`token ${j + 1}`, `probability ${j + 1}`])],
         rows: names.map((name, s) => [name, norms[s], added[s], nextP?.data[s] ?? NaN, rank?.data[s] ?? NaN,

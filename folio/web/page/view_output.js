@@ -44,7 +44,7 @@ defineView({
   about: "The final norm and the token embeddings give logits, and the softmax gives probabilities. Sampling filters "
     + "them in stages and then draws a token.",
   async draw(box, context) {
-    const {names, token, ids, model} = context;
+    const {token, ids, model} = context;
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
     const order = argsort(logits), shown = order.slice(0, SHOWN_TOKENS);
     const result = div(""), update = () => result.replaceChildren(drawStages());
@@ -55,7 +55,7 @@ defineView({
       const stages = samplingStages(logits, state, model.vocab_size), final = stages.at(-1).probabilities;
       const columns = ["id", "token", "logit", ...stages.map(stage => stage.name)];
       const row = id => [id, pieces[id], logits[id], ...stages.map(stage => stage.probabilities[id])];
-      return picture("distribution", `After token ${names[token]}`, () => ({columns, rows: order.map(row)}),
+      return picture("distribution", `After token ${tokenAt(context, token)}`, () => ({columns, rows: order.map(row)}),
         div("row", tableOf(columns, shown.map(row), {
           barsFrom: columns.length - stages.length, selected: i => shown[i] === ids[token + 1],
           click: i => {
