@@ -5,11 +5,11 @@
     python tools/report.py "out-*"                                     all folders that match the pattern
     python tools/report.py sweep-x --filter=state=finished --limit=10  the ten best finished runs in a folder
 
-The page starts with a table of the runs, sorted by validation loss or --sort. It shows curves of the training and
-validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a vertical line where a run was
-resumed (dashed after a kill); the forecast of tools/plan.py --save and the measured values; the samples of each
-evaluation; the settings that differ between the runs; and all settings and the environment of each run. tools/runs.py
-takes the same --filter, --sort and --limit, and lists runs in the terminal.
+The page starts with a sentence on the best run, and a table of the runs, sorted by validation loss or --sort. It shows
+curves of the training and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a
+vertical line where a run was resumed (dashed after a kill); the forecast of tools/plan.py --save and the measured
+values; the samples of each evaluation; the settings that differ between the runs; and all settings and the environment
+of each run. tools/runs.py takes the same --filter, --sort and --limit, and lists runs in the terminal.
 """
 
 import sys

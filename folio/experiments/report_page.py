@@ -1,14 +1,14 @@
-"""A page about runs: a table of results, curves, plans, resumes, samples, and settings."""
+"""A page about runs: a summary, a table of results, curves, plans, resumes, samples, and settings."""
 
 import json
 from html import escape
 
-from folio.base.number_format import format_seconds
+from folio.base.number_format import counted, format_seconds
 from folio.checkpoints.schema import PartRecord
 from folio.experiments.charts import Line, LineGroup, Mark, Panel, line_chart, page_with_charts
 from folio.experiments.runs import Run
-from folio.experiments.selection import different_settings
-from folio.experiments.static_page import details, table
+from folio.experiments.selection import data_of, different_settings
+from folio.experiments.static_page import details, summary, table
 
 PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
     "loss (nats per token)": ("loss", 1.0, 340),
@@ -18,10 +18,6 @@ PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
     "peak memory (GiB)": ("peak_memory", 2.0**-30, 120),
     "skipped steps": ("skipped", 1.0, 120),
 }
-LEGEND = (
-    "Loss: thin in training, thick with points in validation, dotted before a rollback. Vertical lines: resumed or "
-    "rolled back, dashed after a kill."
-)
 MAX_POINTS = 300_000  # of all curves, which browsers can draw
 MAX_OPEN_RUNS = 8  # with more runs, their sections are collapsed
 MAX_TITLE_NAMES = 4  # with more runs, the title has only their number
@@ -31,34 +27,58 @@ def report_page(runs: list[Run], max_points: int = MAX_POINTS) -> str:
     """Return the page as HTML."""
     collapsed = len(runs) > MAX_OPEN_RUNS
     title = "Folio: " + (f"{len(runs)} runs" if len(runs) > MAX_TITLE_NAMES else ", ".join(run.name for run in runs))
-    parts = [summary(runs), curves(runs, max_points), settings_table(runs)]
+    parts = [summary(conclusion(runs)), results_table(runs), curves(runs, max_points), settings_table(runs)]
     for run in runs:
         sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
-        parts += [details(run.name, "\n".join(sections))] if collapsed else sections
+        parts += [details(run.name, "\n".join(sections))] if collapsed and any(sections) else sections
     return page_with_charts(title, parts)
 
 
-def summary(runs: list[Run]) -> str:
-    """Return a table with a row per run. Unknown values are blank."""
+def conclusion(runs: list[Run]) -> str:
+    """Return a sentence: which run is the best, and by how much."""
+    if len({data_of(run) for run in runs} - {None}) > 1:
+        names = ", ".join(dict.fromkeys(str(run.config.get("dataset")) for run in runs if data_of(run)))
+        return f"The runs use different data ({names}), so their losses are not comparable."
+    ranked = sorted((run for run in runs if run.best), key=lambda run: run.best)
+    if not ranked:
+        steps = counted(max(run.step for run in runs), "step")
+        return f"No validation loss yet, after {steps}."
+    loss, step = ranked[0].best
+    result = f"{loss:.4f} at step {step:,}"
+    if len(runs) == 1:
+        totals = runs[0].totals()
+        seconds, speed = totals["seconds"], totals["tokens_per_second"]
+        cost = f"; {format_seconds(seconds)} of training at {speed:,.0f} tokens/s" if seconds else ""
+        return f"Lowest validation loss {result} of {totals['steps']:,}{cost}."
+    if len(ranked) == 1:
+        return f"Only {ranked[0].name} of {len(runs)} runs has a validation loss: {result}."
+    second, distance = ranked[1].name, ranked[1].best[0] - loss
+    return f"The best of {len(runs)} runs is {ranked[0].name}: validation loss {result}, {distance:.4f} below {second}."
+
+
+def results_table(runs: list[Run]) -> str:
+    """Return a table with a row per run. Unknown values are blank, and columns without values are left out."""
     rows = []
     for run in runs:
         totals, parameters, evaluations = run.totals(), run.parameters(), run.trained_evaluations()
-        seconds, speed = totals["seconds"], totals["tokens_per_second"]
+        seconds, speed, skipped = totals["seconds"], totals["tokens_per_second"], run.lines[-1]["skipped"]
         losses = [min(evaluations), evaluations[-1]] if evaluations else []
+        best, last = [f"{loss:.4f} at step {step:,}" for loss, step in losses] or ["none yet", "none yet"]
         rows.append(
-            [
-                run.name,
-                f"{parameters:,}" if parameters else "",
-                f"{totals['steps']:,}",
-                f"{totals['tokens']:,}",
-                format_seconds(seconds) if seconds else "",
-                f"{speed:,.0f}" if speed else "",
-                *([f"{loss:.4f} at step {step:,}" for loss, step in losses] or ["none yet", "none yet"]),
-                str(run.lines[-1]["skipped"]),
-            ]
+            {
+                "run": run.name,
+                "parameters": f"{parameters:,}" if parameters else "",
+                "steps": f"{totals['steps']:,}",
+                "tokens": f"{totals['tokens']:,}",
+                "time of the steps": format_seconds(seconds) if seconds else "",
+                "tokens/s": f"{speed:,.0f}" if speed else "",
+                "best validation loss": best,
+                "last validation loss": last,
+                "skipped steps": f"{skipped:,}" if skipped else "",
+            }
         )
-    heads = ["run", "parameters", "steps", "tokens", "time of the steps", "tokens/s"]
-    return table([*heads, "best validation loss", "last validation loss", "skipped steps"], rows)
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    return table(heads, [[row[head] for head in heads] for row in rows])
 
 
 def settings_table(runs: list[Run]) -> str:
@@ -120,7 +140,9 @@ def changes_of(part: PartRecord) -> str:
 
 
 def samples_section(run: Run) -> str:
-    """Return the samples of each evaluation, the latest first."""
+    """Return the samples of each evaluation, the latest first, if any."""
+    if not run.samples:
+        return ""
     texts = "".join(
         f"<h4>step {sample['step']:,}</h4><pre>{escape(sample['text'])}</pre>" for sample in reversed(run.samples)
     )
@@ -128,7 +150,7 @@ def samples_section(run: Run) -> str:
 
 
 def settings_section(run: Run) -> str:
-    """Return the run's environment and all its settings."""
+    """Return the run's environment and all its settings, if they are known."""
     environment = {**(run.parts[-1]["versions"] or {}), **run.parts[-1]["resolved"]} if run.parts else {}
     sections = []
     settings = {}
@@ -140,23 +162,39 @@ def settings_section(run: Run) -> str:
             settings["(steps completed)"] = run.step
     for heading, values in (("environment", environment), ("all settings", settings)):
         rows = [[name, json.dumps(value)] for name, value in values.items()]
-        sections.append(details(f"{run.name}: {heading}", table([heading, "value"], rows)))
+        if rows:
+            sections.append(details(f"{run.name}: {heading}", table([heading, "value"], rows)))
     return "\n".join(sections)
 
 
 def curves(runs: list[Run], max_points: int) -> str:
     """Return the chart of curves, with a note if it does not show every step. max_points: of all curves."""
-    max_points //= len(runs) * len(PANELS)
+    shown = {title: panel for title, panel in PANELS.items() if panel[0] == "loss" or is_logged(panel[0], runs)}
+    max_points //= len(runs) * len(shown)
     lines = max(len(run.lines) for run in runs)
     note = f"<p>Curves show up to {max_points:,} evenly spaced steps.</p>" if lines > max_points else ""
-    panels = [Panel(title, height, from_zero=key == "skipped") for title, (key, _, height) in PANELS.items()]
-    return note + line_chart("curves", "Curves", "step", panels, [run_curves(run, max_points) for run in runs], LEGEND)
+    panels = [Panel(title, height, from_zero=key == "skipped") for title, (key, _, height) in shown.items()]
+    groups = [run_curves(run, [*shown.values()], max_points) for run in runs]
+    return note + line_chart("curves", "Curves", "step", panels, groups, legend(runs))
 
 
-def run_curves(run: Run, max_points: int) -> LineGroup:
-    """Return the curves of a run, with marks at the steps at which it was resumed."""
+def is_logged(key: str, runs: list[Run]) -> bool:
+    """Return whether any run has logged a number other than zero."""
+    return any(line[key] for run in runs for line in run.lines)
+
+
+def legend(runs: list[Run]) -> str:
+    text = "Loss: thin in training, thick with points in validation"
+    text += ", dotted before a rollback." if any(run.abandoned for run in runs) else "."
+    if any(run.parts[1:] for run in runs):
+        text += " Vertical lines: resumed or rolled back, dashed after a kill."
+    return text
+
+
+def run_curves(run: Run, panels: list[tuple[str, float, int]], max_points: int) -> LineGroup:
+    """Return the curves of a run, with marks at the steps at which it was resumed. panels: values of PANELS."""
     lines = []
-    for panel, (key, factor, _) in enumerate(PANELS.values()):
+    for panel, (key, factor, _) in enumerate(panels):
         logged = [line for line in run.lines if line[key] is not None]
         logged = logged[:: -(-len(logged) // max_points) or 1]
         x, y = [line["step"] for line in logged], [line[key] * factor for line in logged]

@@ -1,4 +1,4 @@
-"""Parts of a self-contained HTML page: the document, tables, and collapsible sections."""
+"""Parts of a self-contained HTML page: the document, its summary, tables, and collapsible sections."""
 
 import base64
 import hashlib
@@ -36,6 +36,11 @@ def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
 def hash_source(text: str) -> str:
     """Return the source expression by which a content security policy allows an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def summary(sentence: str) -> str:
+    """Return the sentence at the top of a page."""
+    return f"<p class='summary'>{escape(sentence)}</p>"
 
 
 def table(heads: list[str], rows: Iterable[list[str]]) -> str:

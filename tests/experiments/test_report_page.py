@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from folio.experiments.report_page import report_page, summary
+from folio.experiments.report_page import conclusion, report_page, results_table
 from folio.experiments.runs import Run
 from folio.experiments.selection import sort_runs
 from model import GPT, GPTConfig
@@ -15,6 +15,11 @@ from tests.support.runs import blank_part
 def rows_of(html: str) -> list[list[str]]:
     """Return the cells of a table, by row."""
     return [re.findall(r"<t[dh].*?>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+
+
+def best_of(run: Run) -> str:
+    heads, row = rows_of(results_table([run]))
+    return row[heads.index("best validation loss")]
 
 
 def metrics(step: int, val_loss: float | None = None, speed: float | None = None) -> dict:
@@ -40,7 +45,7 @@ def test_the_table_compares_the_runs():
         run_of("none", [metrics(1, None, 7.0)], {"model": {"n_layer": 2, "unknown": 3}}),
         run_of("better", lines, {"model": shape}),
     ]
-    heads, *rows = rows_of(summary(sort_runs(runs, "loss")))
+    heads, *rows = rows_of(results_table(sort_runs(runs, "loss")))
     assert [row[0] for row in rows] == ["better", "worse", "none"]
     better, worse, none = (dict(zip(heads, row, strict=True)) for row in rows)
     assert better["parameters"] == f"{GPT(GPTConfig(**shape)).num_params()['total']:,}"
@@ -51,6 +56,45 @@ def test_the_table_compares_the_runs():
     assert (worse["parameters"], worse["time of the steps"], worse["tokens/s"]) == ("", "", "")
     assert worse["best validation loss"] == worse["last validation loss"] == "1.7500 at step 20"
     assert none["parameters"] == "" and none["best validation loss"] == none["last validation loss"] == "none yet"
+
+
+def test_the_page_begins_with_a_sentence_on_the_best_run():
+    worse, best, new = (run_of(name, [metrics(20, loss)]) for name, loss in (("a<b", 1.75), ("b", 1.5), ("c", None)))
+    assert conclusion([worse, best, new]) == (
+        "The best of 3 runs is b: validation loss 1.5000 at step 20, 0.2500 below a<b."
+    )
+    assert conclusion([new, worse]) == "Only a<b of 2 runs has a validation loss: 1.7500 at step 20."
+    assert conclusion([new]) == "No validation loss yet, after 20 steps."
+    one = run_of("one", [metrics(1), metrics(11, 1.5, 10.0), metrics(21, 2.0, 10.0)])
+    assert conclusion([one]) == (
+        "Lowest validation loss 1.5000 at step 11 of 21; 3 min 30 s of training at 10 tokens/s."
+    )
+    page = report_page([worse, best, new])
+    assert page.index("0.2500 below a&lt;b.</p>") < page.index("<table>")
+
+
+def test_losses_on_different_data_are_not_compared():
+    """The best of runs of Shakespeare and of music had the data set with the smaller vocabulary."""
+    states = [{"config": {"dataset": name}, "dataset": {"hash": name}} for name in ("verse", "tunes", "verse")]
+    verse, tunes, other = (run_of(str(i), [metrics(20, 2.0 + i)], state) for i, state in enumerate(states))
+    warning = "The runs use different data (verse, tunes), so their losses are not comparable."
+    assert conclusion([verse, tunes, other]) == warning and "best of 2 runs" in conclusion([verse, other])
+
+
+def test_what_has_no_values_is_left_out():
+    """A column and a chart of skipped steps showed only zeros, and sections of unknown settings were empty."""
+    run = run_of("run", [metrics(1), {**metrics(20), "peak_memory": None}])
+    run.lines[0]["peak_memory"] = None
+    page = report_page([run])
+    titles = [panel["title"] for panel in charts_in(page)["curves"]["panels"]]
+    assert titles == ["loss (nats per token)", "learning rate", "gradient norm"]
+    heads = ["run", "steps", "tokens", "best validation loss", "last validation loss"]
+    assert rows_of(page)[0] == heads and "<details>" not in page and "rollback" not in page
+    run.lines[1]["skipped"] = 3
+    page = report_page([run])
+    assert charts_in(page)["curves"]["panels"][-1]["title"] == "skipped steps"
+    assert charts_in(page)["curves"]["groups"][0]["lines"][3]["y"] == [0, 3]
+    assert rows_of(page)[0] == [*heads, "skipped steps"] and rows_of(page)[1][-1] == "3"
 
 
 def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
@@ -66,10 +110,10 @@ def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     assert all(0 not in curve["x"] for curve in curves[:4]) and curves[0]["y"] == [2.0, 2.0]
     validation = lines_in(page)["run: validation"]
     assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
-    assert rows_of(summary([run]))[1][-3] == "5.5000 at step 10"  # step 0 has no checkpoint
+    assert best_of(run) == "5.5000 at step 10"  # step 0 has no checkpoint
     assert run.totals()["seconds"] == pytest.approx(10)
     only_evaluated = run_of("run", [first], folder=tmp_path)
-    assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report_page([only_evaluated])
+    assert best_of(only_evaluated) == "none yet" and report_page([only_evaluated])
 
 
 def test_a_time_budget_shows_the_planned_steps():

@@ -156,7 +156,7 @@ def drawn_lines(page: Any) -> list[str]:
 def test_the_pointer_shows_the_values_of_the_runs(html, runs, open_page):
     page = open_page(html)
     first, second = map(metrics_of, runs)
-    assert sorted(drawn_lines(page)) == sorted([*6 * ["first", "a<b>"], "first: validation", "a<b>: validation"])
+    assert sorted(drawn_lines(page)) == sorted([*5 * ["first", "a<b>"], "first: validation", "a<b>: validation"])
     for step in (2, 6, 12):
         move_to(page, step)
         nearest = 6 if step < 12 else 12  # evaluation
@@ -205,7 +205,7 @@ def test_zoom_and_logarithmic_axes(html, runs, open_page):
 def test_the_legend_hides_a_run_with_its_resume_marks(html, open_page):
     page = open_page(html)
     marks = page.locator(".drawing svg svg > line[stroke-dasharray]")
-    assert marks.count() == 6  # one in each panel
+    assert marks.count() == 5  # one in each panel
     entry = page.locator(".legend").get_by_role("button", name="a<b>")
     entry.focus()
     page.keyboard.press("Space")
@@ -213,7 +213,7 @@ def test_the_legend_hides_a_run_with_its_resume_marks(html, open_page):
     move_to(page, 6)
     assert values_of(page).keys() == {"first", "first: validation"}
     page.keyboard.press("Space")
-    assert len(drawn_lines(page)) == 2 * 7 and marks.count() == 6
+    assert len(drawn_lines(page)) == 2 * 6 and marks.count() == 5
 
 
 @in_browser
