@@ -203,6 +203,12 @@ def describe(run: MeasuredRun) -> str:
     )
 
 
+def run_cells(run: MeasuredRun) -> list[str]:
+    """A row of the page's table of measured runs; see scaling_page.RUN_HEADS."""
+    size = f"{run.shape.n_layer} x {run.shape.n_embd}"
+    return [size, format_tokens(run.size.tokens), f"{run.loss:.4f}", f"{run.tokens_per_second:,.0f}"]
+
+
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +283,7 @@ def write_files(
             path = folder / f"minutes-{minutes}.py"
             path.write_text(config_file(cfg, path, minutes, candidates[0]), encoding="utf-8")
             print(f"train it for {minutes} minutes: {command('train.py', short_path(path))}")
-        page = scaling_page(cfg.name, law, [describe(run) for run in runs], HEADS, table_rows(answers, data), answers)
+        page = scaling_page(cfg.name, law, [run_cells(run) for run in runs], HEADS, table_rows(answers, data), answers)
         (folder / "scaling.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written ({error.strerror}); choose another --out_dir") from None

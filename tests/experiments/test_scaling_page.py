@@ -2,7 +2,7 @@
 
 import pytest
 
-from folio.experiments.scaling_page import scaling_page
+from folio.experiments.scaling_page import conclusion, describe_time, scaling_page
 from folio.training.planning.choice import rank_shapes
 from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
@@ -22,13 +22,29 @@ def page() -> str:
     law = MeasuredLaw("", RUNS, LAW.losses(RUNS), [LAW, OTHER])
     answers = {m: rank_shapes(law.laws, step_seconds, 60 * float(m), 10**7, 65) for m in ("5", "30")}
     return scaling_page(
-        "<verse>", law, ["2 x 64, 1.0M tokens"], ["minutes", "loss"], [["5", "1.7"], ["30", "1.5"]], answers
+        "<verse>",
+        law,
+        [["2 x 64", "1.0M", "2.0153", "9,000"]],
+        ["minutes", "loss"],
+        [["5", "1.7"], ["30", "1.5"]],
+        answers,
     )
 
 
 def test_the_page_has_the_law_the_answers_and_the_runs(page):
-    assert "&lt;verse&gt;" in page and str(LAW) in page and "2 x 64, 1.0M tokens" in page
+    assert "&lt;verse&gt;" in page and str(LAW) in page and "<td>2 x 64</td><td>1.0M</td><td>2.0153</td>" in page
     assert page.count("<figure class='chart'>") == 2
+
+
+def test_the_page_begins_with_the_expected_losses(page):
+    law = MeasuredLaw("", RUNS, LAW.losses(RUNS), [LAW, OTHER])
+    answers = {m: rank_shapes(law.laws, step_seconds, 60 * float(m), 10**7, 65) for m in ("1", "30")}
+    first, second = (f"{candidates[0].forecast.loss:.3f}" for candidates in answers.values())
+    sentence = (
+        f"Expected validation loss of the best model: {first} after 1 minute, {second} after 30 minutes of training."
+    )
+    assert conclusion(answers) == sentence and page.index("<p class='summary'>") < page.index("<table>")
+    assert describe_time("0.5") == "0.5 minutes"
 
 
 @pytest.mark.browser

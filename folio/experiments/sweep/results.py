@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from folio.base.number_format import aligned_table, format_value
+from folio.base.number_format import aligned_table, counted, format_value
 from folio.base.packages import describe_missing, is_installed
 from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import describe_point
 
 MAX_FAILURES = 5  # number of failures to list
+WORSE, NOT_SIGNIFICANT = "worse", "no significant difference"  # verdicts
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:
 def describe_difference(difference: Estimate) -> str:
     if difference.half_width is None:
         return "unknown: one seed"
-    return "worse" if difference.low > 0 else "no significant difference"
+    return WORSE if difference.low > 0 else NOT_SIGNIFICANT
 
 
 def describe_state(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
@@ -96,7 +97,7 @@ def describe_state(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
     if failed := [outcome for outcome in outcomes if outcome.state == "failed"]:
         return f"failed with seed {failed[0].seed}"
     if pruned := [outcome for outcome in outcomes if outcome.state == "pruned"]:
-        return f"pruned after {len(pruned[0].evaluations)} evaluations, at {pruned[0].loss:.4f}"
+        return f"pruned after {counted(len(pruned[0].evaluations), 'evaluation')}, at {pruned[0].loss:.4f}"
     finished = sum(outcome.state == "finished" for outcome in outcomes)
     return f"{finished} of {len(seeds)} seeds are finished"
 
@@ -104,6 +105,32 @@ def describe_state(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
 def known_mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def conclusion(rows: Sequence[Row]) -> str:
+    """Return a sentence or two: which combination is the best, and whether others are as good."""
+    if warning := describe_other_text(rows):
+        return warning
+    finished = [row for row in rows if row.mean]
+    if not finished:
+        return "No run has finished."
+    best, others = finished[0], finished[1:]
+    which = f"The best of {len(finished)} finished trials" if others else "The only finished trial"
+    text = f"{which} is {best.point} ({describe_point(best.params)}): validation loss {plus_minus(best.mean)}."
+    similar = sum(row.verdict == NOT_SIGNIFICANT for row in others)
+    if similar:
+        text += f" {counted(similar, 'other')} {'has' if similar == 1 else 'have'} {NOT_SIGNIFICANT} from it."
+    elif others and all(row.verdict == WORSE for row in others):
+        text += " All others are worse." if len(others) > 1 else " The other is worse."
+    return text
+
+
+def describe_other_text(rows: Sequence[Row]) -> str:
+    """Return a warning if settings of the combinations change the text of the losses; empty if not."""
+    other = {"dataset", "eval_iters"} & {name for row in rows for name in row.params}
+    return (
+        f"Losses with different {' or '.join(sorted(other))} are on different text and not comparable." if other else ""
+    )
 
 
 def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int], is_search: bool) -> list[str]:
@@ -125,8 +152,8 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
             f"Above the best: not compared, because {describe_missing('scipy')}; then repeat the command, which does "
             f"not train again."
         )
-    if other := {"dataset", "eval_iters"} & {name for row in rows for name in row.params}:
-        lines.append(f"Losses with different {' or '.join(sorted(other))} are on different text and not comparable.")
+    if warning := describe_other_text(rows):
+        lines.append(warning)
     if is_search and compared:
         lines.append(
             f"The mean of the best of {len(rows)} trials is optimistically biased, because the same runs selected it: "
@@ -142,8 +169,7 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
         )
     trained = [outcome for outcome in outcomes if outcome.tokens]
     tokens, seconds = (sum(getattr(o, name) or 0 for o in trained) for name in ("tokens", "seconds"))
-    runs = "1 run" if len(trained) == 1 else f"{len(trained):,} runs"
-    lines.append(f"Cost: {runs}, {tokens:,} tokens, {seconds:,.0f} s of training.")
+    lines.append(f"Cost: {counted(len(trained), 'run')}, {tokens:,} tokens, {seconds:,.0f} s of training.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The page of a sweep: a table of results, loss curves, parallel coordinates, and importances."""
+"""The page of a sweep: a summary, a table of results, loss curves, parallel coordinates, and importances."""
 
 from collections.abc import Sequence
 from html import escape
@@ -15,9 +15,9 @@ from folio.experiments.charts import (
     page_with_charts,
     parallel_chart,
 )
-from folio.experiments.static_page import table
+from folio.experiments.static_page import summary, table
 from folio.experiments.sweep.outcome import Outcome
-from folio.experiments.sweep.results import Row, heads, label
+from folio.experiments.sweep.results import Row, conclusion, heads, label
 from folio.experiments.sweep.space import Dimension, Values
 
 MAX_CURVES = 20  # number of combinations, from the best
@@ -31,9 +31,11 @@ def sweep_page(
 ) -> str:  # fmt: skip
     """Return the page as HTML."""
     names = [dimension.name for dimension in space]
+    sentence = conclusion(rows).replace(" ± ", UNBROKEN)
     parts = [
+        summary(sentence),
         table(heads(names), [[cell.replace(" ± ", UNBROKEN) for cell in row.cells(names)] for row in rows]),
-        "".join(f"<p>{escape(note)}</p>" for note in notes),
+        "".join(f"<p>{escape(note)}</p>" for note in notes if note != sentence),
     ]
     if any(outcome.evaluations for outcome in outcomes):
         parts.append(curves(rows, outcomes))

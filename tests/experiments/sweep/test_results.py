@@ -8,7 +8,7 @@ import pytest
 stats = pytest.importorskip("scipy.stats")
 
 from folio.experiments.sweep.outcome import Outcome
-from folio.experiments.sweep.results import as_json, format_table, heads, label, notes, summarize
+from folio.experiments.sweep.results import as_json, conclusion, format_table, heads, label, notes, summarize
 
 SEEDS = [1, 2, 3]
 
@@ -36,7 +36,7 @@ def test_complete_combinations_are_compared_over_all_seeds():
         "best",
         "worse",
         "1 of 3 seeds are finished",
-        "pruned after 1 evaluations, at 1.7000",
+        "pruned after 1 evaluation, at 1.7000",
         "failed with seed 1",
     ]
     best, worse, one, _, failed = rows
@@ -83,6 +83,19 @@ def test_without_scipy_there_are_means_and_a_hint_to_install_it(monkeypatch):
     assert "not compared" in text and "pip install -r requirements" in text
     one_seed = [outcome(1, 1, 2.0), outcome(2, 1, 1.0)]
     assert [row.verdict for row in summarize(one_seed, [1])] == ["best", "unknown: one seed"]
+
+
+def test_the_conclusion_names_the_best_trial_and_those_that_are_not_worse():
+    best = "is 2 (learning_rate=0.2): validation loss 1.1333 ± 0.3795."
+    assert conclusion(summarize(OUTCOMES, SEEDS)).startswith(f"The best of 4 finished trials {best}")
+    assert conclusion(summarize(OUTCOMES[:6], SEEDS)) == f"The best of 2 finished trials {best} The other is worse."
+    assert conclusion(summarize(OUTCOMES[3:6], SEEDS)) == f"The only finished trial {best}"
+    similar = [outcome(6, seed, loss) for seed, loss in zip(SEEDS, (1.1, 1.0, 1.4), strict=True)]
+    text = conclusion(summarize([*OUTCOMES, *similar], SEEDS))
+    assert text.endswith(" 1 other has no significant difference from it.")
+    assert conclusion(summarize([outcome(4, 1, None, "failed", error="e")], SEEDS)) == "No run has finished."
+    other_text = [outcome(1, 1, 2.0, params={"dataset": "a"}), outcome(2, 1, 1.0, params={"dataset": "b"})]
+    assert conclusion(summarize(other_text, [1])).startswith("Losses with different dataset")
 
 
 def test_results_are_json():

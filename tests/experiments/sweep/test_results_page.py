@@ -7,7 +7,7 @@ from tests.support.charts import charts_in
 
 def test_html_in_names_is_escaped_and_long_names_are_shortened():
     """Parts of a name became tags, and the legend of a search with six settings covered the curves."""
-    space = [Values("dataset", ("a<b>&c", "d")), Values("lr_schedule", ("cosine", "wsd"))]
+    space = [Values("dataset", ("a<b>&c", "d" * 40)), Values("lr_schedule", ("cosine", "wsd"))]
     params = [{"dataset": "a<b>&c", "lr_schedule": "wsd"}, {"dataset": "d" * 40, "lr_schedule": "wsd"}]
     outcomes = [Outcome(i, 5, p, "finished", loss=1.0 + i, evaluations=((9, 1.0 + i),)) for i, p in enumerate(params)]
     rows = summarize(outcomes, [5])
@@ -16,6 +16,7 @@ def test_html_in_names_is_escaped_and_long_names_are_shortened():
     assert "d" * 40 in groups[1]["lines"][0]["name"]
     remarks = notes(rows, outcomes, [5], is_search=False)
     assert any("different dataset" in remark for remark in remarks)
+    assert sweep_page("a", space, rows, outcomes, {}, remarks).count("different dataset") == 1  # at the top
     failed = [Outcome(0, 5, params[0], "failed", error="<b>")]
     remarks = notes(summarize(failed, [5]), failed, [5], is_search=False)
     html = sweep_page("<i>", space, summarize(failed, [5]), failed, {}, remarks)
@@ -31,7 +32,9 @@ def test_the_charts_contain_the_losses_and_the_settings():
         Outcome(1, 5, params[1], "pruned", loss=3.0, evaluations=((8, 3.0),)),
     ]
     rows = summarize(outcomes, [5, 6])
-    charts = charts_in(sweep_page("sweep", space, rows, outcomes, {"n_head": 0.25}, []))
+    page = sweep_page("sweep", space, rows, outcomes, {"n_head": 0.25}, [])
+    assert "<p class='summary'>The only finished trial is 0 (n_head=4, learning_rate=0.01): " in page
+    charts = charts_in(page)
     first, second = (group["lines"] for group in charts["curves"]["groups"])
     assert [(line["x"], line["y"], line["dash"]) for line in first] == [
         ([8, 16], [2.0, 1.0], "solid"),
