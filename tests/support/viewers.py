@@ -222,6 +222,8 @@ def language_model(viewer: Viewer) -> LanguageModel:
 
 def generate(viewer: Viewer) -> list[str]:
     """Click on the generate button, and return the texts of all samples at their end."""
+    viewer("stopSamples()")
+    wait_until(lambda: viewer("playground.running.size === 0"))
     viewer("void (playground.samples = [])")
     viewer.find("generate").click()
     wait_until(lambda: viewer("playground.samples.length > 0 && playground.running.size === 0"))

@@ -357,6 +357,13 @@ new Promise(resolve => {
   });
 })
 """
+STOP_FIRST_TEXT = """
+const timer = setInterval(() => {
+  if (!document.querySelector("[data-testid=sample-text]")?.textContent) return;
+  clearInterval(timer);
+  document.querySelector("[data-testid=stop]").click();
+});
+"""
 LANGUAGES = {
     "pairs": [["ab", "cd"], ["ab", "ef"], ["cd", "ab"]],
     "template": "{source}: {text} | {target}:",
@@ -385,6 +392,12 @@ def open_file(new_viewer) -> Callable[..., Viewer]:
     return open_file
 
 
+def wait_for_samples(viewer: Viewer) -> list[str]:
+    """The texts of the samples at their end."""
+    wait_until(lambda: viewer("playground.samples.length > 0 && playground.running.size === 0"))
+    return viewer.find("sample-text").evaluate_all("nodes => nodes.map(node => node.textContent)")
+
+
 @in_browser
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
@@ -410,6 +423,50 @@ def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, 
     settings = dict(num_samples=3, max_new_tokens=200, seed=seed, temperature=0.9, top_p=0.9)
     assert generate(viewer) == file.language_model().generate(TEXT, **settings)
     print(f"long tasks: {viewer('longTasks')} ms")
+
+
+@in_browser
+def test_a_file_generates_once_by_itself_and_links_to_the_story(exported, open_file):
+    """It opened with an empty form."""
+    file = exported("char")
+    viewer = open_file(file, hash="#max_new_tokens=40")
+    assert wait_for_samples(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=40)
+    viewer("playground.samples = []")
+    viewer.show("tokens").show("playground", max_new_tokens=40)
+    assert viewer("playground.samples.length + playground.running.size") == 0
+    viewer.find("story-link").get_by_role("link", name="The story in 9 scenes").click()
+    wait_until(lambda: viewer.state("view") == ["story"])
+
+
+@in_browser
+def test_the_first_samples_can_be_stopped(exported, open_file):
+    viewer = open_file(exported("char"), STOP_FIRST_TEXT, hash="#max_new_tokens=4096")
+    wait_until(lambda: viewer("playground.samples.length === 3"))
+    wait_until(lambda: viewer("playground.running.size === 0"))
+    assert viewer("playground.samples.every(({ended, tokens}) => ended === 'stopped' && tokens.length < 4096)")
+
+
+@in_browser
+def test_an_empty_prompt_is_that_of_sample_py(exported, open_file):
+    """The text field was empty, and the tokens below it showed a line break that nobody had typed."""
+    file = exported("char")
+    viewer = open_file(file, hash="#text=&max_new_tokens=40")
+    assert viewer.page.locator("#strip").is_hidden()
+    assert viewer.page.locator("#input-note").inner_text() == "The prompt is empty: the model starts from a line break."
+    assert wait_for_samples(viewer) == file.language_model().generate("", num_samples=3, max_new_tokens=40)
+    viewer.show("playground", text="to be")
+    assert viewer.page.locator("#strip").is_visible() and viewer.page.locator("#input-note").inner_text() == ""
+
+
+@in_browser
+def test_a_phone_shows_the_samples_before_the_settings(exported, open_file):
+    viewer = open_file(exported("char"))
+    assert viewer.find("setting-seed").is_visible()
+    viewer.page.set_viewport_size({"width": 390, "height": 844})
+    viewer.follow(viewer.served.url)
+    assert viewer.find("setting-seed").is_hidden()
+    viewer.find("settings").locator("summary").click()
+    assert viewer.find("setting-seed").is_visible()
 
 
 @in_browser
@@ -509,8 +566,10 @@ def test_the_page_waits_until_the_model_is_loaded(exported, open_file):
 @pytest.mark.parametrize("scripts", [[], [NO_WORKER]], ids=["worker", "in-page"])
 def test_the_stop_button_stops_the_engine(scripts, exported, open_file):
     """In the page, this works only because the engine pauses."""
-    viewer = open_file(exported("char"), *scripts, hash="#max_new_tokens=4096")
+    viewer = open_file(exported("char"), *scripts, hash="#view=tokens&max_new_tokens=4096")
     viewer(COUNT_STEPS)
+    viewer("playground.generatesAtOnce = false")
+    viewer.show("playground", max_new_tokens=4096)
     viewer.find("generate").click()
     viewer(STOP_EARLY)
     wait_until(lambda: viewer("playground.running.size === 0"))
@@ -571,6 +630,8 @@ def test_a_translation(exported, open_file):
     file = exported("phrases", languages=LANGUAGES)
     viewer = open_file(file)
     assert viewer.state("view") == ["translate"] and viewer.find("phrase").input_value() == "face"
+    wait_until(lambda: viewer.state("text")[0].startswith("ab: face | cd:"))  # translated by itself
+    assert viewer.find("translation").text_content() and viewer.find("story-link").is_visible()
     assert viewer.find("target").locator("option").all_inner_texts() == ["cd", "ef"]
     viewer.find("target").select_option("ef")
     viewer.wait()
@@ -583,7 +644,7 @@ def test_a_translation(exported, open_file):
     )
     assert viewer.find("translation").text_content() == expected.strip()
     translated = viewer.find("translated").inner_text()
-    assert "tokens/s; 1 characters are not in the vocabulary and were skipped" in translated
+    assert "tokens/s; skipped: 1 character not in the vocabulary" in translated
     assert viewer.find("stop").is_disabled()
     again = open_file(file, hash=viewer("location.hash"))
     assert again.find("target").input_value() == "ef" and again.find("phrase").input_value() == "a bad idea? "

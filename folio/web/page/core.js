@@ -242,6 +242,7 @@ async function loadContext() {
     const {facts} = await ask({kind: "tokens", text: state.text});
     ids = facts.ids;
     if (facts.unknown) note += describeUnknown(facts.unknown, model);
+    if (!state.text) note += `The prompt is empty: the model starts from ${describeStart(pieces[ids[0]])}. `;
     if (facts.tokens > ids.length) note += `The first ${ids.length} of ${facts.tokens} tokens are shown. `;
   }
   state.layer = clamp(state.layer, 0, n_layer - 1);
@@ -263,6 +264,11 @@ async function loadContext() {
   };
 }
 
+// The token that an empty prompt becomes, as in sample.py.
+function describeStart(piece) {
+  return piece === "\n" ? "a line break" : `the token ${visible(piece)}`;
+}
+
 const MAX_NAMED_CHARACTERS = 8;
 
 // A note about characters of the text that are not in the vocabulary.
@@ -271,7 +277,7 @@ function describeUnknown(count, {eot}) {
   const unknown = [...new Set(text)].filter(character => !known.has(character));
   const named = unknown.slice(0, MAX_NAMED_CHARACTERS).map(visible).join(" ");
   return (count === 1 ? "1 character is not in the vocabulary and is skipped: "
-    : `${short(count)} characters are not in the vocabulary and are skipped: `)
+    : `${counted(count, "character")} are not in the vocabulary and are skipped: `)
     + `${named}${unknown.length > MAX_NAMED_CHARACTERS ? " …" : "."} `;
 }
 
@@ -395,6 +401,15 @@ function short(x) {
   const size = Math.abs(x), text = Number.isSafeInteger(x) ? INTEGER_FORMAT.format(x)
     : size >= 1e5 || size < 1e-3 ? x.toExponential(3) : x.toPrecision(4);
   return text.replaceAll("-", "−");
+}
+
+// A number and a noun: 1 token, 2,000 tokens.
+function counted(n, noun) {
+  return `${short(n)} ${noun}${n === 1 ? "" : "s"}`;
+}
+
+function countTokens(n) {
+  return counted(n, "token");
 }
 
 function signed(x) {

@@ -131,6 +131,8 @@ function arrange({losses, storage, traced, indexed, languages}) {
     if (ids.some(id => views[id])) MENU[group] = ids;
   }
   DEFAULTS.view = languages ? "translate" : "playground";
+  playground.generatesAtOnce = true;
+  if (views.story) linkToStory(["translate", "playground", "roll"]);
   if (storage.dtype !== "float32") {
     views.playground.about = views.playground.about.replace(/sample\.py.*/,
       "Because the weights in this file are rounded, sample.py may generate different samples.");
@@ -145,6 +147,18 @@ function arrange({losses, storage, traced, indexed, languages}) {
     byId("strip-bar").style.display = document.querySelector("footer").style.display = "none";
     byId("header").append(element("div", {class: "note", testid: "too-large"},
       "The model is too large to trace in a browser, so this page only generates. Use tools/view.py to look inside."));
+  }
+}
+
+// Add a link to the story to views that a file may open with.
+function linkToStory(ids) {
+  for (const view of ids.map(id => views[id]).filter(Boolean)) {
+    const {draw} = view;
+    view.draw = (box, context) => {
+      box.append(element("p", {testid: "story-link"}, "How does it work? ",
+        element("a", {href: link({view: "story"})}, `The story in ${SCENES.length} scenes`)));
+      return draw(box, context);
+    };
   }
 }
 

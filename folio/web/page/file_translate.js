@@ -20,6 +20,7 @@ defineView({
         remember({phrase: value});
       },
     });
+    const translatesAtOnce = !translation.parts && state.text === info.text; // not a text of a link
     const {answer, note, problem, stop} = translation.parts ??= {
       answer: element("p", {testid: "translation", dir: "auto", style: {fontSize: "1.4rem", color: "inherit"}}),
       note: element("output", {testid: "translated"}), problem: element("div", {class: "error", role: "alert"}),
@@ -31,7 +32,7 @@ defineView({
       change(changes);
     };
     const submit = event => {
-      event.preventDefault();
+      event?.preventDefault();
       const values = {source, target, text: phrase.value};
       translate(template.replace(/{(\w+)}/g, (_, name) => values[name]), model)
         .catch(({message}) => problem.textContent = message);
@@ -42,6 +43,7 @@ defineView({
       phrase,
       controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note));
     box.append(form, problem, answer);
+    if (translatesAtOnce) submit();
   },
 }, {source: "", target: "", phrase: ""});
 
@@ -81,7 +83,7 @@ async function translate(prompt, {limit}) {
       const seconds = (performance.now() - startTime) / 1000;
       note.textContent = `${countTokens(count)}, ${short(Math.round(count / seconds))} tokens/s`;
     }
-    if (unknown) note.textContent += `; ${unknown} characters are not in the vocabulary and were skipped`;
+    if (unknown) note.textContent += `; skipped: ${counted(unknown, "character")} not in the vocabulary`;
   } catch (error) {
     if (!signal.aborted) throw error;
   } finally {

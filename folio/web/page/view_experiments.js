@@ -30,7 +30,7 @@ defineView({
         class: name === state.sort && "chosen", "aria-pressed": String(name === state.sort),
         click: () => change({sort: name}),
       }, name))),
-      picture("all-heads", `${rows.length} heads`, () => ({columns, rows}),
+      picture("all-heads", counted(rows.length, "head"), () => ({columns, rows}),
         headGrid(rows, tensors.thumbnails, key, isSelected, open),
         key >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}; mean over the text.`),
       tablePicture("head-scores", "Scores", columns, rows,

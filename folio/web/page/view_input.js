@@ -9,7 +9,7 @@ defineView({
     const predicted = ({data}, t) => t ? data[t - 1] : NaN;
     const columns = ["position", "token", "id", "bytes", "loss (nats)", "rank", "most likely", "its probability",
       "entropy of the next (nats)"];
-    box.append(tablePicture("tokens", `${ids.length} tokens`, columns, ids.map((id, t) => [
+    box.append(tablePicture("tokens", countTokens(ids.length), columns, ids.map((id, t) => [
       t, labels[t], id, info.bytes[id] ?? hexadecimal(labels[t]), predicted(loss, t), predicted(rank, t),
       t ? pieces[best.data[t - 1]] : "", predicted(probability, t), entropy.data[t],
     ]), {

@@ -118,7 +118,7 @@ defineView({
           click: (_, c) => change({head: Math.floor(c / D)}),
           read: (i, c, x) => `${PARTS[i]}, number ${c} = ${short(x)}, is number ${c % D} of head ${Math.floor(c / D)}`,
         }),
-      vectorPicture("head-split", `${H} heads of ${D} numbers`, heads, {
+      vectorPicture("head-split", `${counted(H, "head")} of ${D} numbers`, heads, {
         axis: "number", group: D, groups: PARTS, click: h => change({head: h}),
         read: (h, c, x) => `head ${h}, ${PARTS[Math.floor(c / D)]}[${c % D}] = ${short(x)}`,
         note: `The same numbers, by head. One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have `
@@ -150,7 +150,7 @@ defineView({
         ...strongest.map(t => ({
           label: names[t], vector: rowOf(v, t), fade: row[t] / maxAbs(row), text: text([t], weigh([t])),
         })),
-        others.length && {label: `${others.length} others`, vector: weigh(others), text: text(others, weigh(others))},
+        others.length && {label: counted(others.length, "other"), vector: weigh(others), text: text(others, weigh(others))},
         {label: "sum", vector: sum, rule: true, text: text(keys, sum)},
         {label: isOff ? "z (off)" : "z", vector: total},
       ].filter(Boolean), {

@@ -41,10 +41,6 @@ defineView({
   },
 }, {span: -1});
 
-function countTokens(n) {
-  return `${short(n)} token${n === 1 ? "" : "s"}`;
-}
-
 // The clicked span; otherwise the longest span that covers the selected token; otherwise the longest span.
 function selectedSpan(spans) {
   const covering = spans.filter(({start, end}) => state.token < 0 || (start <= state.token && state.token < end));

@@ -2,8 +2,9 @@
 
 // Samples persist until others are generated. A sample is {title, before, prompt, tokens, ended}: the text and ids
 // before it, its tokens {id, text, probability, runnersUp, chosen}, and the reason for its end ("" while running). Its
-// elements are {card, text, scroll, status}; `drawn` is the number of tokens in the text.
-const playground = {samples: [], running: new Set(), timer: 0, pointed: null};
+// elements are {card, text, scroll, status}; `drawn` is the number of tokens in the text. generatesAtOnce: generate
+// when the view is first shown.
+const playground = {samples: [], running: new Set(), timer: 0, pointed: null, generatesAtOnce: false};
 
 const SETTINGS = {
   samples: "samples", max_new_tokens: "tokens per sample", temperature: "temperature", top_k: "top-k (0: off)",
@@ -19,10 +20,13 @@ defineView({
   draw(box, context) {
     playground.parts ??= buildParts();
     playground.context = context;
-    const {bar, grid} = playground.parts;
-    box.append(drawSettings(), bar, picture("samples", "Samples", samplesTable, grid,
+    const {settings, bar, grid} = playground.parts;
+    settings.replaceChildren(element("summary", {}, "Settings"), drawSettings());
+    box.append(settings, bar, picture("samples", "Samples", samplesTable, grid,
       ["Tokens by −ln p.", lossBar()]));
     showStatus();
+    if (playground.generatesAtOnce) startSamples().catch(showProblem);
+    playground.generatesAtOnce = false;
   },
 }, {samples: 3, max_new_tokens: 200, repetition_penalty: 1, stop: "", sampled_model: 0});
 
@@ -45,8 +49,9 @@ function buildParts() {
   const point = time => ({target}) => target.dataset.t && schedule(time, showMenu, target);
   const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // a delay
     pointerout: () => schedule(300, hideMenu)});
+  const settings = element("details", {testid: "settings", open: window.innerWidth > 760});
   const bar = div("", controls(generate, stop, speed), notice, problem);
-  return {stop, speed, notice, problem, menu, cards, bar, grid: div("playground", cards, menu)};
+  return {settings, stop, speed, notice, problem, menu, cards, bar, grid: div("playground", cards, menu)};
 }
 
 // --- settings ---
@@ -86,11 +91,11 @@ function stopSamples() {
 
 async function startSamples() {
   const {context, parts: {cards}} = playground;
-  stopSamples();
-  hideMenu();
   const before = state.ids ? context.labels.join("") : state.text; // not cut at the context length
   const prompt = state.ids ? context.ids : (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
   const {samples: num_samples} = state;
+  stopSamples();
+  hideMenu();
   await streamSamples(() => {
     const samples = range(num_samples).map(k => newSample(`Sample ${k + 1}`, before, prompt));
     cards.replaceChildren(...samples.map(sample => sample.card));
@@ -137,7 +142,7 @@ async function streamSamples(add, question, begun = []) {
         count++;
       });
       const seconds = (performance.now() - startTime) / 1000;
-      speed.textContent = `${short(count)} tokens, ${short(Math.round(count / seconds))} tokens/s`;
+      speed.textContent = `${countTokens(count)}, ${short(Math.round(count / seconds))} tokens/s`;
       frame ||= requestAnimationFrame(() => frame = drawSamples() ?? 0);
     }
   } catch (error) {
@@ -193,7 +198,7 @@ function drawSamples() {
     tokens.slice(drawn).forEach((token, i) => append(sample, tokenSpan(token, drawn + i)));
     if (rest) append(sample, document.createTextNode(rest));
     Object.assign(sample, {drawn: tokens.length, rest: ""});
-    sample.status.textContent = `${tokens.length} tokens${ended && ENDINGS[ended]}`;
+    sample.status.textContent = `${countTokens(tokens.length)}${ended && ENDINGS[ended]}`;
   }
   for (const {scroll} of scrolledToEnd) scroll.scrollTop = 1e9;
   showStatus();
