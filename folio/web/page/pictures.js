@@ -312,24 +312,28 @@ function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
   return picture(id, title, () => ({columns, rows}), tableOf(columns, rows.slice(0, max), options), note);
 }
 
+const TICK_WIDTH = 7.5; // pixels per character, at most
+
 // A line chart. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
 // (limits of y), xTitle, yTitle, mark (a value of x), click(x).
 function lineChart(series, options = {}) {
   const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
-  const left = 56, bottom = 34, top = yTitle ? 22 : 10, right = 12;
+  const left = 56, bottom = 34, top = yTitle ? 22 : 10;
   const points = series.flatMap(s => s.points), xs = points.map(p => p[0]), ys = points.map(p => p[1]);
   const warp = x => logX ? Math.log10(Math.max(x, 0) + 1) : x;
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   const [y0, y1] = [options.from ?? Math.min(...ys), options.to ?? Math.max(...ys)];
-  const scaleX = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => scaleX(warp(x));
   const Y = scaleOf([y0, y1], height - bottom, top);
   const powers = [0, ...range(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
+  const xTicks = logX ? powers : ticksOf(x0, x1, 7);
   const tick = x => Number(x.toPrecision(4)).toLocaleString("en-US", {maximumFractionDigits: 9}).replace("-", "−");
+  const right = Math.max(12, TICK_WIDTH * tick(xTicks.at(-1) ?? 0).length / 2); // half of the last label
+  const scaleX = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => scaleX(warp(x));
   const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
   const chart = svg("svg", {width, height},
     ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: PALE}),
       softText(left - 6, Y(y) + 4, tick(y), "end")]),
-    (logX ? powers : ticksOf(x0, x1, 7)).map(x => softText(X(x), height - bottom + 16, tick(x), "middle")),
+    xTicks.map(x => softText(X(x), height - bottom + 16, tick(x), "middle")),
     softText((left + width) / 2, height - 3, xTitle, "middle"), softText(left, 11, yTitle),
     mark !== undefined && ruler(X(mark), X(mark), top, height - bottom, {stroke: ORANGE, "stroke-dasharray": "3 3"}),
     series.map((s, i) => svg("polyline", {

@@ -542,6 +542,29 @@ def test_tables_show_that_rows_are_hidden(char_viewer):
 
 
 @in_browser
+@pytest.mark.parametrize("last", [1000, 10_000, 2_000_000])
+def test_the_labels_of_a_chart_are_not_clipped(last, char_viewer):
+    """At 390 pixels, the last label of a run's steps was "10,0"."""
+    script = """last => {
+      const chart = lineChart([{name: "a", points: [[0, 0], [last, 1]]}], {width: 330});
+      byId("view").append(chart);
+      const right = Math.max(...Array.from(chart.querySelectorAll("text"), node => node.getBBox()).map(
+        ({x, width}) => x + width));
+      chart.remove();
+      return [right, chart.querySelectorAll("text").length];
+    }"""
+    right, count = char_viewer.show("tokens")(script, last)
+    assert right <= 330 and count > 8
+
+
+@in_browser
+def test_row_headings_of_the_lens_stay_in_their_rows(char_viewer):
+    """They stuck to the top of a table that was scrolled down, over its heading."""
+    headings = char_viewer.show("stream").page.locator(".lens tbody th")
+    assert headings.evaluate_all("nodes => [...new Set(nodes.map(node => getComputedStyle(node).top))]") == ["auto"]
+
+
+@in_browser
 def test_small_numbers(char_viewer):
     """They were "0.00000258%", "0.0000" in checks, and 1.000 for both ends of an interval."""
     char_viewer.show("tokens")
