@@ -1,8 +1,9 @@
-"""Make the pictures of inside.md, tasks.md and music.md: screenshots of the viewer with runs of the recipes.
+"""Make the pictures of inside.md, tasks.md, music.md and experiments.md: screenshots of the viewer and a sweep's page.
 
     python docs/screenshots.py out-shakespeare-char             all pictures of this recipe
     python docs/screenshots.py out-translate
     python docs/screenshots.py out-chorales
+    python docs/screenshots.py sweep-shakespeare_char           the charts of the sweep in experiments.md
     python docs/screenshots.py out-shakespeare-char stream      those with these names
 
 It needs Chromium, and playwright of requirements-dev.txt.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "inside"
@@ -119,7 +120,19 @@ def take(page: Page, address: str, shot: Shot) -> bytes:
         page.wait_for_selector(shot.ready)
     if not shot.pictures:
         return page.screenshot()
-    boxes = [page.locator(f"[data-testid={name}]").bounding_box() for name in shot.pictures]
+    return take_around(page, [page.locator(f"[data-testid={name}]") for name in shot.pictures])
+
+
+def take_sweep(page: Page, folder: Path) -> bytes:
+    """A screenshot of the first two charts of a sweep's page as PNG."""
+    page.set_viewport_size({"width": 1060, "height": 1000})
+    page.goto((folder / "sweep.html").resolve().as_uri())
+    return take_around(page, page.locator("figure.chart").all()[:2])
+
+
+def take_around(page: Page, pictures: list[Locator]) -> bytes:
+    """A screenshot of the smallest rectangle around some elements, with a margin."""
+    boxes = [picture.bounding_box() for picture in pictures]
     left, top = (min(box[side] for box in boxes) - MARGIN for side in ("x", "y"))
     right, bottom = max(b["x"] + b["width"] for b in boxes) + MARGIN, max(b["y"] + b["height"] for b in boxes) + MARGIN
     clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
@@ -133,6 +146,8 @@ def main(run: str, names: list[str]) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page()
+        if Path(run, "sweep.html").exists():
+            (FOLDER / "sweep.png").write_bytes(take_sweep(page, Path(run)))
         for is_exported, opened in ((False, serving), (True, exported)):
             if chosen := [name for name in names if SHOTS[name].exported == is_exported]:
                 with opened(run) as address:

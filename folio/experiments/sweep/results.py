@@ -115,8 +115,9 @@ def conclusion(rows: Sequence[Row]) -> str:
     if not finished:
         return "No run has finished."
     best, others = finished[0], finished[1:]
-    which = f"The best of {len(finished)} finished trials" if others else "The only finished trial"
-    text = f"{which} is {best.point} ({describe_point(best.params)}): validation loss {plus_minus(best.mean)}."
+    of = f" of {len(finished)} trials" if others else ""
+    which = f"Trial {best.point} ({describe_point(best.params)})"
+    text = f"{which} has the lowest validation loss{of}: {plus_minus(best.mean)}."
     similar = sum(row.verdict == NOT_SIGNIFICANT for row in others)
     if similar:
         text += f" {counted(similar, 'other')} {'has' if similar == 1 else 'have'} {NOT_SIGNIFICANT} from it."

@@ -86,10 +86,10 @@ def test_without_scipy_there_are_means_and_a_hint_to_install_it(monkeypatch):
 
 
 def test_the_conclusion_names_the_best_trial_and_those_that_are_not_worse():
-    best = "is 2 (learning_rate=0.2): validation loss 1.1333 ± 0.3795."
-    assert conclusion(summarize(OUTCOMES, SEEDS)).startswith(f"The best of 4 finished trials {best}")
-    assert conclusion(summarize(OUTCOMES[:6], SEEDS)) == f"The best of 2 finished trials {best} The other is worse."
-    assert conclusion(summarize(OUTCOMES[3:6], SEEDS)) == f"The only finished trial {best}"
+    best, loss = "Trial 2 (learning_rate=0.2) has the lowest validation loss", "1.1333 ± 0.3795."
+    assert conclusion(summarize(OUTCOMES, SEEDS)) == f"{best} of 4 trials: {loss}"
+    assert conclusion(summarize(OUTCOMES[:6], SEEDS)) == f"{best} of 2 trials: {loss} The other is worse."
+    assert conclusion(summarize(OUTCOMES[3:6], SEEDS)) == f"{best}: {loss}"
     similar = [outcome(6, seed, loss) for seed, loss in zip(SEEDS, (1.1, 1.0, 1.4), strict=True)]
     text = conclusion(summarize([*OUTCOMES, *similar], SEEDS))
     assert text.endswith(" 1 other has no significant difference from it.")

@@ -33,7 +33,7 @@ def test_the_charts_contain_the_losses_and_the_settings():
     ]
     rows = summarize(outcomes, [5, 6])
     page = sweep_page("sweep", space, rows, outcomes, {"n_head": 0.25}, [])
-    assert "<p class='summary'>The only finished trial is 0 (n_head=4, learning_rate=0.01): " in page
+    assert "<p class='summary'>Trial 0 (n_head=4, learning_rate=0.01) has the lowest validation loss: " in page
     charts = charts_in(page)
     first, second = (group["lines"] for group in charts["curves"]["groups"])
     assert [(line["x"], line["y"], line["dash"]) for line in first] == [
