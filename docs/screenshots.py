@@ -27,7 +27,7 @@ FOLDER = ROOT / "docs" / "inside"
 TEXT = "ROMEO:\nI have seen the sun that rose with thee,\nAnd all the world was"
 SHORT = "the sun"
 SHAKESPEARE = "out-shakespeare-char"
-MARGIN = 6  # pixels around the pictures
+MARGIN = 4  # pixels around the pictures
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ SHOTS = {
     "alignment": Shot(
         "alignment",
         ("alignment",),
-        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 3, "head": 0, "token": 16},
+        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 3, "head": 3, "token": 16},
         run="out-translate",
     ),
     "piano-roll": Shot(
