@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folio.base.number_format import counted
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Place
 from folio.experiments import static_page
@@ -111,7 +112,7 @@ class Report:
             clipped = f"clipped to {self.grad_clip:g}, by the factor {self.clip_factor:.4f}"
         rates = [f"{name} {rate:.4g}" for name, rate in dict.fromkeys(key[:2] for key in self.rates())]
         first = self.sequences[0].number
-        sequences = f"{first:,} to {first + len(self.sequences) - 1:,}, with {self.targets:,} targets"
+        sequences = f"{first:,} to {first + len(self.sequences) - 1:,}, with {counted(self.targets, 'target')}"
         epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in self.epochs.items())
         return {
             "replayed from": self.start,
@@ -184,7 +185,7 @@ def as_text(report: Report) -> str:
     lines = [f"step {report.step:,} of {report.run}", ""]
     lines += [f"{name + ':':15}{fact}" for name, fact in report.summary().items()]
     lines += ["", *remarks] if remarks else []
-    lines += ["", f"the hardest of {len(sequences)} sequences", "    loss      number  place and text"]
+    lines += ["", f"the hardest of {counted(len(sequences), 'sequence')}", "    loss      number  place and text"]
     for sequence in sequences[:MAX_ROWS]:
         text = visible(report.tokenizer.decode(sequence.ids))[:60]
         lines.append(f"{sequence.loss:8.4f}{sequence.number:12,}  {describe_place(sequence.place)}: {text}")
@@ -243,6 +244,7 @@ document.addEventListener("mouseover", event => {
 def as_page(report: Report) -> str:
     """Format the report as HTML."""
     parts = [
+        static_page.summary(conclusion(report)),
         facts(report),
         "<p><a href='#tokens'>The hardest tokens</a> · <a href='#gradients'>Gradients and updates</a> · "
         "<a href='#sequences'>The sequences</a></p>",
@@ -252,6 +254,17 @@ def as_page(report: Report) -> str:
         "<p id='token'>Point at a token to see its loss.</p>",
     ]
     return static_page.page(f"Step {report.step:,} of {report.run}", parts, STYLE, SCRIPT)
+
+
+def conclusion(report: Report) -> str:
+    """Return one or two sentences: the loss and the gradient of the step, and its hardest sequence."""
+    judged, hardest = report.comparison.judged, report.hardest_sequences[0]
+    skipped = f"Skipped: {report.skipped}. " if report.skipped else ""
+    text = f"{skipped}Loss {judged.loss:.4f} nats per token, gradient norm {judged.grad_norm:.4f}."
+    if len(report.sequences) == 1:
+        return text
+    count = len(report.sequences)
+    return f"{text} The hardest of {count:,} sequences is {hardest.number:,}, with a loss of {hardest.loss:.4f}."
 
 
 def facts(report: Report) -> str:
@@ -304,9 +317,9 @@ def sequence_html(sequence: SequenceLosses, report: Report) -> str:
     piece = report.tokenizer.piece
     parts = [f"<span class='uncounted'>{token_html(piece(int(sequence.ids[0])))}</span>"]
     columns = (sequence.ids[1:], sequence.losses, sequence.counted, sequence.guesses, sequence.guess_p)
-    for token, loss, counted, guess, p in zip(*(column.tolist() for column in columns), strict=True):
+    for token, loss, is_counted, guess, p in zip(*(column.tolist() for column in columns), strict=True):
         text = token_html(piece(token))
-        if not counted:
+        if not is_counted:
             parts.append(f"<span class='uncounted'>{text}</span>")
             continue
         data = f"data-loss='{loss:.4f}' data-guess='{escape(label(piece(guess)))}' data-p='{100 * p:.3g}'"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folio import UserError
-from folio.base.number_format import format_value
+from folio.base.number_format import counted, format_value
 from folio.base.settings import COMMAND_LINE, CommaSeparated, NonEmptyStr, PositiveInt, Settings
 from folio.experiments.runs import Run
 from folio.training.schedule import STEP_COUNTS
@@ -150,9 +150,9 @@ def describe_no_match(conditions: list[Condition], runs: list[Run]) -> str:
             known = [run for run in runs if column in {**COLUMNS, **run.config}]
             values = dict.fromkeys(format_value(column_value(run, column)) for run in known)
             shown = ", ".join([*values][:MAX_VALUES]) + (", ..." if len(values) > MAX_VALUES else "")
-            return f"filter={condition.text}: no match among {len(runs):,} runs; values of {column}: {shown}"
+            return f"filter={condition.text}: no match among {counted(len(runs), 'run')}; values of {column}: {shown}"
     combined = ",".join(condition.text for condition in conditions)
-    return f"filter={combined}: none of {len(runs):,} runs matches all conditions"
+    return f"filter={combined}: none of {counted(len(runs), 'run')} matches all conditions"
 
 
 def sort_runs(runs: list[Run], sort: str) -> list[Run]:

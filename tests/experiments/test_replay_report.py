@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folio.experiments.replay_report import as_page, label, visible
+from folio.experiments.replay_report import as_page, conclusion, label, visible
 from tests.support.replays import CHARACTERS, random_report, replay
 from tests.support.viewers import in_browser
 from tests.support.waiting import wait_until
@@ -51,6 +51,14 @@ def test_a_report_is_json_with_strings_for_numbers_that_are_not_finite(seed):
     for s, expected in zip(facts["sequences"], report.sequences, strict=True):
         losses = [float(loss) for loss in s["losses"] if loss is not None]
         np.testing.assert_array_equal(losses, expected.losses[expected.counted])
+
+
+def test_the_page_begins_with_the_hardest_sequence(seed):
+    report = random_report(np.random.default_rng(seed))
+    sentence, hardest = conclusion(report), report.hardest_sequences[0]
+    count = f"{len(report.sequences)} sequences"
+    assert sentence.endswith(f"The hardest of {count} is {hardest.number:,}, with a loss of {hardest.loss:.4f}.")
+    assert as_page(report).index(sentence) < as_page(report).index("<table")
 
 
 # --- page -------------------------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ MIN_RATIO = 0.5  # of sample.py's tokens per second
 GENERATE = """async ({prompt, count}) => {
   const ready = () => typeof fileFacts !== "undefined";
   while (!ready()) await new Promise(resolve => setTimeout(resolve, 1));
+  playground.generatesAtOnce = false; // only the text that is measured
   const {facts: {ids}} = await provider.ask({kind: "tokens", text: prompt, whole: true});
   const began = performance.now(), {signal} = new AbortController();
   let text = "", tokens = 0, first = 0;

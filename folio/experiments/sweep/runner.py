@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from folio import UserError
 from folio.base.files import is_locked
+from folio.base.number_format import counted
 from folio.base.progress import progress_bar
 from folio.experiments.runs import Run
 from folio.experiments.sweep.definition import Sweep
@@ -105,7 +106,7 @@ class Runner:
         run = Run.of(folder)
         results = read_results(run)
         if watch.is_pruned and run.status != "finished":
-            tqdm.write(f"{name}: pruned after {watch.reported} evaluations, at {results['loss']:.4f}")
+            tqdm.write(f"{name}: pruned after {counted(watch.reported, 'evaluation')}, at {results['loss']:.4f}")
             return trial.outcome("pruned", **results)
         seconds = f", {results['seconds']:,.1f} s" if results["seconds"] else ""
         tqdm.write(f"{name}: {results['loss']:.4f} at step {results['step']:,}{seconds}")

@@ -117,6 +117,7 @@ const fileFacts = (async () => {
 
 // --- the page --------------------------------------------------------------------------------------------------------
 
+playground.generatesAtOnce = true;
 const SERVER_VIEWS = ["checkpoints", "compare", "run"]; // need the run's folder
 
 function arrange({losses, storage, traced, indexed, languages}) {
@@ -131,7 +132,6 @@ function arrange({losses, storage, traced, indexed, languages}) {
     if (ids.some(id => views[id])) MENU[group] = ids;
   }
   DEFAULTS.view = languages ? "translate" : "playground";
-  playground.generatesAtOnce = true;
   if (views.story) linkToStory(["translate", "playground", "roll"]);
   if (storage.dtype !== "float32") {
     views.playground.about = views.playground.about.replace(/sample\.py.*/,
