@@ -19,12 +19,13 @@ TIMEOUT = 120  # seconds, for a busy machine
 
 
 class Firefox:
-    """One tab of a running Firefox."""
+    """One tab of a running Firefox. Collects the errors of its pages."""
 
     def __init__(self, connection: websockets.ClientConnection):
-        self.connection, self.sent = connection, 0
+        self.connection, self.sent, self.errors = connection, 0, []
         self.command("session.new", capabilities={})
         self.tab = self.command("browsingContext.getTree")["contexts"][0]["context"]
+        self.command("session.subscribe", events=["log.entryAdded"])
 
     def command(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and return its result. Raises RuntimeError with Firefox's message if it fails."""
@@ -32,24 +33,36 @@ class Firefox:
         self.connection.send(json.dumps({"id": self.sent, "method": method, "params": params}))
         while True:
             message = json.loads(self.connection.recv(TIMEOUT))
-            if message.get("id") == self.sent:  # others are events
+            if message.get("id") == self.sent:
                 break
+            if message.get("method") == "log.entryAdded" and message["params"]["level"] == "error":
+                self.errors.append(message["params"]["text"])
         if message["type"] == "error":
             raise RuntimeError(f"{method}: {message['message']}")
         return message["result"]
 
-    def open(self, url: str) -> None:
+    def goto(self, url: str) -> None:
         """Load a page, and wait until it is complete."""
         self.command("browsingContext.navigate", context=self.tab, url=url, wait="complete")
 
-    def evaluate(self, expression: str) -> Any:
-        """The value of an expression, or of its promise, in the page, as JSON."""
-        as_json = f"(async () => JSON.stringify(await ({expression}) ?? null))()"
+    def evaluate(self, script: str, argument: Any = None) -> Any:
+        """The value of an expression or of a function for the argument, or of its promise, as in Playwright."""
+        expression = f"(value => typeof value === 'function' ? value({json.dumps(argument)}) : value)({script})"
         target = {"context": self.tab}
-        answer = self.command("script.evaluate", expression=as_json, target=target, awaitPromise=True)
+        answer = self.command("script.evaluate", expression=expression, target=target, awaitPromise=True)
         if answer["type"] == "exception":
             raise RuntimeError(answer["exceptionDetails"]["text"])
-        return json.loads(answer["result"]["value"])
+        return python_value(answer["result"])
+
+
+def python_value(remote: dict[str, Any]) -> Any:
+    """A value of the page: https://w3c.github.io/webdriver-bidi/#type-script-RemoteValue."""
+    kind, value = remote["type"], remote.get("value")  # undefined and null have none
+    if kind == "array":
+        return [python_value(item) for item in value]
+    if kind == "object":
+        return {key: python_value(item) for key, item in value}
+    return float(value) if value in ("NaN", "Infinity", "-Infinity", "-0") and kind == "number" else value
 
 
 @contextmanager

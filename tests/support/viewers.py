@@ -21,7 +21,7 @@ from folio.web.server import listen, make_server
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import make_app
 from model import GPT
-from tests.support.numpy_gpt import NumpyRun, assert_same, assert_same_ranks
+from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
 from tests.support.servers import running
 from tests.support.viewed_models import TEXT
 from tests.support.waiting import wait_until
@@ -213,6 +213,59 @@ def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same(viewer.column("tokens", "entropy of the next (nats)"), run.entropies)
     pieces = [viewer.served.provider.models[0].piece(token) for token in run.probabilities.argmax(-1)]
     assert viewer.column("tokens", "most likely") == ["", *pieces[:-1]]
+
+
+def check_attention_table(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, future = run.layer(place.layer), np.triu(np.ones((len(run.ids), len(run.ids)), bool), 1)
+    biased = layer.scores if layer.bias is None else layer.scores + layer.bias
+    assert_same(viewer.matrix("scores"), layer.scores[place.head])
+    assert_same(viewer.matrix("masked"), np.where(future, -np.inf, biased[place.head]))
+    assert_same(viewer.matrix("weights"), layer.weights[place.head])
+
+
+def effect_of(run: NumpyRun, vector: np.ndarray, token: int) -> np.ndarray:
+    """Return the direct effect of a vector (C,) on the logits of a token: (V,)."""
+    deviation = np.sqrt(run.stream[-1, token].var() + 1e-5)
+    normed = (vector - vector.mean()) / deviation * run.gpt.parameters["ln_f.weight"]
+    return run.gpt.parameters["wte.weight"] @ normed
+
+
+def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, t, C = run.layer(place.layer), place.token, run.gpt.config.n_embd
+    before, after = layer.preactivation[t], layer.hidden[t]
+    columns = run.gpt.parameters[f"h.{place.layer}.mlp.c_proj.weight"]
+    lengths = np.linalg.norm(columns, axis=0)
+    assert_same(viewer.matrix("mlp-activations"), np.stack([before, after], 1))
+    rows = viewer.table("mlp-neurons")["rows"]
+    neurons = [row[0] for row in rows]
+    assert_same([row[4] for row in rows], np.sort(np.abs(after) * lengths)[::-1][: len(rows)])
+    assert_same([row[1:4] for row in rows], np.stack([before, after, lengths], 1)[neurons])
+    effects = np.array([effect_of(run, columns[:, n] * after[n], t) for n in neurons])
+    assert_same([[row[6], row[8]] for row in rows], np.stack([effects.max(-1), effects.min(-1)], 1))
+    between = run.stream[2 * place.layer + 1, t]
+    assert_same(viewer.matrix("mlp-stream"), np.stack([between, layer.mlp[t], between + layer.mlp[t]], 1))
+    products, neuron = viewer.column("mlp-products", "product"), viewer.state("neuron")[0]
+    weights = run.gpt.parameters[f"h.{place.layer}.mlp.c_fc.weight"][neuron]
+    assert_same(products[:C], layer.ln_2[t] * weights)
+    assert_same(products[-1:], before[[neuron]], 1e-4)
+
+
+def check_output(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    table, logits = viewer.table("distribution"), run.logits[place.token]
+    order = [row[0] for row in table["rows"]]
+    assert sorted(order) == list(range(len(logits)))
+    assert_same([row[2] for row in table["rows"]], logits[order])
+    assert_same([row[3] for row in table["rows"]], run.probabilities[place.token, order])
+
+
+def check_sample(viewer: Viewer, prompt: str, title: str) -> None:
+    """Compare the probabilities of a sample in the playground with NumPy."""
+    gpt = language_model(viewer)
+    ids = gpt.tokenizer.encode(prompt).tolist()
+    sample = [row for row in viewer.table("samples")["rows"] if row[0] == title]
+    run = NumpyGPT(gpt.model).run([*ids, *(row[2] for row in sample)])
+    probabilities = run.probabilities[len(ids) - 1 :]  # including the model's padding
+    assert_same([row[5] for row in sample], [probabilities[t, row[2]] for t, row in enumerate(sample)])
 
 
 def language_model(viewer: Viewer) -> LanguageModel:

@@ -28,7 +28,7 @@ def test_a_file_generates_the_samples_of_the_python_api(tmp_path):
     )
     for has_wasm in (True, False):
         with firefox(javascript_options_wasm=has_wasm) as browser:
-            browser.open(f"{(tmp_path / 'model.html').as_uri()}#samples=2&max_new_tokens=100&seed={SEED}")
+            browser.goto(f"{(tmp_path / 'model.html').as_uri()}#samples=2&max_new_tokens=100&seed={SEED}")
             browser.evaluate(DRAWN % "document.body.dataset.drawn")
             assert browser.evaluate("fileFacts.then(({simd}) => simd)") is has_wasm
             browser.evaluate("document.querySelector('[data-testid=generate]').click()")

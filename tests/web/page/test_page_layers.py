@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, alibi_slopes, assert_same, sinusoids, softmax, t5_bucket
 from tests.support.repository import ROOT
-from tests.support.viewers import Place, Viewer, check_tokens, in_browser
+from tests.support.viewers import Place, Viewer, check_mlp, check_tokens, effect_of, in_browser
 
 Check = Callable[[Viewer, NumpyRun, Place], None]
-CHECKS: dict[str, Check] = {"tokens": check_tokens}
+CHECKS: dict[str, Check] = {"tokens": check_tokens, "mlp": check_mlp}
 SELECTED = dict(head_channel=3, stream_channel=5, neuron=7, qkv_part=1, parameter="transformer.h.*.attn.c_attn.weight")
 
 
@@ -207,13 +207,6 @@ def check_weighted_sum(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same(shown.T, [np.sort(effect)[::-1][: len(shown)], np.sort(effect)[: len(shown)]])
 
 
-def effect_of(run: NumpyRun, vector: np.ndarray, token: int) -> np.ndarray:
-    """Return the direct effect of a vector (C,) on the logits of a token: (V,)."""
-    deviation = np.sqrt(run.stream[-1, token].var() + 1e-5)
-    normed = (vector - vector.mean()) / deviation * run.gpt.parameters["ln_f.weight"]
-    return run.gpt.parameters["wte.weight"] @ normed
-
-
 @shows("merge")
 def check_merge(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer, before = run.layer(place.layer), run.stream[2 * place.layer, place.token]
@@ -227,27 +220,6 @@ def check_merge(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     effects = np.array([effect_of(run, vector, place.token) for vector in added])
     shown = np.array([[row[4], row[6]] for row in viewer.table("merge-heads")["rows"]])
     assert_same(shown.T, [effects.max(-1), effects.min(-1)])
-
-
-@shows("mlp")
-def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    layer, t, C = run.layer(place.layer), place.token, run.gpt.config.n_embd
-    before, after = layer.preactivation[t], layer.hidden[t]
-    columns = run.gpt.parameters[f"h.{place.layer}.mlp.c_proj.weight"]
-    lengths = np.linalg.norm(columns, axis=0)
-    assert_same(viewer.matrix("mlp-activations"), np.stack([before, after], 1))
-    rows = viewer.table("mlp-neurons")["rows"]
-    neurons = [row[0] for row in rows]
-    assert_same([row[4] for row in rows], np.sort(np.abs(after) * lengths)[::-1][: len(rows)])
-    assert_same([row[1:4] for row in rows], np.stack([before, after, lengths], 1)[neurons])
-    effects = np.array([effect_of(run, columns[:, n] * after[n], t) for n in neurons])
-    assert_same([[row[6], row[8]] for row in rows], np.stack([effects.max(-1), effects.min(-1)], 1))
-    between = run.stream[2 * place.layer + 1, t]
-    assert_same(viewer.matrix("mlp-stream"), np.stack([between, layer.mlp[t], between + layer.mlp[t]], 1))
-    products, neuron = viewer.column("mlp-products", "product"), SELECTED["neuron"]
-    weights = run.gpt.parameters[f"h.{place.layer}.mlp.c_fc.weight"][neuron]
-    assert_same(products[:C], layer.ln_2[t] * weights)
-    assert_same(products[-1:], before[[neuron]], 1e-4)
 
 
 @shows("stream")

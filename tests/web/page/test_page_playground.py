@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from folio.decoding.scheduler import Scheduler
-from tests.support.numpy_gpt import NumpyGPT, assert_same
-from tests.support.viewers import generate, in_browser, language_model
+from tests.support.numpy_gpt import NumpyGPT
+from tests.support.viewers import check_sample, generate, in_browser, language_model
 from tests.support.waiting import wait_until
 
 PROMPT = "To be"
@@ -29,13 +29,7 @@ def test_samples_equal_generate_and_settings_are_in_the_link(new_viewer, served,
     for name, value in {"samples": 3, **settings}.items():
         assert float(other.find(f"setting-{name}").input_value()) == value
     assert generate(other) == texts
-
-    gpt = language_model(viewer)
-    ids = gpt.tokenizer.encode(PROMPT).tolist()
-    sample = [row for row in viewer.table("samples")["rows"] if row[0] == "Sample 2"]
-    run = NumpyGPT(gpt.model).run([*ids, *(row[2] for row in sample)])
-    probabilities = run.probabilities[len(ids) - 1 :]  # including the model's padding
-    assert_same([row[5] for row in sample], [probabilities[t, row[2]] for t, row in enumerate(sample)])
+    check_sample(viewer, PROMPT, "Sample 2")
 
 
 @in_browser

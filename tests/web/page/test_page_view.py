@@ -27,7 +27,15 @@ from folio.web.viewer import PAGE
 from model import GPT, GPTConfig
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
-from tests.support.viewers import Place, Viewer, check_tokens, in_browser, serving
+from tests.support.viewers import (
+    Place,
+    Viewer,
+    check_attention_table,
+    check_output,
+    check_tokens,
+    in_browser,
+    serving,
+)
 from tests.support.waiting import wait_until
 from tools.bench import viewer as bench_view
 from tools.bench.viewer import ViewBenchConfig
@@ -36,7 +44,9 @@ from tools.view import ViewConfig
 # --- numbers of the views ---------------------------------------------------------------------------------------------
 
 Check = Callable[[Viewer, NumpyRun, Place], None]
-CHECKS: dict[str, Check] = {"tokens": check_tokens}
+CHECKS: dict[str, Check] = {
+    "tokens": check_tokens, "attention-table": check_attention_table, "output": check_output,
+}  # fmt: skip
 
 
 def shows(view: str) -> Callable[[Check], Check]:
@@ -73,24 +83,6 @@ def check_attention_row(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     table = np.array([row[:1] + row[2:] for row in viewer.table("attention-row")["rows"]], dtype=np.float64)
     for shown, expected in zip(table.T, [np.arange(len(run.ids)), *columns], strict=True):
         assert_same(shown, expected)
-
-
-@shows("attention-table")
-def check_attention_table(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    layer, future = run.layer(place.layer), np.triu(np.ones((len(run.ids), len(run.ids)), bool), 1)
-    biased = layer.scores if layer.bias is None else layer.scores + layer.bias
-    assert_same(viewer.matrix("scores"), layer.scores[place.head])
-    assert_same(viewer.matrix("masked"), np.where(future, -np.inf, biased[place.head]))
-    assert_same(viewer.matrix("weights"), layer.weights[place.head])
-
-
-@shows("output")
-def check_output(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    table, logits = viewer.table("distribution"), run.logits[place.token]
-    order = [row[0] for row in table["rows"]]
-    assert sorted(order) == list(range(len(logits)))
-    assert_same([row[2] for row in table["rows"]], logits[order])
-    assert_same([row[3] for row in table["rows"]], run.probabilities[place.token, order])
 
 
 # --- tests of the views -----------------------------------------------------------------------------------------------
