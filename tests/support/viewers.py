@@ -1,6 +1,7 @@
 """The viewer's server, and its page in Chromium."""
 
 import base64
+import importlib.resources
 import math
 import shutil
 import time
@@ -271,6 +272,15 @@ def check_sample(viewer: Viewer, prompt: str, title: str) -> None:
 def language_model(viewer: Viewer) -> LanguageModel:
     viewed = viewer.served.provider.models[0]
     return LanguageModel(viewed.model, viewed.tokenizer, "cpu")
+
+
+def axe_violations(viewer: Viewer) -> list[str]:
+    """The rules of axe-core that the page violates, each with its first element."""
+    package = pytest.importorskip("axe_playwright_python").__name__
+    if viewer("typeof axe === 'undefined'"):
+        viewer((importlib.resources.files(package) / "axe.min.js").read_text(encoding="utf-8"))
+    violations = viewer("axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations)")
+    return [f"{violation['id']}: {violation['nodes'][0]['html']}" for violation in violations]
 
 
 def generate(viewer: Viewer) -> list[str]:

@@ -27,7 +27,7 @@ from tests.support.music_models import SCORE, tokenizer_of
 from tests.support.numpy_gpt import NumpyGPT, assert_same
 from tests.support.tiny_tokenizers import bpe, trained
 from tests.support.viewed_models import STRANGE, TEXT, save_random_run
-from tests.support.viewers import Viewer, generate, in_browser
+from tests.support.viewers import Viewer, axe_violations, generate, in_browser
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.architecture("folio/web/browser/gpt.js, which computes what model.py does, and html_file.py")
@@ -415,6 +415,16 @@ def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
 
 
 @in_browser
+@pytest.mark.parametrize("kind", ["midi", "phrases"])
+def test_axe_finds_nothing(kind, exported, open_file):
+    viewer, problems = open_file(exported(kind)), []
+    for view in viewer.views():
+        viewer.show(view, text="" if kind == "midi" else "abc: def")
+        problems += [(view, violation) for violation in axe_violations(viewer)]
+    assert problems == []
+
+
+@in_browser
 @pytest.mark.parametrize("scripts", [[NO_WORKER], [NO_WASM, NO_WORKER]], ids=["in-page", "plain-javascript"])
 def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, seed):
     file = exported("char")
@@ -656,7 +666,7 @@ def test_a_large_model_only_generates(exported, open_file, seed):
     file = exported("char", traced=False)
     viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
     assert viewer.views() == ["playground"] and not viewer.find("color").is_visible()
-    assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING"]
+    assert viewer.page.locator("#menu h2").all_inner_texts() == ["SAMPLING"]
     assert "too large" in viewer.find("too-large").inner_text()
     assert viewer("!!cachedAnswer({kind: 'tokens', text: state.text})")  # later questions did not replace it
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)

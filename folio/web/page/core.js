@@ -228,6 +228,7 @@ function saveFocus() {
   return () => {
     const control = controls()[index];
     if (document.activeElement !== document.body || control?.tagName !== focused.tagName) return;
+    if (focused.cell) control.cell = focused.cell; // the cursor of a grid
     control.focus({preventScroll: true});
   };
 }

@@ -1,16 +1,20 @@
 // Keyboard access to what the pointer reaches. A list or a grid is one tab stop, in which arrows move.
 
-const STEPS = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity};
-const GRID_STEPS = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};
+const GRID_STEPS = {
+  ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity],
+};
 
 // Arrows move the focus between the items, as the pointer would enter them. Enter and Space click. first: the tab stop.
-function reachByKeys(items, first = 0) {
+// columns: the number of items per row.
+function reachByKeys(items, first = 0, columns = 1) {
   items.forEach((item, i) => {
     item.tabIndex = i === clamp(first, 0, items.length - 1) ? 0 : -1;
     handleKeys(item, key => {
       if (key === "Enter" || key === " ") return item.dispatchEvent(new MouseEvent("click", {bubbles: true}));
-      const next = items[clamp(i + STEPS[key], 0, items.length - 1)];
-      if (!next) return false; // another key
+      const place = {ArrowLeft: i - 1, ArrowRight: i + 1, ArrowUp: i - columns, ArrowDown: i + columns, Home: 0,
+        End: items.length - 1}[key];
+      if (place === undefined) return false; // another key
+      const next = items[place] ?? item;
       item.tabIndex = -1;
       next.tabIndex = 0;
       next.focus();
@@ -21,19 +25,40 @@ function reachByKeys(items, first = 0) {
 }
 
 // Arrows move a cursor over the cells of a grid, from `cell` on. move(i, j) is also called when the grid gets the
-// focus, and leave() when it loses it. Enter and Space call click(i, j).
+// focus, and leave() when it loses it. Enter and Space call click(i, j). node.cell is the cursor, for saveFocus().
 function reachCells(node, rows, columns, cell, move, leave, click) {
+  const moveTo = ([i, j]) => {
+    node.cell = [clamp(i, 0, rows - 1), clamp(j, 0, columns - 1)];
+    move(...node.cell);
+  };
+  node.cell = cell;
   node.setAttribute("tabindex", 0);
   node.setAttribute("role", "application"); // screen readers leave the arrow keys to it
-  node.addEventListener("focus", () => node.matches(":focus-visible") && move(...cell));
+  node.addEventListener("focus", () => node.matches(":focus-visible") && moveTo(node.cell));
   node.addEventListener("blur", leave);
   handleKeys(node, key => {
-    if (key === "Enter" || key === " ") return click?.(...cell);
+    if (key === "Enter" || key === " ") return click?.(...node.cell);
     if (!GRID_STEPS[key]) return false;
     const [down, right] = GRID_STEPS[key];
-    cell = [clamp(cell[0] + down, 0, rows - 1), clamp(cell[1] + right, 0, columns - 1)];
-    move(...cell);
+    moveTo([node.cell[0] + down, node.cell[1] + right]);
   });
+}
+
+// A drawing, and a line with the tooltip of the part that the arrows have moved to. name: for screen readers.
+function withTooltipKeys(drawing, name) {
+  const tooltips = [...drawing.querySelectorAll("title")], readout = readoutLine();
+  if (!tooltips.length) return drawing;
+  const leave = () => {
+    drawing.querySelector(".focused")?.classList.remove("focused");
+    readout.textContent = "";
+  };
+  reachCells(drawing, 1, tooltips.length, [0, 0], (_, j) => {
+    leave();
+    tooltips[j].parentNode.classList.add("focused");
+    readout.textContent = tooltips[j].textContent;
+  }, leave);
+  drawing.setAttribute("aria-label", name);
+  return element("div", {}, drawing, readout);
 }
 
 // Call action(key). Unless it returns false, the key has no other effect, such as the keys of the page.

@@ -277,12 +277,12 @@ function tableOf(columns, rows, {shown, selected = () => false, click, barsFrom 
   const kinds = columns.map((_, j) => rows.some(row => row[j] && typeof row[j] === "string") && "text");
   const largest = columns.map((_, j) => j >= barsFrom && maxAbs(rows.map(row => row[j])));
   const lines = (shown ?? rows).map((row, i) => element("tr", {
-    class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`,
+    class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, "aria-selected": click && String(selected(i)),
     click: click && (({target}) => click(i, target.closest("td")?.cellIndex ?? 0)),
   }, row.map((cell, j) => element("td", {
     class: kinds[j], style: j >= barsFrom ? barStyle(rows[i][j] / largest[j]) : {},
   }, show(cell)))));
-  const table = scrolling(element("table", {},
+  const table = scrolling(element("table", {role: click && "grid"},
     element("thead", {}, element("tr", {}, columns.map((title, j) =>
       element("th", {scope: "col", class: kinds[j]}, title)))),
     element("tbody", {}, lines)));
@@ -314,8 +314,9 @@ function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
 
 const TICK_WIDTH = 7.5; // pixels per character, at most
 
-// A line chart. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
-// (limits of y), xTitle, yTitle, mark (a value of x), click(x).
+// A line chart, and a line with the values at the x nearest to the pointer. series: {name, points: [[x, y], ...], color,
+// width, fill, isTick (without values)}. options: width, height, logX, from and to (limits of y), xTitle, yTitle, mark (a
+// value of x), click(x), name (for screen readers, unless a picture has its title).
 function lineChart(series, options = {}) {
   const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
   const left = 56, bottom = 34, top = yTitle ? 22 : 10;
@@ -340,17 +341,29 @@ function lineChart(series, options = {}) {
       points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: s.fill ?? "none",
       stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6,
     }, svg("title", {}, s.name))));
-  if (click) {
-    chart.style.cursor = "pointer";
-    chart.addEventListener("click", event => {
-      const x = event.clientX - chart.getBoundingClientRect().left;
-      click(xs.reduce((best, value) => Math.abs(X(value) - x) < Math.abs(X(best) - x) ? value : best, xs[0]));
-    });
-    const values = [...new Set(xs)].sort((a, b) => a - b);
-    const select = (_, k) => values[k] !== mark && click(values[k]);
-    reachCells(chart, 1, values.length, [0, Math.max(0, values.indexOf(mark))], select, () => {});
-  }
-  return chart;
+  const lines = series.filter(({isTick}) => !isTick), readout = readoutLine();
+  const values = [...new Set(lines.flatMap(s => s.points.map(p => p[0])))].sort((a, b) => a - b);
+  const cursor = svg("g", {"pointer-events": "none"});
+  const nearest = x => values.reduce((best, value, k) =>
+    Math.abs(X(value) - x) < Math.abs(X(values[best]) - x) ? k : best, 0);
+  const pointedAt = ({clientX}) => nearest(clientX - chart.getBoundingClientRect().left);
+  const move = (_, k) => {
+    const x = values[k], found = lines.map(s => [s.name, s.points.findLast(p => p[0] === x)]).filter(([, p]) => p);
+    cursor.replaceChildren(ruler(X(x), X(x), top, height - bottom, {stroke: SOFT}), ...found.map(([, [, y]]) =>
+      svg("circle", {cx: X(x), cy: Y(y), r: 3.5, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5})));
+    readout.textContent = `${xTitle} ${short(x)}:  ` + found.map(([name, [, y]]) => `${name} ${short(y)}`).join("   ");
+  };
+  const leave = () => {
+    cursor.replaceChildren();
+    readout.textContent = "";
+  };
+  build(chart, {
+    "aria-label": options.name, style: {cursor: click ? "pointer" : "default"}, pointerleave: leave,
+    pointermove: event => move(0, pointedAt(event)), click: click && (event => click(values[pointedAt(event)])),
+  }, [cursor]);
+  reachCells(chart, 1, values.length, [0, mark === undefined ? 0 : nearest(X(mark))], move, leave,
+    click && ((_, k) => click(values[k])));
+  return div("line-chart", chart, readout);
 }
 
 // A picture with a line chart of lines with the same x. options: those of lineChart, named (legend), note.
@@ -501,9 +514,9 @@ function textScatter(points, {width, height, size = 13, xTitle, yTitle, others =
       style: {fill: color, font: `${size}px monospace`}}, text, tooltip));
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
-  return svg("svg", {width, height}, svg("rect", {...frame, fill: "none", stroke: PALE}),
+  return withTooltipKeys(svg("svg", {width, height}, svg("rect", {...frame, fill: "none", stroke: PALE}),
     softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
-    below?.(X, Y), dots, texts, above?.(X, Y));
+    below?.(X, Y), dots, texts, above?.(X, Y)));
 }
 
 // --- controls --------------------------------------------------------------------------------------------------------

@@ -587,7 +587,7 @@ SCENES.push({
         rows: range(states).map(s => [stateName(s), ...range(shown).flatMap(j =>
           [pieces[best.data[s * shown + j]], p.data[s * shown + j]])]),
       }), div("", next !== undefined && legend([{name: "the next token of the text", color: ORANGE},
-        {name: "other tokens", color: FILL}]), scrolling(drawing))),
+        {name: "other tokens", color: FILL}]), scrolling(withTooltipKeys(drawing)))),
       words: [
         "Each bar shows what the model would predict if it stopped there, from the most likely token on."
           + (repeats ? ` At the start, the vector is that of ${quoted(labels[token])}, so it predicts itself.` : ""),
@@ -681,8 +681,8 @@ SCENES.push({
         element("td", {style: barStyle(means[i] / maxAbs(means))}, ids.length > 1 && short(means[i])));
     });
     const table = element("table", {class: "snapshots"}, element("thead", {}, element("tr", {},
-      ["", "text, colored by loss", "mean loss"].map((text, i) => element("th", {scope: "col", class: i < 2 && "text"},
-        text)))),
+      ["checkpoint", "text, colored by loss", "mean loss"].map((text, i) =>
+        element("th", {scope: "col", class: i < 2 && "text"}, text)))),
     element("tbody", {}, rows));
     const play = () => animate(table, 500 * rows.length, t => rows.forEach((row, i) =>
       row.classList.toggle("hidden", i > t * rows.length)));

@@ -130,7 +130,7 @@ function drawMenu() {
     .filter(([, ids]) => ids.length).map(([label, ids]) => element("optgroup", {label}, ids.map(value =>
       element("option", {value, selected: value === state.view}, views[value].title)))));
   byId("menu").replaceChildren(...Object.entries(MENU).flatMap(([group, ids]) => [
-    element("h3", {}, group),
+    element("h2", {}, group),
     ...ids.filter(isAvailable).map(id => element("a", {
       href: link({view: id}), "data-view": id, class: id === state.view && "selected",
       "aria-current": id === state.view && "page",
@@ -171,8 +171,8 @@ window.addEventListener("hashchange", async () => {
 });
 
 document.addEventListener("keydown", event => {
-  const isTyping = event.target.matches("textarea, input, select");
-  if (!info || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  const hasOwnKeys = event.target.matches("textarea, input, select, .scroll, .sample-scroll");
+  if (!info || hasOwnKeys || event.ctrlKey || event.metaKey || event.altKey) return;
   const [{config: {n_layer, n_head}, checkpoints: steps}] = info.models, index = steps.indexOf(shownStep());
   const tokens = [...byId("strip").children], token = tokens.findIndex(node => node.matches(".selected"));
   const action = event.target.id !== "strip" && views[state.view].keys?.[event.key]; // a key of the view

@@ -73,8 +73,9 @@ defineView({
       });
       const top = topIndices(row, 5).filter(t => row[t] > MIN_WEIGHT);
       readout.textContent = `${names[query]} attends to  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
-      arcs.replaceChildren(drawArcs(context, query, headsFor(query)));
-      arcsPicture.querySelector("h3").textContent = `Arcs from token ${tokenAt(context, query)}`;
+      const title = `Arcs from token ${tokenAt(context, query)}`;
+      arcs.replaceChildren(withTooltipKeys(drawArcs(context, query, headsFor(query)), title));
+      arcsPicture.querySelector("h3").textContent = title;
     }
 
     const headsFor = query => arcHeads(context, h => rowOf(matrices[shownHeads.indexOf(h)], query));

@@ -59,7 +59,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
       },
       click: () => open(row),
     }, `${layer}.${head}`, key >= 2 && [element("br"), score.toFixed(decimals)]);
-  }), rows.findIndex(isSelected))));
+  }), rows.findIndex(isSelected), columns)));
 }
 
 // --- switches ---
@@ -90,7 +90,8 @@ defineView({
       isUnchanged ? element("p", {testid: "nothing-changed"},
         "Nothing is changed yet. Press a head or an MLP to see the loss of each token without it.")
         : element("p", {}, "Press a head or an MLP to remove or restore its output."),
-      scrolling(element("table", {class: "parts"}, rows)));
+      scrolling(element("table", {class: "parts", role: "grid", "aria-label": "Parts of the model"}, rows)));
+    reachByKeys([...box.querySelectorAll(".parts button")], 0, config.n_head + 1);
     if (ids.length > 1 && !isUnchanged) {
       box.append(differencePicture("switch-differences", context, "as trained", baseline, "changed", context.overview));
     }

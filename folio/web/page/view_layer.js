@@ -269,7 +269,8 @@ defineView({
     const added = vectors.map((x, s) => s ? norm(x.map((value, c) => value - vectors[s - 1][c])) : norms[0]);
     const next = ids[token + 1], top = range(best.shape[1]), window = range(around.ids.shape[1]);
     const valueAt = ({data, shape}, s, j) => data[s * shape[1] + j];
-    const lens = (heads, cells) => scrolling(element("table", {class: "lens"},
+    const lens = (heads, cells, role) => element("div", {class: "scroll", tabindex: !role && 0}, element("table",
+      {class: "lens", role},
       element("thead", {}, element("tr", {}, element("th", {}, "after"), heads)),
       element("tbody", {}, names.map((name, s) => element("tr", {},
         element("th", {scope: "row", class: s > 0 && Math.floor((s - 1) / 2) === layer && "selected"}, name),
@@ -298,7 +299,7 @@ defineView({
           click: () => selectToken(first + j),
         }, element("small", {}, first + j), element("br"), visible(labels[first + j]))), token - first),
         s => window.map(j =>
-          lensCell(valueAt(around.ids, s, j), valueAt(around.probabilities, s, j), ids[first + j + 1]))),
+          lensCell(valueAt(around.ids, s, j), valueAt(around.probabilities, s, j), ids[first + j + 1])), "grid"),
         "Columns are tokens, rows are states: the most likely next token, framed if it is the actual next token."),
       vectorPicture("stream", "States", vectors.map((vector, s) => ({label: names[s], vector})),
         {note: "The vector of the token after each attention and MLP."}),

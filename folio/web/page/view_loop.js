@@ -128,7 +128,7 @@ function intervalEnds({from, to}) {
 function cumulativeBar(parts, u, drawn, width = fitWidth(900)) {
   const left = 8, X = x => left + (width - 2 * left) * x, shades = [FILL, PALE];
   const middle = {"text-anchor": "middle"};
-  return svg("svg", {width, height: 74},
+  return withTooltipKeys(svg("svg", {width, height: 74},
     parts.filter(({from, to}) => to > from).flatMap(({id, from, to}, i) => {
       const barWidth = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
       return [svg("rect", {x: X(from), y: 20, width: Math.max(barWidth, 0.3), height: 28, fill},
@@ -138,7 +138,7 @@ function cumulativeBar(parts, u, drawn, width = fitWidth(900)) {
     }),
     svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: ORANGE, "stroke-width": 2}),
     svg("text", {x: clamp(X(u), 40, width - 40), y: 10, ...middle}, `u = ${u.toFixed(4)}`),
-    [0, 0.25, 0.5, 0.75, 1].map(x => softText(X(x), 70, x, "middle")));
+    [0, 0.25, 0.5, 0.75, 1].map(x => softText(X(x), 70, x, "middle"))), "Probabilities from 0 to 1");
 }
 
 // --- the cache ---

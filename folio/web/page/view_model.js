@@ -248,7 +248,7 @@ function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviatio
   const max = maxAbs(values.data), cell = clamp(Math.floor(512 / maxAbs(values.shape)), 2, 12);
   const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
   const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
-  const outline = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: FILL};
+  const outline = {name: "count", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: FILL};
   return div("pair",
     matrixPicture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`, values,
       ["row", labels(rows, shownRows).map((label, i) => label + token(i))], ["column", labels(columns, shownColumns)], {

@@ -52,12 +52,12 @@ defineView({
   async draw(box, {model}) {
     await loadRun();
     if (!run.lines.length) return box.append("There are no metrics: the run has no metrics.jsonl.");
-    const status = element("p", {testid: "run-status", role: "status"}), samples = scrolling();
+    const status = element("p", {testid: "run-status", role: "status"}), samples = element("div", {class: "scroll", tabindex: 0});
     const curves = RUN_CURVES.filter(([, , names]) => seriesOf(names).length);
     const figures = curves.map(([id, title, names]) => {
       const columns = ["step", ...Object.keys(names)];
       return picture(id, title, () => ({columns, rows: run.lines.map(line => columns.map(name => line[name]))}),
-        element("div", {}, legend(seriesOf(names)), svg("svg")));
+        element("div", {}, legend(seriesOf(names)), div("line-chart")));
     });
     const table = () => ({columns: ["step", "text"], rows: run.facts.samples});
     box.append(status, figures[0], div("row", figures.slice(1)),
@@ -67,7 +67,9 @@ defineView({
 
     function show() {
       status.textContent = describeProgress();
-      figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2])));
+      const restoreFocus = saveFocus();
+      figures.forEach((figure, i) => figure.querySelector(".line-chart").replaceWith(runChart(i, curves[i])));
+      restoreFocus();
       samples.replaceChildren(...run.facts.samples.toReversed().flatMap(([step, text]) =>
         [div("note", `step ${short(step)}`), div("token-strip", text)]));
     }
@@ -106,17 +108,18 @@ function seriesOf(names) {
   }).filter(series => series.points.length);
 }
 
-function runChart(i, names) {
+function runChart(i, [, title, names]) {
   const series = seriesOf(names), values = series.flatMap(({points}) => points.map(point => point[1]));
   const from = i ? 0 : Math.min(...values), high = Math.max(...values);
   const last = run.lines.at(-1).step, {checkpoints} = run.facts;
   const ticks = checkpoints.filter(step => step <= last).map(step => ({
-    name: `checkpoint of step ${step}`, color: GRAY, points: [[step, from], [step, from + 0.03 * (high - from)]],
+    name: `checkpoint of step ${step}`, isTick: true, color: GRAY,
+    points: [[step, from], [step, from + 0.03 * (high - from)]],
   }));
   const current = shownStep(), space = fitWidth(1200);
   return lineChart([...ticks, ...series], {
     width: !i ? space : space >= 800 ? (space - 60) / 3 : Math.min(space, 400), height: i ? 190 : 320,
-    from, xTitle: "step",
+    name: title, from, xTitle: "step",
     mark: current <= last ? current : undefined,
     click: x => change({step: checkpoints.reduce((a, b) => Math.abs(b - x) < Math.abs(a - x) ? b : a)}),
   });

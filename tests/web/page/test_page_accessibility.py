@@ -1,33 +1,26 @@
 """The page with a keyboard and for screen readers, in a browser. axe-core checks every view and scene."""
 
-import importlib.resources
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.numpy_gpt import NumpyGPT
-from tests.support.viewers import Viewer, generate, in_browser
+from tests.support.numpy_gpt import NumpyGPT, entropy
+from tests.support.viewed_models import TEXT
+from tests.support.viewers import Viewer, axe_violations, generate, in_browser
 
-AXE = "axe_playwright_python", "axe.min.js"
-SERIOUS = ("serious", "critical")
+SCENES = {"values": 5, "guess": 7}
 
 
 @in_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(new_viewer, char, scheme):
-    pytest.importorskip(AXE[0])
+def test_axe_finds_nothing(new_viewer, char, scheme):
+    """Neither violations of WCAG nor of best practices."""
     viewer = new_viewer(char, color_scheme=scheme, reduced_motion="reduce").open("tokens")
-    viewer((importlib.resources.files(AXE[0]) / AXE[1]).read_text(encoding="utf-8"))
-    problems, scenes = [], viewer("availableScenes().length")
+    scenes, problems = viewer("availableScenes().length"), []
     for view in viewer.views():
         for scene in range(1, 1 + scenes) if view == "story" else [1]:
             viewer.show(view, story=scene, token=17)
-            violations = viewer("axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations)")
-            problems += [
-                (view, scene, violation["id"], violation["nodes"][0]["html"])
-                for violation in violations
-                if violation["impact"] in SERIOUS
-            ]
+            problems += [(view, scene, violation) for violation in axe_violations(viewer)]
     assert problems == []
 
 
@@ -97,8 +90,81 @@ def test_the_list_of_tokens_has_an_active_option(char_viewer, press):
 def test_steps_of_a_curve(char_viewer, press):
     char_viewer.show("checkpoints", step=100)
     char_viewer.page.locator("[data-complete=true]").wait_for()
-    press("#view svg[role=application]", "ArrowLeft")
-    assert char_viewer.wait().state("step") == [10]
+    assert press("#view svg[role=application]", "ArrowLeft").state("step") == [100]
+    assert char_viewer.press("Enter").wait().state("step") == [10]
+
+
+def entropies(viewer: Viewer, query: int) -> list[str]:
+    """The rounded entropies of a query's attention weights, with and without the division by √D."""
+    ids, model = viewer("loadContext().then(c => c.ids)"), viewer.served.provider.models[0].model
+    weights = [NumpyGPT(model, scale=scale).run(ids).layer(0).weights[1, query] for scale in (True, False)]
+    return [f"{entropy(row):.4g}" for row in weights]
+
+
+@in_browser
+def test_values_of_a_line_chart(char_viewer, press):
+    """For keys and for the pointer."""
+    char_viewer.show("switches", token=4, layer=0, head=1)
+    chart = char_viewer.find("row-entropies")
+    readout, drawing = chart.locator(".readout"), chart.locator("svg")
+    press("[data-testid=row-entropies] svg", "ArrowRight", "ArrowRight")
+    divided, plain = entropies(char_viewer, 6)
+    assert readout.inner_text() == f"query 6:  divided by √D {divided}   not divided {plain}"
+    assert char_viewer.state("token") == [4] and char_viewer.press("Enter").state("token") == [6]
+    assert char_viewer.press("End")("document.activeElement.cell") == [0, len(TEXT) - 1]
+    box = drawing.bounding_box()
+    char_viewer.page.mouse.move(box["x"] + 57, box["y"] + 50)  # the left end of the axis
+    assert readout.inner_text().startswith("query 0:") and drawing.locator("circle").count() == 2
+    char_viewer.page.mouse.move(0, 0)
+    assert readout.inner_text() == "" and not drawing.locator("circle").count()
+
+
+@in_browser
+def test_a_cursor_stays_in_its_cell(char_viewer, press):
+    """After a key that redraws the view, the cursor was in the first column."""
+    char_viewer.show("attention-table", token=5)
+    press("[data-testid=weights] [role=application]", "ArrowRight", "ArrowRight", "ArrowUp", "Enter", "ArrowRight")
+    assert char_viewer.find("weights").locator(".readout").inner_text().startswith("query 4 ")
+    assert char_viewer("document.activeElement.cell") == [4, 3]
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "view, picture",
+    [("embedding", "vocabulary-map"), ("looking-back", "arcs"), ("loop", "draw"),
+     ("story-values", "story-path"), ("story-guess", "story-guess")],
+)  # fmt: skip
+def test_tooltips_of_a_drawing(view, picture, char_viewer, press):
+    name, _, scene = view.partition("-") if view.startswith("story") else (view, "", "")
+    char_viewer.show(name, token=17, story=SCENES.get(scene, 1))
+    tips = f"Array.from(document.querySelectorAll('[data-testid={picture}] title'), tip => tip.textContent)"
+    second = char_viewer(tips)[1]
+    press(f"[data-testid={picture}] svg[role=application]", "ArrowRight")
+    assert second in char_viewer.find(picture).locator(".readout").all_inner_texts()
+    assert char_viewer.find(picture).locator(".focused title").text_content() == second
+    assert char_viewer.find(picture).locator("svg[role=application]").get_attribute("aria-label")
+
+
+@in_browser
+def test_grids(char_viewer, press):
+    """Arrows up and down move by a row. A grid of buttons is one tab stop."""
+    for view, table in (("tokens", "table"), ("stream", "[data-testid=lens-window] table"), ("switches", ".parts")):
+        char_viewer.show(view, token=5)
+        assert char_viewer.page.locator(f"#view {table}").first.get_attribute("role") == "grid"
+    assert char_viewer.page.locator(".parts [tabindex='0']").count() == 1
+    press(".parts [tabindex='0']", "ArrowRight", "ArrowDown", "Enter", "ArrowDown")
+    assert char_viewer.state("heads_off") == ["1.1"]
+    assert char_viewer("document.activeElement.dataset.testid") == "switch-head-1-1"  # there is no row below
+    char_viewer.show("all-heads", heads_off="", layer=0, head=0)
+    press(".head-grid [tabindex='0']", "ArrowDown", "ArrowRight")
+    assert char_viewer("document.activeElement.dataset.testid") == "head-1-1"
+
+
+@in_browser
+def test_arrows_scroll_tables_without_keys(char_viewer, press):
+    """They changed the layer."""
+    char_viewer.show("embedding", token=5, layer=0)
+    assert press("[data-testid=nearest] .scroll", "ArrowDown", "PageDown").state("layer", "view") == [0, "embedding"]
 
 
 @in_browser
