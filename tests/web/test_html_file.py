@@ -409,7 +409,7 @@ def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
     settings = dict(num_samples=3, max_new_tokens=70, seed=seed, on_unknown="skip")
     assert generate(viewer) == file.language_model().generate(text, **settings)
     assert "tokens/s" in viewer.find("speed").inner_text()
-    assert viewer.page.title() == NAME
+    assert viewer.page.title() == f"Playground \N{EN DASH} {NAME}"
     rounded = "" if KINDS[kind].dtype == "float32" else "; before rounding: 1.2500"
     assert f"1.2504 nats per token{rounded}." in viewer.find("stored").text_content()
 

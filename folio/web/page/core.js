@@ -184,7 +184,10 @@ async function draw() {
     const content = element("div", {testid: `view-${view.id}`},
       element("h2", {}, view.title), element("p", {}, view.about));
     await view.draw(content, context);
-    if (current === drawing) box.replaceChildren(content);
+    if (current === drawing) {
+      box.replaceChildren(content);
+      startView(content.querySelector("h2"));
+    }
   } catch (problem) {
     if (current !== drawing) return;
     if (!context) drawMenu(); // the URL is invalid

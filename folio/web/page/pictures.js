@@ -342,7 +342,7 @@ function lineChart(series, options = {}) {
       stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6,
     }, svg("title", {}, s.name))));
   const lines = series.filter(({isTick}) => !isTick), readout = readoutLine();
-  const values = [...new Set(lines.flatMap(s => s.points.map(p => p[0])))].sort((a, b) => a - b);
+  const values = [...new Set(xs)].sort((a, b) => a - b);
   const cursor = svg("g", {"pointer-events": "none"});
   const nearest = x => values.reduce((best, value, k) =>
     Math.abs(X(value) - x) < Math.abs(X(values[best]) - x) ? k : best, 0);

@@ -138,6 +138,33 @@ function drawMenu() {
   ]));
 }
 
+let pageTitle; // without the view
+let startedView; // the last view that was drawn
+
+// Name the page after the view or the scene. When it shows another view than before, begin at the heading.
+function startView(heading) {
+  const isNew = startedView && startedView !== state.view;
+  document.title = `${heading.textContent} – ${pageTitle}`;
+  startedView = state.view;
+  heading.tabIndex = -1;
+  drawKeys();
+  if (!isNew) return;
+  window.scrollTo(0, 0);
+  const isInUse = document.activeElement.matches("textarea, input, select, #strip");
+  if (!isInUse) heading.focus({preventScroll: true});
+}
+
+// Show the keys that change something in the view.
+function drawKeys() {
+  const has = name => byId("view").querySelector(`[name=${name}]`);
+  const keys = [
+    ["←", "→", "token"], (has("layer") || has("head")) && ["↑", "↓", "layer"], has("head") && ["[", "]", "head"],
+    info.models[0].checkpoints.length > 1 && [",", ".", "checkpoint"], ["PgUp", "PgDn", "view"],
+  ];
+  byId("keys").replaceChildren("Keys:", ...keys.filter(Boolean).flatMap(([back, forth, name]) =>
+    [" ", element("kbd", {}, back), " ", element("kbd", {}, forth), ` ${name}`]), ".");
+}
+
 // --- input -----------------------------------------------------------------------------------------------------------
 
 byId("view-list").addEventListener("change", ({target}) => location.hash = link({view: target.value}));
@@ -161,13 +188,10 @@ byId("text").addEventListener("input", ({target, timeStamp}) => {
   }, 250);
 });
 
-window.addEventListener("hashchange", async () => {
+window.addEventListener("hashchange", () => {
   if (!info) return;
-  const {view} = state, box = byId("view");
   readState();
-  await draw();
-  const {top} = box.getBoundingClientRect();
-  if (view !== state.view && (top < 0 || top > window.innerHeight / 2)) box.scrollIntoView();
+  draw();
 });
 
 document.addEventListener("keydown", event => {
@@ -206,7 +230,7 @@ async function start() {
   pieces = info.pieces;
   if (DEFAULTS.view === "playground" && isAvailable("roll")) DEFAULTS.view = "roll"; // a file of a model of music
   byId("text").disabled = false;
-  document.title ||= `Folio: ${info.models.map(({name}) => name).join(" and ")}`;
+  pageTitle = document.title || `${info.models.map(({name}) => name).join(" and ")} – Folio`;
   readState();
   await draw();
   watchRun();

@@ -3,14 +3,14 @@
 // --- choosing a layer and a head ---
 
 function layerPicker({config, layer}, ...others) {
-  return controls(select("layer", range(config.n_layer), layer, l => change({layer: Number(l)})), others);
+  return controls(select("layer", range(config.n_layer), layer, l => change({layer: Number(l)}), {name: "layer"}), others);
 }
 
 // Controls for the layer, and for the head with thumbnails.
 function headPicker(context) {
   const {config, layer, head, overview} = context;
   return layerPicker(context, range(config.n_head).map(h => element("button", {
-    testid: `head-${layer}-${h}`, class: h === head && "chosen", "aria-pressed": String(h === head),
+    testid: `head-${layer}-${h}`, name: "head", class: h === head && "chosen", "aria-pressed": String(h === head),
     click: () => change({head: h}),
   }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`)));
 }

@@ -52,7 +52,7 @@ function headGrid(rows, thumbnails, key, isSelected, open) {
     const score = row[key], decimals = Number.isInteger(score) || score >= 10 ? 0 : 2;
     context.drawImage(thumbnail(thumbnails, layer, head), x, y, size, size);
     return element("button", {
-      testid: `head-${layer}-${head}`, class: isSelected(row) && "selected",
+      testid: `head-${layer}-${head}`, name: "head", class: isSelected(row) && "selected",
       "aria-label": `layer ${layer}, head ${head}`,
       style: {
         left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,

@@ -192,6 +192,60 @@ def test_alternatives_of_a_sampled_token(char_viewer, press):
 
 
 @in_browser
+def test_another_view_begins_at_its_heading(new_viewer, char):
+    """The focus was lost, and the page stayed where the link was."""
+    viewer = new_viewer(char).open("story", story=3)
+    rest = f" \N{EN DASH} {viewer('info.models[0].name')} \N{EN DASH} Folio"
+    assert viewer.page.title() == f"3. What is the token looking for?{rest}"
+    viewer.page.set_viewport_size({"width": 1280, "height": 400})
+    for scroll, go in (
+        (80, viewer.page.get_by_role("link", name="Look closer").click),
+        (600, viewer.page.get_by_role("link", name="One row in numbers").click),
+        (600, lambda: viewer.page.keyboard.press("PageDown")),
+        (600, viewer.page.go_back),
+    ):
+        viewer("scroll => window.scrollTo(0, scroll)", scroll)
+        drawn = viewer("drawing")
+        go()
+        heading = viewer.wait(drawn).page.locator("#view h2")
+        assert viewer.page.title() == heading.inner_text() + rest
+        assert heading.evaluate("heading => document.activeElement === heading")
+        below = "heading => heading.getBoundingClientRect().top - byId('top').getBoundingClientRect().bottom"
+        assert viewer("scrollY") == 0 and 0 < heading.evaluate(below) < 40
+
+
+@in_browser
+def test_changes_within_a_view_keep_the_focus(new_viewer, char):
+    viewer = new_viewer(char).open("looking-back", token=5)
+    assert viewer("document.activeElement === document.body")
+    viewer.press("ArrowLeft", "ArrowDown", "]", ",")
+    assert viewer.state("token", "layer", "head", "step") == [4, 1, 1, 100]
+    assert viewer("document.activeElement === document.body")
+    viewer.page.locator("#strip").focus()
+    assert viewer.press("PageDown").state("view") == ["attention-row"]
+    assert viewer("document.activeElement.id") == "strip"
+
+
+@in_browser
+def test_the_keys_of_a_view(new_viewer, char):
+    """The page lists the keys that change something in the view."""
+    viewer = new_viewer(char)
+    keys, footer = viewer.page.locator("#keys"), viewer.page.get_by_role("link", name="This view as HTML")
+    for view, places in {"tokens": [], "mlp": ["layer"], "looking-back": ["layer", "head"]}.items():
+        viewer.open(view)
+        listed = [name for name in ("layer", "head") if f" {name}" in keys.inner_text()]
+        assert listed == places and "← → token" in keys.inner_text() and "checkpoint" in keys.inner_text()
+        for key, name in {"ArrowDown": "layer", "]": "head"}.items():
+            before = viewer.page.locator("#view").inner_html()
+            viewer.press(key)
+            assert (viewer.page.locator("#view").inner_html() != before) == (name in places)
+    viewer.page.set_viewport_size({"width": 390, "height": 800})
+    assert keys.is_hidden() and footer.is_visible()
+    viewer.page.set_viewport_size({"width": 1280, "height": 800})
+    assert keys.is_visible() and viewer.show("story").page.locator("#keys").is_hidden() and footer.is_visible()
+
+
+@in_browser
 def test_the_skip_button_moves_to_the_view(char_viewer):
     char_viewer.show("tokens")("document.activeElement.blur()")
     char_viewer.page.locator("#skip").focus()

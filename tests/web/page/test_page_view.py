@@ -691,7 +691,7 @@ def test_exported_views_work_offline(char_viewer, browser, tmp_path):
         assert page.evaluate(testids) == viewer(testids) and page.evaluate("document.scripts.length") == 0
         saved = file.read_text(encoding="utf-8")
         assert '<meta charset="utf-8">' in saved and '<html lang="en">' in saved and 'name="viewport"' in saved
-        assert page.locator("h2").inner_text() == viewer.page.locator("h2").inner_text()
+        assert page.locator("h2").inner_text() == viewer.page.locator("#view h2").inner_text()
         drawn = "document.querySelectorAll('#view canvas, #view img').length"
         assert page.evaluate(drawn) == viewer(drawn)
         assert page.evaluate("Array.from(document.images).every(image => image.complete && image.naturalWidth > 0)")
