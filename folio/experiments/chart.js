@@ -181,7 +181,7 @@ function download(name, drawn) {
 
 // A tooltip near the pointer. show(x, y, nodes): coordinates in the holder.
 function tooltipOf(figure, holder) {
-  const box = html("div", {class: "values", hidden: ""});
+  const box = html("div", {class: "values", "aria-live": "polite", hidden: ""});
   figure.append(box);
   return {
     show(x, y, ...nodes) {
@@ -237,6 +237,21 @@ function onPointer(holder, {move, drag, leave}) {
   document.addEventListener("pointerdown", event => holder.contains(event.target) || leave());
 }
 
+const ARROWS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+
+// Call move(right, down) for arrow keys in the holder, move(0, 0) when it gets the focus by a key, and leave() when it
+// loses it.
+function onArrows(holder, title, {move, leave}) {
+  fill(holder, {tabindex: 0, role: "application", "aria-label": title}, []); // screen readers leave the arrows to it
+  holder.addEventListener("focus", () => holder.matches(":focus-visible") && move(0, 0));
+  holder.addEventListener("blur", leave);
+  holder.addEventListener("keydown", event => {
+    if (!ARROWS[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    move(...ARROWS[event.key]);
+  });
+}
+
 // --- lines -----------------------------------------------------------------------------------------------------------
 
 const LEFT = 56, RIGHT = 18, EDGE = 4; // margins in pixels; EDGE avoids clipping lines at the edge of a panel
@@ -285,10 +300,24 @@ function lineChart(figure, chart) {
   const tooltip = tooltipOf(figure, holder);
   onPointer(holder, {move: point, drag: select, leave: clear});
   holder.addEventListener("dblclick", () => zoom(null));
+  const place = {x: -Infinity, panel: 0}; // of the keys
+  onArrows(holder, chart.title, {move, leave: clear});
 
   function update() {
     clear();
     redraw();
+  }
+
+  // Show the values at the next x to the right or to the left, or of the next panel.
+  function move(right, down) {
+    place.panel = clamp(place.panel + down, 0, drawn.panels.length - 1);
+    const panel = drawn.panels[place.panel];
+    const drawnXs = panel.lines.flatMap(line => [...drawable(line, drawn.X.log, panel.Y.log)].map(i => line.x[i]));
+    const xs = [...new Set(drawnXs)].filter(x => isInside(x, drawn.range)).sort((a, b) => a - b);
+    if (!xs.length) return clear();
+    const current = Math.max(0, xs.findIndex(x => x >= place.x));
+    place.x = xs[clamp(current + right, 0, xs.length - 1)];
+    point({x: drawn.X(place.x), y: (panel.top + panel.bottom) / 2});
   }
 
   function zoom(range) {

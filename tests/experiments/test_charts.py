@@ -99,6 +99,26 @@ def test_the_pointer_shows_the_values_at_the_nearest_step(open_page):
 
 
 @in_browser
+def test_arrows_show_the_values(open_page):
+    page = open_page(lines_page())
+    chart = page.get_by_role("application", name="Curves")
+    chart.focus()
+
+    def values_after(*keys: str) -> list[list[str]]:
+        for key in keys:
+            page.keyboard.press(key)
+        return [row.locator("td").all_inner_texts() for row in page.locator(".values tr").all()]
+
+    assert values_after("ArrowLeft") == [[HOSTILE, "5,000", ""], ["grows", "10", ""]]
+    assert values_after("ArrowRight") == [[HOSTILE, "4,000", ""], ["grows", "100", ""]]
+    assert values_after("ArrowRight")[1] == ["grows", "1,000", ""]  # the other line has no value at step 3
+    assert values_after("ArrowDown") == [["grows: rate", "0.3", ""]]
+    assert values_after(*["ArrowRight"] * 9) == [["grows: rate", "0.6", ""]]
+    page.keyboard.press("Tab")
+    assert page.locator(".values").is_hidden()
+
+
+@in_browser
 def test_dragging_zooms_and_a_double_click_shows_all(open_page):
     page = open_page(lines_page())
     initial_ticks = ticks(page, "middle")
