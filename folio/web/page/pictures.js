@@ -277,7 +277,8 @@ function tableOf(columns, rows, {shown, selected = () => false, click, barsFrom 
   const kinds = columns.map((_, j) => rows.some(row => row[j] && typeof row[j] === "string") && "text");
   const largest = columns.map((_, j) => j >= barsFrom && maxAbs(rows.map(row => row[j])));
   const lines = (shown ?? rows).map((row, i) => element("tr", {
-    class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, "aria-selected": click && String(selected(i)),
+    class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`,
+    "aria-selected": click && String(selected(i)),
     click: click && (({target}) => click(i, target.closest("td")?.cellIndex ?? 0)),
   }, row.map((cell, j) => element("td", {
     class: kinds[j], style: j >= barsFrom ? barStyle(rows[i][j] / largest[j]) : {},
@@ -314,9 +315,9 @@ function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
 
 const TICK_WIDTH = 7.5; // pixels per character, at most
 
-// A line chart, and a line with the values at the x nearest to the pointer. series: {name, points: [[x, y], ...], color,
-// width, fill, isTick (without values)}. options: width, height, logX, from and to (limits of y), xTitle, yTitle, mark (a
-// value of x), click(x), name (for screen readers, unless a picture has its title).
+// A line chart, and a line with the values at the x nearest to the pointer. series: {name, points: [[x, y], ...],
+// color, width, fill, isTick (without values)}. options: width, height, logX, from and to (limits of y), xTitle, yTitle,
+// mark (a value of x), click(x), name (for screen readers, unless a picture has its title).
 function lineChart(series, options = {}) {
   const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
   const left = 56, bottom = 34, top = yTitle ? 22 : 10;

@@ -3,7 +3,8 @@
 // --- choosing a layer and a head ---
 
 function layerPicker({config, layer}, ...others) {
-  return controls(select("layer", range(config.n_layer), layer, l => change({layer: Number(l)}), {name: "layer"}), others);
+  const choose = l => change({layer: Number(l)});
+  return controls(select("layer", range(config.n_layer), layer, choose, {name: "layer"}), others);
 }
 
 // Controls for the layer, and for the head with thumbnails.

@@ -52,7 +52,8 @@ defineView({
   async draw(box, {model}) {
     await loadRun();
     if (!run.lines.length) return box.append("There are no metrics: the run has no metrics.jsonl.");
-    const status = element("p", {testid: "run-status", role: "status"}), samples = element("div", {class: "scroll", tabindex: 0});
+    const status = element("p", {testid: "run-status", role: "status"});
+    const samples = element("div", {class: "scroll", tabindex: 0});
     const curves = RUN_CURVES.filter(([, , names]) => seriesOf(names).length);
     const figures = curves.map(([id, title, names]) => {
       const columns = ["step", ...Object.keys(names)];
