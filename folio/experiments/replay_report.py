@@ -47,7 +47,7 @@ class HardToken(NamedTuple):
     def cells(self) -> list[str]:
         """Return the loss, probability, token, preceding text, and most likely token."""
         guess = f"{label(self.guess)} ({self.guess_p:.1%})"
-        return [f"{self.loss:.4f}", f"{math.exp(-self.loss):.2%}", label(self.text), visible(self.before), guess]
+        return [f"{self.loss:.4f}", f"{math.exp(-self.loss):.2%}", label(self.text), f"…{visible(self.before)}", guess]
 
 
 @dataclass(frozen=True)

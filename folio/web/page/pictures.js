@@ -48,13 +48,15 @@ function plainImageOf(data, rows, columns, scale, value) {
 function colorBar(scale, max, ends) {
   const steps = 64, isSigned = scale === "signed";
   const canvas = imageOf(range(steps), 1, steps, scale, i => isSigned ? 2 * i / (steps - 1) - 1 : i / (steps - 1));
+  build(canvas, {role: "img", "aria-label": "scale of colors"}, []);
   const [low, high] = ends || [isSigned ? `−${short(max)}` : "0", short(max)];
   return div("color-bar", low, canvas, high);
 }
 
 // A figure with caption and exports. id: for tests and file names. table(): {columns, rows}. drawing: an element.
 function picture(id, title, table, drawing, note = "") {
-  const save = (kind, help, action) => element("button", {click: action, title: help}, kind);
+  const save = (kind, help, action) => element("button", {click: action, title: help, "aria-label": `${kind}: ${title}`},
+    kind);
   const exports = element("span", {class: "exports"},
     save("CSV", "save the numbers", () => download(`${id}.csv`, csv(table()), "text/csv")), " ",
     save("SVG", "save the picture", () => download(`${id}.svg`, figureSvg(figure).text, "image/svg+xml")), " ",
@@ -63,6 +65,7 @@ function picture(id, title, table, drawing, note = "") {
     element("figcaption", {}, element("h3", {id: `title-${id}`}, title), exports),
     note && div("note", note), drawing);
   for (const image of figure.querySelectorAll("svg, canvas, [role=application]")) {
+    if (image.hasAttribute("aria-label")) continue;
     if (!image.hasAttribute("role")) image.setAttribute("role", image.querySelector("a, [tabindex]") ? "group" : "img");
     image.setAttribute("aria-label", title);
   }

@@ -55,8 +55,8 @@ function storyTokens({token}) {
 }
 
 // Words for the title of a picture that leaves out the first tokens.
-function lastWords(tokens, token) {
-  return tokens.length < token + 1 ? `: the last ${tokens.length} of ${token + 1} tokens` : "";
+function lastWords(context, tokens) {
+  return tokens[0] ? `: the ${tokens.length} tokens up to ${tokenAt(context, context.token)}` : "";
 }
 
 // The head of the story: the strongest previous-token head, or the one that the reader has chosen after it.
@@ -96,6 +96,7 @@ SCENES.push({
   id: "tokens", title: "What does the model see?", closer: "tokens",
   terms: ({model: {tokenizer}}) => [
     ["Token", `the unit that the model reads and writes, here ${TOKEN_WORDS[tokenizer] ?? "a word or a part of one."}`],
+    ["Framed", "the token that the story follows. Click another one to follow it."],
   ],
   async draw(context) {
     const {ids, labels, token, model} = context, next = expected(await context.ask("token", {token}));
@@ -110,8 +111,9 @@ SCENES.push({
         columns: ["id", "token", "probability"], rows: next.map(([id, p]) => [id, pieces[id], p]),
       }), div("chips large", next.map(([id, p]) => chip(pieces[id], percent(p), {class: "chip expected"}))))),
       words: [
-        `A GPT does one thing: it predicts the next token. After ${quoted(labels[token])} at position ${token}, this `
-          + `model expects ${quoted(pieces[best])} (${percent(p)}).`,
+        `A GPT does one thing: it predicts the next token. After ${quoted(labels[token])}, this model expects `
+          + `${quoted(pieces[best])} (${percent(p)})`
+          + `${token + 1 < ids.length ? `; the text goes on with ${quoted(labels[token + 1])}` : ""}.`,
         `It sees no ${isMusic ? "notes" : "letters"}, only ids: numbers from 0 to ${short(model.vocab_size - 1)}. `
           + `${quoted(labels[token])} is id ${ids[token]}.`,
         "Neighboring ids mean nothing: the model has to learn what each token is."
@@ -119,6 +121,11 @@ SCENES.push({
       ],
       action: isMusic ? ["Leave out the first event", () => change({ids: ids.slice(1).join(",")})]
         : ["Swap upper and lower case", () => change({text: swapCase(textOf(ids)), ids: ""})],
+      more: isMusic && ["roll", "Piano roll"],
+      start() {
+        const {offsetTop} = chips.querySelector(".selected");
+        chips.scrollTop = offsetTop - chips.clientHeight / 2;
+      },
     };
   },
 });
@@ -127,9 +134,10 @@ SCENES.push({
 
 SCENES.push({
   id: "vector", title: "What is a token to the model?", closer: "embedding",
-  terms: () => [
+  terms: ({config: {n_embd}}) => [
     ["Embedding", "the learned vector of a token: its row in a table with one row per id."],
-    ["Near", "a small angle between two vectors: a cosine of 1 is the same direction, 0 is unrelated."],
+    ["Near", "a small angle between two vectors: a cosine of 1 is the same direction. Vectors that have nothing to do "
+      + `with each other have cosines of about ±${chanceOf(n_embd)}.`],
   ],
   async draw(context) {
     const {ids, labels, token, config, model} = context, {position} = config;
@@ -139,6 +147,7 @@ SCENES.push({
     const isAdded = ["learned", "sinusoidal"].includes(position), start = rowOf(states, 0), width = pairWidth();
     const {nearest, similarity, nearest_vectors: vectors} = vocabulary;
     const near = range(nearest.data.length).filter(i => nearest.data[i] !== ids[token]).slice(0, STORY_NEIGHBORS);
+    const clear = near.filter(i => similarity.data[i] > 3 * chanceOf(config.n_embd));
     const strips = vectorPicture("story-vector", `Token ${tokenAt(context, token)} as ${config.n_embd} numbers`, [
       {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${token}`, vector: added.data},
       isAdded && {label: "sum", vector: start, rule: true},
@@ -153,14 +162,20 @@ SCENES.push({
         vocabularyPicture(context, vocabulary)),
       words: [
         `Each id selects a row of a learned table: ${config.n_embd} numbers, a point in space.`,
-        model.tokenizer === "midi" ? "" : "Training moved tokens with similar use together: the nearest to "
-          + `${quoted(labels[token])} are ${listed(near.map(i => nearest.data[i]))}.`,
+        clear.length ? `Training moved tokens with similar use together: clearly near ${quoted(labels[token])} `
+          + `${clear.length > 1 ? "are" : "is"} ${listed(clear.map(i => nearest.data[i]))}.`
+          : `No token is clearly near ${quoted(labels[token])}: its use is its own.`,
         POSITION_WORDS[position](token),
       ],
       action: ["Select the token before it", () => selectToken(Math.max(0, token - 1))],
     };
   },
 });
+
+// The standard deviation of the cosine of two random vectors with n channels.
+function chanceOf(n) {
+  return Number((1 / Math.sqrt(n)).toFixed(2));
+}
 
 const POSITION_WORDS = {
   learned: token => `A second vector, for position ${token}, is added, so the model knows where the token is.`,
@@ -280,7 +295,7 @@ function gridStrip(vector, max, attributes) {
 // A vector as a strip of colors with a title above it.
 function titledStrip(title, vector) {
   const max = maxAbs(vector), strip = imageOf(vector, 1, vector.length, "signed", x => x / max);
-  strip.classList.add("strip");
+  build(strip, {class: "strip", role: "img", "aria-label": title}, []);
   return [div("note", title), strip];
 }
 
@@ -331,7 +346,7 @@ SCENES.push({
       gridStrip(rowOf(k, t), maxKey, {x: X(i) + size * 0.15, y: above + 6, width: size * 0.7, height: strip})]));
     describe(null);
     return {
-      picture: picture("story-query", `Layer ${layer}, head ${head}${lastWords(tokens, token)}`,
+      picture: picture("story-query", `Layer ${layer}, head ${head}${lastWords(context, tokens)}`,
         () => matrixTable(["query", tokens.map(t => names[t])], ["key", tokens.map(t => names[t])], {
           shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
             at(scores, i, j)))),
@@ -397,7 +412,7 @@ SCENES.push({
     show(state.story_stage % 3);
     const row = rowOf(weights, token), best = argsort(row)[0], future = T - 1 - token;
     return {
-      picture: picture("story-mask", `Layer ${layer}, head ${head}${lastWords(tokens, token)}`, () => ({
+      picture: picture("story-mask", `Layer ${layer}, head ${head}${lastWords(context, tokens)}`, () => ({
         columns: ["query", "key", ...stages.map(({name}) => name)],
         rows: tokens.flatMap((t, i) => tokens.map((s, j) =>
           [names[t], names[s], ...stages.map(({value}) => value(i, j))])),
@@ -577,7 +592,7 @@ SCENES.push({
             style: isNext ? {fill: PAPER, fontWeight: 700} : {}}, fits(`${full}  `) ? full : label)];
         })];
     }));
-    const grow = () => animate(drawing, 900, t => drawing.style.clipPath = `inset(0 ${100 * (1 - t)}% 0 0)`);
+    const grow = () => animate(drawing, 500, t => drawing.style.clipPath = `inset(0 ${100 * (1 - t)}% 0 0)`);
     const last = best.data[(states - 1) * shown], known = range(states).findIndex(s =>
       range(states - s).every(i => best.data[(s + i) * shown] === last));
     const repeats = best.data[0] === ids[token];
@@ -650,7 +665,8 @@ SCENES.push({
         "The temperature divides the scores first: below 1, likely tokens become more likely; above 1, the choice is "
           + "more random; at 0, the most likely token is taken.",
         `Then a random number, here ${u.toFixed(4)} from the seed ${state.seed}, picks a place on the line, and the `
-          + "token there is appended, as in sample.py.",
+          + `token there follows ${quoted(labels[token])}, as in sample.py`
+          + `${token + 1 < labels.length ? ", instead of the rest of the text." : "."}`,
       ],
       action: ["Draw a token", append],
     };
@@ -684,8 +700,10 @@ SCENES.push({
       ["checkpoint", "text, colored by loss", "mean loss"].map((text, i) =>
         element("th", {scope: "col", class: i < 2 && "text"}, text)))),
     element("tbody", {}, rows));
-    const play = () => animate(table, 500 * rows.length, t => rows.forEach((row, i) =>
-      row.classList.toggle("hidden", i > t * rows.length)));
+    const play = () => animate(table, 500 * rows.length, t => {
+      rows.forEach((row, i) => row.classList.toggle("hidden", i > t * rows.length));
+      rows[Math.min(Math.floor(t * rows.length), rows.length - 1)].scrollIntoView({block: "nearest"});
+    });
     return {
       picture: picture("story-training", "The same text during training", () => ({
         columns: ["step", "mean loss", ...names.slice(1)],
@@ -697,7 +715,7 @@ SCENES.push({
         ids.length > 1 && `On this text, the loss ${means.at(-1) < means[0] ? "fell" : "rose"} from ${short(means[0])} `
           + `at step ${short(steps[0])} to ${short(means.at(-1))} at step ${short(steps.at(-1))}.`,
         "The gradient, computed backward through all scenes, tells for each number in the model how the loss changes "
-          + "with it. Each step moves it a little, so that the next token becomes a bit less surprising.",
+          + "with it. Each step moves it a little, so that the texts of the training become less surprising.",
       ],
       action: ["Play the training", play],
     };

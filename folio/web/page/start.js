@@ -2,10 +2,20 @@
 
 // Numbers of the overview by which the strip can color tokens. Number i belongs to token i + 1.
 const COLORINGS = {
-  loss: {read: ({loss}, i) => loss.data[i], max: maxLoss, unit: "nats"},
-  rank: {read: ({rank}, i) => Math.log2(1 + rank.data[i]), max: () => Math.log2(pieces.length), unit: "log₂(1 + rank)"},
-  entropy: {read: ({entropy}, i) => entropy.data[i], max: maxLoss, unit: "nats"},
+  loss: {
+    read: ({loss}, i) => loss.data[i], max: maxLoss, unit: "nats",
+    help: "how surprised the model was by the token: −ln of its probability, in nats. 0: certain",
+  },
+  rank: {
+    read: ({rank}, i) => Math.log2(1 + rank.data[i]), max: () => Math.log2(pieces.length), unit: "log₂(1 + rank)",
+    help: "how many tokens were more likely than the token",
+  },
+  entropy: {
+    read: ({entropy}, i) => entropy.data[i], max: maxLoss, unit: "nats",
+    help: "how uncertain the model was before the token, in nats. 0: certain",
+  },
   difference: {
+    help: "the loss minus that of the compared model or checkpoint",
     read: ({loss}, i, other) => loss.data[i] - other.loss.data[i], max: () => 3, unit: "nats", scale: "signed",
   },
 };
@@ -91,7 +101,7 @@ function drawStrip({labels, names, token, overview, other}) {
   if (shown.every((x, i) => x === shownStrip[i])) return;
   shownStrip = shown;
   byId("strip-bar").replaceChildren(
-    select("color by", available, color, color => change({color}), {testid: "color"}),
+    select("color by", available, color, color => change({color}), {testid: "color", title: COLORINGS[color].help}),
     colorBar(scale, max, scale === "signed" ? [`loss − loss of ${other.name}: −${max}`, `${max} ${unit}`]
       : ["0", `${short(max)} ${unit}`]));
   const strip = byId("strip");

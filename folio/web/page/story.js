@@ -11,23 +11,24 @@ function goToScene(scene) {
   if (story !== state.story) location.hash = link({story});
 }
 
+const isPresenting = () => document.body.classList.contains("presenting");
+
+// Begin or end to present, in full screen if the browser allows it.
 async function present() {
-  document.body.classList.add("presenting");
-  await document.documentElement.requestFullscreen?.().catch(() => {});
+  document.body.classList.toggle("presenting");
+  await (isPresenting() ? document.documentElement.requestFullscreen?.() : document.exitFullscreen?.())
+    ?.catch(() => {});
   draw();
 }
 
-document.addEventListener("fullscreenchange", () => {
-  if (document.fullscreenElement || !document.body.classList.contains("presenting")) return;
-  document.body.classList.remove("presenting");
-  draw();
-});
+document.addEventListener("fullscreenchange", () => !document.fullscreenElement && isPresenting() && present());
 
 let touchStart = null; // where a swipe began
 
 defineView({
   id: "story", title: "The story", about: "", defaultToken: storyToken,
   keys: {ArrowRight: turnPage(1), ArrowLeft: turnPage(-1), PageDown: turnPage(1), PageUp: turnPage(-1), p: present,
+    Escape: () => isPresenting() && present(),
     "]": nextHead, "[": previousHead},
   async draw(box, context) {
     const scenes = availableScenes(), number = clamp(state.story, 1, scenes.length), scene = scenes[number - 1];
@@ -46,8 +47,9 @@ defineView({
           "aria-current": i + 1 === number && "step",
         }, i + 1)),
         arrow([element("span", {}, "Next"), " →"], "next", 1, number === scenes.length),
-        element("a", {class: "button aside", href: link({view: "map"})}, "All views"),
-        element("button", {click: present, testid: "present"}, "Present")),
+        element("a", {class: "button aside", href: link({view: "map", token: context.token})}, "All views"),
+        element("button", {click: present, testid: "present", "aria-pressed": String(isPresenting())},
+          isPresenting() ? "Stop presenting" : "Present")),
       element("h2", {}, `${number}. ${scene.title}`),
       div("scene", div("stage", picture), div("words",
         words.filter(Boolean).map(sentence => element("p", {}, sentence)),

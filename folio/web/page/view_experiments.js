@@ -3,12 +3,12 @@
 // --- all heads ---
 
 const HEAD_SCORES = { // see head_scores in folio/web/trace.py
-  previous: "weight of the previous token: 1 for a previous-token head",
-  first: "weight of the first token, to which inactive heads often attend",
-  itself: "weight of the token itself",
+  previous: "mean weight of the previous token: 1 for a previous-token head",
+  first: "mean weight of the first token, to which inactive heads often attend",
+  itself: "mean weight of the token itself",
   prefix: "prefix matching: weight of tokens that followed the same token before, on repeated random tokens; high for "
     + "induction heads",
-  entropy: "entropy of the weights in nats: 0 for one token, ln n for n tokens with equal weights",
+  entropy: "mean entropy of the weights in nats: 0 for one token, ln n for n tokens with equal weights",
   distance: "mean distance of the keys, in tokens",
   offset: "the distance with the most weight, in tokens: 1 for the previous token, 2 for the one before it",
 };
@@ -27,12 +27,12 @@ defineView({
     const isSelected = row => row[0] === layer && row[1] === head;
     box.append(
       controls("sort by", ...["layer", ...names].map(name => element("button", {
-        class: name === state.sort && "chosen", "aria-pressed": String(name === state.sort),
+        class: name === state.sort && "chosen", "aria-pressed": String(name === state.sort), title: HEAD_SCORES[name],
         click: () => change({sort: name}),
       }, name))),
       picture("all-heads", counted(rows.length, "head"), () => ({columns, rows}),
         headGrid(rows, tensors.thumbnails, key, isSelected, open),
-        key >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}; mean over the text.`),
+        key >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}.`),
       tablePicture("head-scores", "Scores", columns, rows,
         {max: MAX_HEAD_ROWS, selected: i => isSelected(rows[i]), click: i => open(rows[i])}));
   },
@@ -41,8 +41,9 @@ defineView({
 // Thumbnails with buttons, drawn on one canvas, because a thousand canvases are slow. Sorted by layer, each row is a
 // layer.
 function headGrid(rows, thumbnails, key, isSelected, open) {
-  const width = rows.length > 300 ? 44 : rows.length > 40 ? 70 : 102, caption = key < 2 ? 14 : 27;
-  const columns = key < 2 ? thumbnails.shape[1] : Math.floor(fitWidth(2000) / width);
+  const perLayer = thumbnails.shape[1], room = fitWidth(2000), caption = key < 2 ? 14 : 27;
+  const width = rows.length > 300 ? 44 : rows.length > 40 ? 70 : clamp(Math.floor(room / perLayer), 102, 200);
+  const columns = key < 2 ? perLayer : Math.floor(room / width);
   const size = width - 6, height = width + caption;
   const canvas = element("canvas", {width: columns * width, height: Math.ceil(rows.length / columns) * height});
   const context = canvas.getContext("2d");

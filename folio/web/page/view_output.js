@@ -73,7 +73,8 @@ defineView({
 
 // Bars for probabilities, with those in `before` behind them. Tokens that cannot be sampled are pale.
 function probabilityBars(ids, probabilities, {before = probabilities, width = fitWidth(440)} = {}) {
-  const left = 90, line = 26.5, room = width - 2 * left;
+  const left = Math.max(90, 8 * Math.max(...ids.map(id => visible(pieces[id]).length)) + 12), line = 26.5;
+  const room = width - left - 90;
   const max = Math.max(maxAbs(probabilities), maxAbs(before));
   return svg("svg", {width, height: (ids.length + 1) * line}, ids.map((id, i) => {
     const y = (i + 1) * line, p = probabilities[id], length = x => Math.max(room * x / max, 0.5);
