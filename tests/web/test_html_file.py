@@ -493,7 +493,7 @@ def test_links_restore_prompt_and_settings(exported, open_file, seed):
     viewer.find("copy-link").click()
     wait_until(lambda: viewer("self.copied !== undefined"))
     other = open_file(exported("char"), hash=viewer("new URL(self.copied).hash"))
-    assert other("state") == viewer("state") and other.page.locator("#text").input_value() == "not to be:\n"
+    assert other("state") == viewer("state") and other.page.locator("#text").input_value() == "not to be:⏎ "
     assert generate(other) == texts and len(texts) == 2
 
 

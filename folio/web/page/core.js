@@ -364,13 +364,18 @@ function visible(text) {
   const symbol = code => String.fromCharCode(code === 0x7f ? 0x2421 : 0x2400 + code);
   const shown = text.replace(CONTROL_CHARACTERS, c => symbol(c.charCodeAt(0)))
     .replace(INVISIBLE, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
-  return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
+  if (RIGHT_TO_LEFT.test(shown)) return `\u2068${shown}\u2069`;
+  return isMusic() ? shown : shown.replace(/^ /, "␣");
 }
 
 // The label of a token in a sentence.
 function quoted(label) {
-  const isMusic = info.models[0].tokenizer === "midi"; // whose events are words
-  return `“${isMusic ? label.trim() : visible(label).replace(/^ (?=.)/, "␣")}”`;
+  return `“${isMusic() ? label.trim() : visible(label)}”`;
+}
+
+// Whether the tokens are events of music. Their leading spaces only separate them.
+function isMusic() {
+  return info?.models[0].tokenizer === "midi";
 }
 
 // A token and its position in a title.

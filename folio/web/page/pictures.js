@@ -55,8 +55,8 @@ function colorBar(scale, max, ends) {
 
 // A figure with caption and exports. id: for tests and file names. table(): {columns, rows}. drawing: an element.
 function picture(id, title, table, drawing, note = "") {
-  const save = (kind, help, action) => element("button", {click: action, title: help, "aria-label": `${kind}: ${title}`},
-    kind);
+  const save = (kind, help, action) =>
+    element("button", {click: action, title: help, "aria-label": `${kind}: ${title}`}, kind);
   const exports = element("span", {class: "exports"},
     save("CSV", "save the numbers", () => download(`${id}.csv`, csv(table()), "text/csv")), " ",
     save("SVG", "save the picture", () => download(`${id}.svg`, figureSvg(figure).text, "image/svg+xml")), " ",
@@ -319,7 +319,7 @@ function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
 const TICK_WIDTH = 7.5; // pixels per character, at most
 
 // A line chart, and a line with the values at the x nearest to the pointer. series: {name, points: [[x, y], ...],
-// color, width, fill, isTick (without values)}. options: width, height, logX, from and to (limits of y), xTitle, yTitle,
+// color, width, fill, isTick (without values)}. options: width, height, logX, from, to (limits of y), xTitle, yTitle,
 // mark (a value of x), click(x), name (for screen readers, unless a picture has its title).
 function lineChart(series, options = {}) {
   const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;

@@ -93,7 +93,7 @@ function swapCase(text) {
 }
 
 SCENES.push({
-  id: "tokens", title: "What does the model see?", closer: "tokens",
+  id: "tokens", name: "Tokens", title: "What does the model see?", closer: "tokens",
   terms: ({model: {tokenizer}}) => [
     ["Token", `the unit that the model reads and writes, here ${TOKEN_WORDS[tokenizer] ?? "a word or a part of one."}`],
     ["Framed", "the token that the story follows. Click another one to follow it."],
@@ -103,7 +103,7 @@ SCENES.push({
     const chips = div("chips large", reachByKeys(ids.map((id, t) => chip(labels[t], id, {
       class: t === token ? "chip selected" : "chip", click: () => selectToken(t), "aria-pressed": String(t === token),
     })), token));
-    const isMusic = model.tokenizer === "midi", [[best, p]] = next;
+    const [[best, p]] = next;
     return {
       picture: div("", picture("story-tokens", "The text as tokens, with their ids", () => ({
         columns: ["position", "token", "id"], rows: ids.map((id, t) => [t, labels[t], id]),
@@ -114,14 +114,14 @@ SCENES.push({
         `A GPT does one thing: it predicts the next token. After ${quoted(labels[token])}, this model expects `
           + `${quoted(pieces[best])} (${percent(p)})`
           + `${token + 1 < ids.length ? `; the text goes on with ${quoted(labels[token + 1])}` : ""}.`,
-        `It sees no ${isMusic ? "notes" : "letters"}, only ids: numbers from 0 to ${short(model.vocab_size - 1)}. `
+        `It sees no ${isMusic() ? "notes" : "letters"}, only ids: numbers from 0 to ${short(model.vocab_size - 1)}. `
           + `${quoted(labels[token])} is id ${ids[token]}.`,
         "Neighboring ids mean nothing: the model has to learn what each token is."
-          + (isMusic ? "" : " In the other case, a token has an unrelated id."),
+          + (isMusic() ? "" : " In the other case, a token has an unrelated id."),
       ],
-      action: isMusic ? ["Leave out the first event", () => change({ids: ids.slice(1).join(",")})]
+      action: isMusic() ? ["Leave out the first event", () => change({ids: ids.slice(1).join(",")})]
         : ["Swap upper and lower case", () => change({text: swapCase(textOf(ids)), ids: ""})],
-      more: isMusic && ["roll", "Piano roll"],
+      more: isMusic() && ["roll", "Piano roll"],
       start() {
         const {offsetTop} = chips.querySelector(".selected");
         chips.scrollTop = offsetTop - chips.clientHeight / 2;
@@ -133,14 +133,14 @@ SCENES.push({
 // --- 2. vectors ------------------------------------------------------------------------------------------------------
 
 SCENES.push({
-  id: "vector", title: "What is a token to the model?", closer: "embedding",
+  id: "vector", name: "Vectors", title: "What is a token to the model?", closer: "embedding",
   terms: ({config: {n_embd}}) => [
     ["Embedding", "the learned vector of a token: its row in a table with one row per id."],
     ["Near", "a small angle between two vectors: a cosine of 1 is the same direction. Vectors that have nothing to do "
       + `with each other have cosines of about ±${chanceOf(n_embd)}.`],
   ],
   async draw(context) {
-    const {ids, labels, token, config, model} = context, {position} = config;
+    const {ids, labels, token, config} = context, {position} = config;
     const [{tensors: {embedding, position: added, states}}, {tensors: vocabulary}, {tensors: {angles, bias}}] =
       await Promise.all([context.ask("token", {token}), context.ask("vocabulary", {row: ids[token]}),
         context.ask("positions")]);
@@ -195,7 +195,7 @@ function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_pl
   const kinds = TOKEN_KINDS.filter(kind => [...points.keys()].some(other => kindOf(other) === kind));
   return picture("story-map", "The vocabulary as the model sees it", () => ({
     columns: ["id", "token", "x", "y"], rows: [...points].map(([other, [x, y]]) => [other, pieces[other], x, y]),
-  }), div("", legend(kinds), textScatter(vocabularyTexts(points, id), {
+  }), div("", !isMusic() && legend(kinds), textScatter(vocabularyTexts(points, id), {
     width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share),
     below: (X, Y) => [...points.values()].slice(1, named).map(([x2, y2]) =>
       svg("line", {x1: X(x), y1: Y(y), x2: X(x2), y2: Y(y2), stroke: GRAY, "stroke-width": 1.5})),
@@ -308,7 +308,7 @@ const nextHead = () => change({story_head: state.story_head + 1});
 const previousHead = () => change({story_head: Math.max(0, state.story_head - 1)});
 
 SCENES.push({
-  id: "query", title: "What is the token looking for?", closer: "qkv",
+  id: "query", name: "Queries", title: "What is the token looking for?", closer: "qkv",
   terms: ({config: {n_layer, n_head}}) => [
     ["Head", `one of ${n_layer} layers × ${n_head} = ${short(n_layer * n_head)} searches, each with learned matrices.`],
     ["Query", "what a token looks for: its vector times one of these matrices."],
@@ -364,7 +364,7 @@ SCENES.push({
     };
   },
 }, {
-  id: "mask", title: "What may it see?", closer: "attention-table",
+  id: "mask", name: "Mask", title: "What may it see?", closer: "attention-table",
   terms: () => [
     ["Softmax", "takes exp of each score and divides by their sum: positive weights that sum to 1."],
     ["Mask", "the rule that a token sees itself and what came before it."],
@@ -448,7 +448,7 @@ function weightBars({names}, tokens, row, query, pointed) {
 // --- 5. values and the residual stream -------------------------------------------------------------------------------
 
 SCENES.push({
-  id: "values", title: "What does the token take?", closer: "weighted-sum",
+  id: "values", name: "Values", title: "What does the token take?", closer: "weighted-sum",
   terms: () => [
     ["Value", "what a token passes on to those that find it: its vector times a third matrix."],
     ["E, the residual stream", "the vector of a token, to which each layer adds. Scene 2 shows where it starts."],
@@ -521,7 +521,7 @@ function streamPath({ids, token}, states, {map, mean, plane, share}) {
 // --- 6. neurons ------------------------------------------------------------------------------------------------------
 
 SCENES.push({
-  id: "neuron", title: "What does the MLP add?", closer: "mlp",
+  id: "neuron", name: "Neurons", title: "What does the MLP add?", closer: "mlp",
   terms: () => [
     ["MLP", "two matrices with an activation function between them: the second half of each layer."],
     ["Neuron", "one of the numbers between the matrices, its activation: large if the token fits its weights, near 0 "
@@ -571,7 +571,7 @@ SCENES.push({
 // --- 7. the guess through the layers ---------------------------------------------------------------------------------
 
 SCENES.push({
-  id: "guess", title: "When does the model know?", closer: "stream",
+  id: "guess", name: "Layers", title: "When does the model know?", closer: "stream",
   terms: () => [["Logit lens", "reading a vector in the middle of the model as if it were the final one."]],
   async draw(context) {
     const {ids, labels, token} = context, {tensors} = await context.ask("token", {token}), next = ids[token + 1];
@@ -621,7 +621,7 @@ SCENES.push({
 // --- 8. the choice ---------------------------------------------------------------------------------------------------
 
 SCENES.push({
-  id: "choice", title: "How does the model choose?", closer: "loop", more: ["output", "Next token"],
+  id: "choice", name: "Choice", title: "How does the model choose?", closer: "loop", more: ["output", "Next token"],
   terms: () => [
     ["Logits", "the scores of all tokens: products of the final vector with their embeddings. The softmax makes them "
       + "probabilities."],
@@ -678,7 +678,7 @@ SCENES.push({
 const STORY_SNAPSHOTS = 8;
 
 SCENES.push({
-  id: "training", title: "How did it learn this?", closer: "checkpoints",
+  id: "training", name: "Training", title: "How did it learn this?", closer: "checkpoints",
   available: () => info.models[0].checkpoints.length > 1 || info.models[0].training,
   terms: () => [
     ["Loss", "−ln of the probability of the token that came, in nats: 0 if the model was certain of it."],

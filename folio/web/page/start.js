@@ -36,13 +36,23 @@ function drawSurroundings(context) {
   byId("model-facts").replaceChildren(...info.models.map(({name, config, vocab_size, tokenizer}) =>
     div("", `${name}: ${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context `
       + `${config.block_size} · ${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
-  const box = byId("text");
-  if (!typingTimer) box.value = state.ids ? textOf(context.ids) : state.text;
+  if (!typingTimer) {
+    shownText = state.ids ? textOf(context.ids) : state.text;
+    showText();
+  }
   byId("input-note").textContent = note;
   drawChangeBadge(context);
   drawCheckpoints(model);
   drawStrip(context);
   drawMenu();
+}
+
+let shownText = "";
+
+// Show the text, in one line unless the reader edits it.
+function showText() {
+  const box = byId("text");
+  box.value = document.activeElement === box ? shownText : shownText.replaceAll("\n", "⏎ ");
 }
 
 // Show a badge with the changes of the model and the text, and a button to reset them.
@@ -188,7 +198,10 @@ const TYPING_PAUSE = 1500; // milliseconds; a later change of the text can be un
 let typingTimer = 0; // redraws after a short pause in typing
 let typedAt = -Infinity; // time of the last change
 
+byId("text").addEventListener("focus", showText);
+byId("text").addEventListener("blur", showText);
 byId("text").addEventListener("input", ({target, timeStamp}) => {
+  shownText = target.value;
   if (timeStamp - typedAt > TYPING_PAUSE) history.pushState(null, "");
   typedAt = timeStamp;
   clearTimeout(typingTimer);

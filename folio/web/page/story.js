@@ -42,10 +42,10 @@ defineView({
     box.replaceChildren(
       element("nav", {class: "controls", "aria-label": "Scenes"},
         arrow(["← ", element("span", {}, "Back")], "back", -1, number === 1),
-        scenes.map(({title}, i) => element("a", {
+        scenes.map(({name, title}, i) => element("a", {
           class: "step", href: link({story: i + 1}), title, "aria-label": `${i + 1}. ${title}`,
           "aria-current": i + 1 === number && "step",
-        }, i + 1)),
+        }, i + 1, element("span", {}, ` ${name}`))),
         arrow([element("span", {}, "Next"), " →"], "next", 1, number === scenes.length),
         element("a", {class: "button aside", href: link({view: "map", token: context.token})}, "All views"),
         element("button", {click: present, testid: "present", "aria-pressed": String(isPresenting())},

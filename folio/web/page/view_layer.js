@@ -150,7 +150,9 @@ defineView({
         ...strongest.map(t => ({
           label: names[t], vector: rowOf(v, t), fade: row[t] / maxAbs(row), text: text([t], weigh([t])),
         })),
-        others.length && {label: counted(others.length, "other"), vector: weigh(others), text: text(others, weigh(others))},
+        others.length && {
+          label: counted(others.length, "other"), vector: weigh(others), text: text(others, weigh(others)),
+        },
         {label: "sum", vector: sum, rule: true, text: text(keys, sum)},
         {label: isOff ? "z (off)" : "z", vector: total},
       ].filter(Boolean), {

@@ -7,7 +7,7 @@ let player = null; // current playback: {audio, text}
 let showTime; // moves the playback line to a time, or hides it
 
 defineView({
-  id: "roll", title: "Piano roll", available: () => info.models[0].tokenizer === "midi",
+  id: "roll", title: "Piano roll", available: isMusic,
   about: "The notes of the piece: time to the right, pitch upward. Arcs show the attention of a head from the selected "
     + "event, or from the note-on of the note under the pointer. A note's weight is the sum of the weights of its "
     + "events: note-on, velocity, and note-off. Time shifts belong to no note.",

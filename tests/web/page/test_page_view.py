@@ -297,6 +297,21 @@ def test_going_back_restores_the_text_before_a_typed_change(new_viewer, char):
 
 
 @in_browser
+def test_the_text_is_in_one_line_until_it_is_edited(char_viewer):
+    """The box showed only the first line, above tokens of a later one."""
+    box = char_viewer.show("tokens", text="to be,\nor not").page.locator("#text")
+    assert box.input_value() == "to be,⏎ or not"
+    box.focus()
+    assert box.input_value() == "to be,\nor not"
+    top, token = (char_viewer.page.locator(place).bounding_box() for place in ("#text", "#strip"))
+    assert token["y"] >= top["y"] + top["height"]  # the tokens are not covered
+    box.press_sequentially("!")
+    assert char_viewer.wait(char_viewer("drawing")).state("text") == ["to be,\nor not!"]
+    char_viewer("document.activeElement.blur()")
+    assert box.input_value() == "to be,⏎ or not!"
+
+
+@in_browser
 def test_a_click_after_typing_is_not_lost(char_viewer):
     """The text field shrinks when it loses the focus. The page must not move before the button is released."""
     char_viewer.show("looking-back", layer=0, head=0, text=TEXT)
