@@ -83,6 +83,7 @@ START_SCRIPT = "file_start.js"  # script of the page that is stored as text
 DTYPES = ("float32", "float16", "int8")
 BLOCK_BYTES = 3 * 2**18  # 2**20 characters of base64, which a browser handles in a few milliseconds
 MAX_PARAMETERS = 2**29  # 2 GiB in float32, which all browsers can allocate
+MAX_EXAMPLES = 4  # of translations
 MAX_INDEXED_TOKENS = 5_000_000  # training tokens; the index has 5 or 6 bytes per token
 MAX_TRACED_PARAMETERS = 20_000_000  # larger models only generate; a trace would take seconds
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
@@ -283,20 +284,23 @@ def expected_logits(model: GPT, vocab_size: int) -> dict[str, list]:
 def find_languages(pairs: Sequence[Pair]) -> dict[str, Any] | None:
     """Find the language pairs of a translation model in held-out pairs. Returns None for other pairs.
 
-    pairs: [source, target] languages; template: a prompt with placeholders {source}, {target}, and {text}; example:
-    values of the placeholders in the first prompt.
+    pairs: [source, target] languages; template: a prompt with placeholders {source}, {target}, and {text}; examples:
+    values of the placeholders in the first prompt and in up to three others.
     """
     translations = [pair for pair in pairs if {"source", "target"} <= pair.fields.keys()]
     counts = Counter((pair.fields["source"], pair.fields["target"]) for pair in translations)
     if not translations or len(translations) < len(pairs):
         return None
-    first = translations[0]
-    source, target = first.fields["source"], first.fields["target"]
-    before, after = translation("\0", "", source, target)["prompt"].split("\0")
+    examples = []
+    for pair in translations[:: max(1, len(translations) // MAX_EXAMPLES)][:MAX_EXAMPLES]:
+        source, target = pair.fields["source"], pair.fields["target"]
+        before, after = translation("\0", "", source, target)["prompt"].split("\0")
+        text = pair.prompt.removeprefix(before).removesuffix(after)
+        examples.append({"source": source, "target": target, "text": text})
     return {
         "pairs": [list(pair) for pair in sorted(counts)],
         "template": translation("{text}", "", "{source}", "{target}")["prompt"],
-        "example": {"source": source, "target": target, "text": first.prompt.removeprefix(before).removesuffix(after)},
+        "examples": examples,
     }
 
 

@@ -302,8 +302,10 @@ def test_find_languages():
     assert find_languages([make_pair(translation("two: a | b", "u", "en", "pt-BR"))]) == {
         "pairs": [["en", "pt-BR"]],
         "template": "{source}: {text} | {target}:",
-        "example": {"source": "en", "target": "pt-BR", "text": "two: a | b"},
+        "examples": [{"source": "en", "target": "pt-BR", "text": "two: a | b"}],
     }
+    pairs = [make_pair(translation(f"text {i}", "u", "en", "de")) for i in range(10)]
+    assert [example["text"] for example in find_languages(pairs)["examples"]] == [f"text {i}" for i in (0, 2, 4, 6)]
     assert find_languages([]) is None
     assert find_languages([make_pair({"prompt": "Q: 1 + 1", "completion": " 2"})]) is None
 
@@ -367,7 +369,10 @@ const timer = setInterval(() => {
 LANGUAGES = {
     "pairs": [["ab", "cd"], ["ab", "ef"], ["cd", "ab"]],
     "template": "{source}: {text} | {target}:",
-    "example": {"source": "ab", "target": "cd", "text": "face"},
+    "examples": [
+        {"source": "ab", "target": "cd", "text": "face"},
+        {"source": "cd", "target": "ab", "text": "deed"},
+    ],
 }
 
 

@@ -1,26 +1,29 @@
 // Translation with a model that was trained on translation prompts: the page writes the prompt.
 
-const translation = {controller: null, parts: null}; // parts: elements that persist when the view is drawn again
+// parts: elements that persist when the view is drawn again. isNew: translate the phrase when the view is drawn.
+const translation = {controller: null, parts: null, isNew: false};
 
 defineView({
   id: "translate", title: "Translate",
   about: "The phrase is put into the prompt format of training, and the model continues it with the most likely "
     + "token at each step. The text above becomes the prompt and the answer, so the other views show both.",
   async draw(box, {model}) {
-    const {languages: {pairs, template, example}} = await fileFacts;
+    const {languages: {pairs, template, examples: [first, ...others]}} = await fileFacts;
     const sources = [...new Set(pairs.map(([source]) => source))];
-    const source = sources.includes(state.source) ? state.source : example.source;
+    const source = sources.includes(state.source) ? state.source : first.source;
     const targets = pairs.filter(pair => pair[0] === source).map(pair => pair[1]);
-    const target = [state.target, example.target].find(code => targets.includes(code)) ?? targets[0];
+    const target = [state.target, first.target].find(code => targets.includes(code)) ?? targets[0];
     const phrase = element("input", {
-      value: state.phrase || example.text, testid: "phrase", "aria-label": "Phrase", dir: "auto", required: true,
+      value: state.phrase || first.text, testid: "phrase", "aria-label": "Phrase", dir: "auto", required: true,
       style: {width: "100%"},
       input: ({target: {value}}) => {
         clearTranslation();
         remember({phrase: value});
       },
     });
-    const translatesAtOnce = !translation.parts && state.text === info.text; // not a text of a link
+    const isFirst = !translation.parts && state.text === info.text; // not a text of a link
+    const translatesAtOnce = isFirst || translation.isNew;
+    translation.isNew = false;
     const {answer, note, problem, stop} = translation.parts ??= {
       answer: element("p", {testid: "translation", dir: "auto", style: {fontSize: "1.4rem", color: "inherit"}}),
       note: element("output", {testid: "translated"}), problem: element("div", {class: "error", role: "alert"}),
@@ -42,7 +45,17 @@ defineView({
         select("to", targets.map(languageOption), target, target => choose({target}), {testid: "target"})),
       phrase,
       controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note));
-    box.append(form, problem, answer);
+    const examples = [first, ...others].map(({text, source, target}) => element("button", {
+      type: "button", dir: "auto", click: () => {
+        clearTranslation();
+        remember({phrase: text, source, target});
+        translation.isNew = true;
+        draw();
+      },
+    }, text));
+    box.append(form, problem, answer, element("p", {testid: "phrases"},
+      "The model knows only what its training pairs taught it. These phrases were held out of the training:"),
+    controls(examples));
     if (translatesAtOnce) submit();
   },
 }, {source: "", target: "", phrase: ""});

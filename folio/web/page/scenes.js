@@ -97,6 +97,7 @@ SCENES.push({
   terms: ({model: {tokenizer}}) => [
     ["Token", `the unit that the model reads and writes, here ${TOKEN_WORDS[tokenizer] ?? "a word or a part of one."}`],
     ["Framed", "the token that the story follows. Click another one to follow it."],
+    ["Colors at the top", "how surprised the model was by each token. Scene 9 says how this is measured."],
   ],
   async draw(context) {
     const {ids, labels, token, model} = context, next = expected(await context.ask("token", {token}));
@@ -117,10 +118,11 @@ SCENES.push({
         `It sees no ${isMusic() ? "notes" : "letters"}, only ids: numbers from 0 to ${short(model.vocab_size - 1)}. `
           + `${quoted(labels[token])} is id ${ids[token]}.`,
         "Neighboring ids mean nothing: the model has to learn what each token is."
-          + (isMusic() ? "" : " In the other case, a token has an unrelated id."),
+          + (isMusic() ? "" : " Upper and lower case have unrelated ids."),
       ],
       action: isMusic() ? ["Leave out the first event", () => change({ids: ids.slice(1).join(",")})]
-        : ["Swap upper and lower case", () => change({text: swapCase(textOf(ids)), ids: ""})],
+        : [state.story_swapped ? "Swap the case back" : "Swap upper and lower case", () =>
+          change({text: swapCase(textOf(ids)), ids: "", story_swapped: 1 - state.story_swapped})],
       more: isMusic() && ["roll", "Piano roll"],
       start() {
         const {offsetTop} = chips.querySelector(".selected");
@@ -199,7 +201,8 @@ function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_pl
     width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share),
     below: (X, Y) => [...points.values()].slice(1, named).map(([x2, y2]) =>
       svg("line", {x1: X(x), y1: Y(y), x2: X(x2), y2: Y(y2), stroke: GRAY, "stroke-width": 1.5})),
-  })), `Lines lead to the ${near.length} nearest tokens. Dots are tokens whose text does not fit.`);
+  })), "The two dimensions with the largest differences. Lines lead to the nearest tokens. Dots are tokens whose text "
+    + "does not fit. Outliers are at the edge.");
 }
 
 // A picture of the position method: arrows that turn, or biases by distance. Added vectors are strips.
@@ -309,10 +312,12 @@ const previousHead = () => change({story_head: Math.max(0, state.story_head - 1)
 
 SCENES.push({
   id: "query", name: "Queries", title: "What is the token looking for?", closer: "qkv",
-  terms: ({config: {n_layer, n_head}}) => [
-    ["Head", `one of ${n_layer} layers × ${n_head} = ${short(n_layer * n_head)} searches, each with learned matrices.`],
-    ["Query", "what a token looks for: its vector times one of these matrices."],
-    ["Key", "what a token can be found by: its vector times another."],
+  terms: ({config: {n_layer, n_head, n_embd}}) => [
+    ["Layer", `a round of attention and an MLP. This model has ${n_layer}, counted from 0.`],
+    ["Attention", "tokens take something from the tokens that they find. The next scene shows how much."],
+    ["Head", `one of ${n_head} searches per layer that run side by side, each with its own learned matrices.`],
+    ["Query, key", "the vector of a token, times two of these matrices."],
+    ["Score", `the sum of their products, divided by √${n_embd / n_head}: long vectors would have large scores.`],
   ],
   async draw(context) {
     const {labels, names, token, config} = context, tokens = storyTokens(context);
@@ -350,16 +355,18 @@ SCENES.push({
         () => matrixTable(["query", tokens.map(t => names[t])], ["key", tokens.map(t => names[t])], {
           shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
             at(scores, i, j)))),
-        }), div("beside", div("", scrolling(drawing), colorBar("signed", max)), detail)),
+        }), div("beside", div("", scrolling(drawing), colorBar("signed", max),
+          div("note", "Hollow: keys that come later, which the next scene hides.")), detail)),
       words: [
         `In this head, each token has a query of ${D} numbers, what it looks for (at the left), and a key, what it can `
           + "be found by (above).",
-        "Their product is the score of a pair: a large orange dot is a good match. "
+        "Their product is the score of a pair: a large dot at the orange end of the scale is a good match. "
           + `${quoted(labels[token])} finds ${quoted(labels[best])}, at position ${best}.`,
-        `On average, this head gives ${percent(score)} of its attention to the previous token`
+        `${state.story_head ? "It" : "It is the strongest previous-token head: it"} gives ${percent(score)} of its `
+          + "attention to the previous token, on average over this text"
           + `${best === token - 1 ? "." : `; here, it gives ${percent(row[best])} to ${quoted(labels[best])}.`}`,
       ],
-      action: ["Try another head", nextHead],
+      action: ["Try the next head in this order", nextHead],
       more: ["all-heads", "All heads"],
     };
   },
@@ -396,7 +403,7 @@ SCENES.push({
     const show = stage => {
       const {name, value, scale, max} = stages[stage];
       remember({story_stage: stage});
-      caption.textContent = STAGE_WORDS[stage];
+      caption.textContent = STAGE_WORDS[stage] + (stage === 2 && tokens[0] ? ", with the earlier tokens" : "");
       rects.forEach((rect, place) => {
         const i = Math.floor(place / tokens.length), j = place % tokens.length, x = value(i, j);
         const color = Number.isFinite(x) ? colorOf(scale, x / max) : palette().missing;
@@ -422,7 +429,7 @@ SCENES.push({
         "The softmax turns each row into weights that sum to 1, and exp(−∞) is exactly 0. Masking after it would leave "
           + "rows that sum to less than 1.",
         `The largest weight of ${quoted(labels[token])} is ${percent(row[best])}, for ${quoted(labels[best])}`
-          + `${future ? `; ${countTokens(future)} after it: 0` : ""}.`,
+          + `${future ? "; what comes after it gets 0" : ""}.`,
       ],
       action: ["Next stage", () => show((state.story_stage + 1) % 3)],
     };
@@ -439,8 +446,8 @@ function weightBars({names}, tokens, row, query, pointed) {
     element("span", {class: "track"}, element("i", {style: {width: `${100 * weight}%`}})),
     element("span", {}, percent(weight)));
   return [
-    element("strong", {}, `Weights of ${names[query]}`),
-    earlier.length ? bar(`${short(earlier.length)} before`, sumOf(earlier)) : "",
+    element("strong", {}, `Weights of ${names[query]}, after the softmax`),
+    earlier.length ? bar("earlier", sumOf(earlier)) : "",
     ...keys.map(t => bar(names[t], row[t], t === pointed)), bar("sum", sumOf(row)),
   ];
 }
@@ -451,7 +458,8 @@ SCENES.push({
   id: "values", name: "Values", title: "What does the token take?", closer: "weighted-sum",
   terms: () => [
     ["Value", "what a token passes on to those that find it: its vector times a third matrix."],
-    ["E, the residual stream", "the vector of a token, to which each layer adds. Scene 2 shows where it starts."],
+    ["Residual stream", "E, the vector of a token, to which each layer adds. Scene 2 shows where it starts."],
+    ["MLP", "the other half of a layer, which the next scene shows."],
   ],
   async draw(context) {
     const {ids, labels, names, token, config} = context, {layer, head} = storyHead(context), width = pairWidth();
@@ -474,10 +482,10 @@ SCENES.push({
       picture: div("pair", div("", strips, sum), path.picture),
       words: [
         `The head takes ${taken.join(", ")}, and so on. The sum is what it found.`,
-        `All heads add their result to the token's vector: E becomes E + ΔE, ${config.n_layer} times, and after each `
-          + "time an MLP adds its own.",
-        `At the end of this path, the model expects ${quoted(pieces[final])} next. The map leaves out `
-          + `${config.n_embd - 2} of the ${config.n_embd} dimensions, so the end can be far from it here.`,
+        "A matrix turns the results of all heads into ΔE, which is added to the token's vector: E becomes E + ΔE, "
+          + `${config.n_layer} times, and after each time an MLP adds its own.`,
+        `The map shows the path of E in 2 of its ${config.n_embd} dimensions. At its end, E matches `
+          + `${quoted(pieces[final])} best, which counts all of them.`,
       ],
       action: ["Walk through the layers", path.walk],
       more: ["stream", "Residual stream"],
@@ -515,7 +523,7 @@ function streamPath({ids, token}, states, {map, mean, plane, share}) {
   return {walk, picture: picture("story-path", "The path through the layers", () => ({
     columns: ["state", "x", "y"], rows: path.map(([x, y], s) => [stateName(s), x, y]),
   }), div("", legend([{name: "attention adds", color: BLUE}, {name: "an MLP adds", color: ORANGE}]), drawing),
-  "On the map of the vocabulary. Each vector is drawn with the length of the first.")};
+  "On the map of scene 2. Only directions count: each vector is drawn with the length of the first.")};
 }
 
 // --- 6. neurons ------------------------------------------------------------------------------------------------------
@@ -529,9 +537,11 @@ SCENES.push({
   ],
   async draw(context) {
     const {labels, names, token, config} = context, layer = config.n_layer - 1;
-    const {facts: {neurons}, tensors} = await context.ask("layer", {layer, token});
+    const [{facts: {neurons}, tensors}, answer] = await Promise.all([
+      context.ask("layer", {layer, token}), context.ask("token", {token})]);
+    const [[guess]] = expected(answer), votes = neurons.map(({up}) => up.find(([id]) => id === guess)?.[1] ?? 0);
     const hidden = tensors.hidden.data, N = hidden.length, columns = 2 ** Math.ceil(Math.log2(2 * N) / 2);
-    const place = state.story_neuron % neurons.length, {index, up, down} = neurons[place];
+    const place = argsort(votes)[state.story_neuron % neurons.length], {index, up, down} = neurons[place];
     const values = rowOf(tensors.neuron_activations, place), max = maxAbs(values), readout = readoutLine();
     const top = argsort(Array.from(values, Math.abs)).slice(0, 3), shape = [Math.ceil(N / columns), columns];
     const all = new Float32Array(shape[0] * columns).fill(NaN);
@@ -552,16 +562,15 @@ SCENES.push({
       picture: div("", layerPicture, picture("story-neuron", `Neuron ${index} on the text`, () => ({
         columns: ["position", "token", "activation"], rows: labels.map((label, t) => [t, label, values[t]]),
       }), div("", text, colorBar("signed", max), readout, [["raises", up], ["lowers", down]].map(([verb, tokens]) =>
-        div("effects", element("span", {}, verb), tokens.slice(0, TOP_NEURONS_SHOWN).map(([id, x]) =>
+        div("effects", element("span", {}, `${verb} the scores of`), tokens.slice(0, TOP_NEURONS_SHOWN).map(([id, x]) =>
           chip(pieces[id], signed(x)))))))),
       words: [
-        `After attention, each token is processed alone by ${short(N)} neurons per layer. For `
-          + `${quoted(labels[token])}, ${short(hidden.filter(x => x > 0).length)} of them are positive.`,
-        `Neuron ${index} is number ${place + 1} of those that write most here: its activation is `
-          + `${short(values[token])}. In this text, it is strongest at `
-          + `${top.map(t => `${quoted(labels[t])} (${t})`).join(", ")}.`,
-        `It raises ${listed(up.slice(0, 3).map(([id]) => id))} as the next token and lowers `
-          + `${listed(down.slice(0, 1).map(([id]) => id))}. All neurons vote, and others can outvote it.`,
+        `After attention, each token is processed alone by ${short(N)} neurons per layer. Of those in the last layer, `
+          + `${short(hidden.filter(x => x > 0).length)} are active (positive) for ${quoted(labels[token])}.`,
+        `Neuron ${index} is one of the ${neurons.length} that add most. It `
+          + (votes[place] > 0 ? `raises the score of the token that the model expects, ${quoted(pieces[guess])}, by `
+            + `${short(votes[place])}.` : `does not vote for what the model expects, ${quoted(pieces[guess])}.`),
+        `In this text, it is most active at ${top.map(t => `${quoted(labels[t])} (${t})`).join(", ")}.`,
       ],
       action: ["Show the next neuron", () => change({story_neuron: state.story_neuron + 1})],
     };
@@ -584,7 +593,7 @@ SCENES.push({
         range(shown).map(j => {
           const id = best.data[s * shown + j], share = p.data[s * shown + j], part = share * room, start = x;
           const label = visible(pieces[id]), full = `${label} ${percent(share)}`, fits = text => part > 9 * text.length;
-          const isNext = id === next, fill = isNext ? ORANGE : j % 2 ? PALE : FILL;
+          const isNext = id === next, fill = isNext ? ORANGE : FILL;
           const node = svg("rect", {x: start, y: s * line + 3, width: Math.max(0, part - 1), height: line - 7, fill},
             svg("title", {}, full));
           x += part;
@@ -604,10 +613,10 @@ SCENES.push({
       }), div("", next !== undefined && legend([{name: "the next token of the text", color: ORANGE},
         {name: "other tokens", color: FILL}]), scrolling(withTooltipKeys(drawing)))),
       words: [
-        "Each bar shows what the model would predict if it stopped there, from the most likely token on."
+        `Each bar shows what the model would predict if it stopped there: the ${shown} most likely tokens.`
           + (repeats ? ` At the start, the vector is that of ${quoted(labels[token])}, so it predicts itself.` : ""),
-        `From ${stateName(known)} on, ${quoted(pieces[last])} is the top guess. It ends with `
-          + `${percent(p.data[(states - 1) * shown])}.`,
+        `${known === states - 1 ? "Only in the last state" : `From ${stateName(known)} on`}, `
+          + `${quoted(pieces[last])} is the top guess. It ends with ${percent(p.data[(states - 1) * shown])}.`,
         next === undefined ? "" : `The text goes on with ${quoted(pieces[next])}: ${percent(nextP.data[0])} at the `
           + `start, ${percent(nextP.data.at(-1))} at the end.`,
       ],
@@ -625,7 +634,7 @@ SCENES.push({
   terms: () => [
     ["Logits", "the scores of all tokens: products of the final vector with their embeddings. The softmax makes them "
       + "probabilities."],
-    ["Seed", "the number that determines all random numbers: the same seed draws the same text."],
+    ["Seed", "a number that determines all random numbers: the same seed draws the same text, as in sample.py."],
   ],
   async draw(context) {
     const {labels, token, model} = context, ids = context.ids.slice(0, token + 1);
@@ -661,11 +670,11 @@ SCENES.push({
       }, div("", sliders, box)),
       words: [
         `The final vector is compared with all ${short(model.vocab_size)} tokens. ${quoted(pieces[best])} has the `
-          + `highest score: a probability of ${percent(stages[0].probabilities[best])}.`,
+          + `highest score: ${percent(stages[0].probabilities[best])} at temperature 1 (the light bar).`,
         "The temperature divides the scores first: below 1, likely tokens become more likely; above 1, the choice is "
           + "more random; at 0, the most likely token is taken.",
         `Then a random number, here ${u.toFixed(4)} from the seed ${state.seed}, picks a place on the line, and the `
-          + `token there follows ${quoted(labels[token])}, as in sample.py`
+          + `token there follows ${quoted(labels[token])}`
           + `${token + 1 < labels.length ? ", instead of the rest of the text." : "."}`,
       ],
       action: ["Draw a token", append],
@@ -682,7 +691,8 @@ SCENES.push({
   available: () => info.models[0].checkpoints.length > 1 || info.models[0].training,
   terms: () => [
     ["Loss", "−ln of the probability of the token that came, in nats: 0 if the model was certain of it."],
-    ["Step", "one batch of text, its loss, the gradient of the loss, and a small change of all weights against it."],
+    ["Step", "some texts, their loss, its gradient, and a small change of all weights that lowers the loss."],
+    ["Weights", "all learned numbers of the model. (The weights of a head, in scene 4, are computed for each text.)"],
   ],
   async draw(context) {
     const {ids, steps, losses, best} = context.model.training ?? await trainingOf(context), means = losses.map(mean);
@@ -713,9 +723,10 @@ SCENES.push({
         `A blind guess among ${short(pieces.length)} tokens has a loss of ln ${short(pieces.length)} = `
           + `${short(maxLoss())} nats.`,
         ids.length > 1 && `On this text, the loss ${means.at(-1) < means[0] ? "fell" : "rose"} from ${short(means[0])} `
-          + `at step ${short(steps[0])} to ${short(means.at(-1))} at step ${short(steps.at(-1))}.`,
-        "The gradient, computed backward through all scenes, tells for each number in the model how the loss changes "
-          + "with it. Each step moves it a little, so that the texts of the training become less surprising.",
+          + `at step ${short(steps[0])} to ${short(means.at(-1))} at step ${short(steps.at(-1))}`
+          + `${means.at(-1) < means[0] ? "." : ": it is unlike the texts of the training."}`,
+        "The gradient, computed backward through the model, tells for each of its numbers how the loss changes with "
+          + "it. Each step moves it a little, so that the texts of the training become less surprising.",
       ],
       action: ["Play the training", play],
     };

@@ -154,7 +154,7 @@ function drawMenu() {
     ...ids.filter(isAvailable).map(id => element("a", {
       href: link({view: id}), "data-view": id, class: id === state.view && "selected",
       "aria-current": id === state.view && "page",
-    }, views[id].title)),
+    }, id === "story" && state.story > 1 ? `Back to scene ${state.story}` : views[id].title)),
   ]));
 }
 

@@ -67,7 +67,7 @@ defineView({
     });
     if (start) requestAnimationFrame(start);
   },
-}, {story: 1, story_head: 0, story_stage: 0, story_neuron: 0});
+}, {story: 1, story_head: 0, story_stage: 0, story_neuron: 0, story_swapped: 0});
 
 // The token, layer, and head of a scene, for its reference view.
 function placeOf(context, {id}) {

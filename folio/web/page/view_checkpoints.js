@@ -66,8 +66,8 @@ defineView({
       });
       return chartPicture("scores-by-step", "Head scores", heads, {
         ...options, named, height: 280, from: 0,
-        note: `${score}: ${HEAD_SCORES[score]}. Named: the ${NAMED_LINES} heads with the highest values and the `
-          + "selected head, with their last values.",
+        note: `${score}: ${HEAD_SCORES[score]}. Named: the ${NAMED_LINES} heads with the highest values at any step `
+          + "and the selected head, with their values at the last step.",
       });
     }
   },

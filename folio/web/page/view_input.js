@@ -70,19 +70,27 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
     div("", textScatter(vocabularyTexts(all, id), {width, height: Math.round(0.78 * width), ...mapTitles(share)}),
       legend(TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind)))),
     `The embeddings of ${short(all.size)} tokens, projected onto the two largest principal components. The `
-      + "selected token is framed; dots are tokens whose text does not fit.");
+      + "selected token is framed; dots are tokens whose text does not fit. Outliers are at the edge.");
 }
 
 function kindOf(token) {
   return TOKEN_KINDS.find(({fits}) => fits.test(pieces[token]));
 }
 
-// The points of textScatter for tokens at [x, y] by id.
+// The points of textScatter for tokens at [x, y] by id. A few outliers are at the edge, so that the others have room.
 function vocabularyTexts(places, selected) {
+  const [limitX, limitY] = [0, 1].map(axis => limitOf([...places.values()].map(place => place[axis])));
   return [...places].map(([token, [x, y]]) => ({
-    x, y, marked: token === selected, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
-    color: kindOf(token).color,
+    x: limitX(x), y: limitY(y), text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
+    marked: token === selected, color: kindOf(token).color,
   }));
+}
+
+// A function that moves values far outside of the central 98% to their edge.
+function limitOf(values) {
+  const sorted = values.toSorted((a, b) => a - b), cut = Math.floor(0.01 * values.length);
+  const low = sorted[cut], high = sorted[values.length - 1 - cut], margin = (high - low) / 4;
+  return x => clamp(x, low - margin, high + margin);
 }
 
 // The axes of a map of the vocabulary, with the share of the differences between tokens that each has.

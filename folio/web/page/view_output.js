@@ -75,7 +75,7 @@ defineView({
 function probabilityBars(ids, probabilities, {before = probabilities, width = fitWidth(440)} = {}) {
   const left = Math.max(90, 8 * Math.max(...ids.map(id => visible(pieces[id]).length)) + 12), line = 26.5;
   const room = width - left - 90;
-  const max = Math.max(maxAbs(probabilities), maxAbs(before));
+  const max = before === probabilities ? maxAbs(probabilities) : 1; // a scale that stays when the temperature changes
   return svg("svg", {width, height: (ids.length + 1) * line}, ids.map((id, i) => {
     const y = (i + 1) * line, p = probabilities[id], length = x => Math.max(room * x / max, 0.5);
     return svg("g", {opacity: p ? 1 : 0.35},

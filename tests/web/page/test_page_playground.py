@@ -53,7 +53,7 @@ def test_branches_of_a_sample(new_viewer, servers, seed):
     assert texts[:2] == before  # the branch is beside its sample
     assert texts[2] == begun + gpt.generate(PROMPT + begun, num_samples=1, max_new_tokens=20, seed=seed)[0]
     viewer.find("take").nth(2).click()
-    wait_until(lambda: viewer.page.locator("#text").input_value() == PROMPT + texts[2])
+    wait_until(lambda: viewer("shownText") == PROMPT + texts[2])
 
 
 @in_browser

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from folio.decoding.sampling import Sampling, next_token_probabilities
+from folio.web.questions import TOP_EFFECTS, TOP_NEURONS
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, alibi_slopes, assert_same, softmax, t5_bucket
 from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_run
-from tests.support.viewers import Place, Viewer, in_browser, language_model, serving
+from tests.support.viewers import Place, Viewer, effect_of, in_browser, language_model, serving
 
 Check = Callable[[Viewer, NumpyRun, Place], None]
 CHECKS: dict[str, Check] = {}
@@ -110,7 +111,7 @@ def check_query(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 
 def number_after(text: str, words: str) -> float:
-    return float(text.split(words)[1].split()[0].strip(",").replace("\N{MINUS SIGN}", "-"))
+    return float(text.split(words)[1].split()[0].strip(".,").replace("\N{MINUS SIGN}", "-"))
 
 
 @tells("mask")
@@ -151,11 +152,20 @@ def check_neuron(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     index = run.gpt.config.n_layer - 1
     hidden = run.layer(index).hidden
     written = np.abs(hidden[place.token]) * np.linalg.norm(run.gpt.parameters[f"h.{index}.mlp.c_proj.weight"], axis=0)
-    assert f"Neuron {written.argmax()} " in viewer.find("story-neuron").inner_text()
+    strongest, columns = np.argsort(-written)[:TOP_NEURONS], run.gpt.parameters[f"h.{index}.mlp.c_proj.weight"].T
+    guess, votes = run.logits[place.token].argmax(), []
+    for neuron in strongest:
+        effect = effect_of(run, columns[neuron] * hidden[place.token, neuron], place.token)
+        votes.append(effect[guess] if guess in np.argsort(-effect)[:TOP_EFFECTS] else 0.0)
+    neuron = strongest[np.argmax(votes)]
+    assert f"Neuron {neuron} " in viewer.find("story-neuron").inner_text()
+    if max(votes) > 0:
+        words = viewer.page.locator("#view .words p").nth(1).inner_text()
+        assert number_after(words, ", by ") == pytest.approx(max(votes), rel=1e-3)
     grid = viewer.matrix("story-neurons").flatten()
     assert_same(grid[: hidden.shape[1]], hidden[place.token])
     assert np.isnan(grid[hidden.shape[1] :]).all()
-    assert_same(viewer.column("story-neuron", "activation"), hidden[:, written.argmax()])
+    assert_same(viewer.column("story-neuron", "activation"), hidden[:, neuron])
 
 
 @tells("guess")
