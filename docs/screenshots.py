@@ -45,7 +45,7 @@ class Shot:
 
 
 SHOTS = {
-    "story": Shot("story", state={"story": 3, "token": 47}, size=(1240, 800)),
+    "story": Shot("story", state={"story": 3}, size=(1320, 860)),
     "page": Shot("looking-back", state={"layer": 1, "head": 1, "token": 60}, size=(1100, 800)),
     "map": Shot("map", ("map",), size=(1240, 660)),
     "vocabulary": Shot("embedding", ("vocabulary-map",)),

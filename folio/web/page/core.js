@@ -388,11 +388,6 @@ function inLine(label) {
   return visible(label).replaceAll("␣", " ");
 }
 
-// The label of a token within a text, with line breaks.
-function inText(label) {
-  return label === "\n" ? "⏎\n" : inLine(label);
-}
-
 const encoder = new TextEncoder();
 
 // The text of token ids, which may be parts of characters.

@@ -569,11 +569,17 @@ function slider(title, {value, move, read = String, ...attributes}) {
 function tokenSpans(labels, selected, attributes) {
   return labels.map((label, t) => element("span", {
     class: t === selected ? "token selected" : "token", click: () => selectToken(t), ...attributes(t),
-  }, inText(label)));
+  }, inLine(label)));
+}
+
+// The elements of tokens, with line breaks between them.
+function withBreaks(spans, labels) {
+  return spans.flatMap((span, t) => labels[t] === "\n" ? [span, "\n"] : [span]);
 }
 
 function tokenStrip(labels, selected, attributes) {
-  return div("token-strip", reachByKeys(tokenSpans(labels, selected, attributes), selected));
+  const spans = reachByKeys(tokenSpans(labels, selected, attributes), selected);
+  return div("token-strip", withBreaks(spans, labels));
 }
 
 // A legend, if there are several items. items: {name, color, click, selected}.

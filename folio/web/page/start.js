@@ -116,13 +116,14 @@ function drawStrip({labels, names, token, overview, other}) {
       : ["0", `${short(max)} ${unit}`]));
   const strip = byId("strip");
   strip.setAttribute("aria-activedescendant", `option-${token}`);
-  strip.replaceChildren(...tokenSpans(labels, token, t => {
+  const spans = tokenSpans(labels, token, t => {
     const x = t ? read(overview.tensors, t - 1, other?.overview.tensors) : NaN;
     return {
       id: `option-${t}`, role: "option", "aria-selected": String(t === token), style: onColor(scale, x / max),
       testid: `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
     };
-  }));
+  });
+  strip.replaceChildren(...withBreaks(spans, labels));
   const lines = (strip.children[token].getBoundingClientRect().top - strip.getBoundingClientRect().top) / STRIP_LINE;
   strip.scrollTop += STRIP_LINE * Math.floor(lines); // whole lines
 }

@@ -277,8 +277,9 @@ def test_the_default_token_is_in_a_word(new_viewer, char):
     viewer = new_viewer(char).open("story", story=3, text=TEXT[:20])
     selected = viewer.page.locator("#strip .selected")
     assert selected.get_attribute("data-testid") == f"strip-{last}"
+    drawn = viewer("drawing")
     viewer.page.get_by_role("link", name="Look closer").click()
-    assert viewer.wait().state("view", "token") == ["qkv", last]
+    assert viewer.wait(drawn).state("view", "token") == ["qkv", last]
     assert viewer.show("story", text="  ").page.locator("#strip .selected").get_attribute("data-testid") == "strip-1"
     viewer.show("story", story=8, text=TEXT[:20])
     for token in range(last + 1, last + 4):

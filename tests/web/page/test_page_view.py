@@ -305,8 +305,9 @@ def test_the_text_is_in_one_line_until_it_is_edited(char_viewer):
     assert box.input_value() == "to be,\nor not"
     top, token = (char_viewer.page.locator(place).bounding_box() for place in ("#text", "#strip"))
     assert token["y"] >= top["y"] + top["height"]  # the tokens are not covered
+    drawn = char_viewer("drawing")
     box.press_sequentially("!")
-    assert char_viewer.wait(char_viewer("drawing")).state("text") == ["to be,\nor not!"]
+    assert char_viewer.wait(drawn).state("text") == ["to be,\nor not!"]
     char_viewer("document.activeElement.blur()")
     assert box.input_value() == "to be,⏎ or not!"
 
