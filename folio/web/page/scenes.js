@@ -190,17 +190,18 @@ const POSITION_WORDS = {
 
 // The vocabulary's map, with lines from the selected token to its nearest.
 function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_places: places}) {
-  const width = Math.min(620, pairWidth()), id = ids[token], [x, y] = place.data;
+  const width = Math.min(620, pairWidth()), id = ids[token];
   const near = range(nearest.data.length).filter(i => nearest.data[i] !== id).slice(0, STORY_NEIGHBORS);
-  const points = new Map([[id, [x, y]], ...near.map(i => [nearest.data[i], rowOf(places, i)])]), named = points.size;
+  const points = new Map([[id, place.data], ...near.map(i => [nearest.data[i], rowOf(places, i)])]), named = points.size;
   for (const other of range(map.shape[0])) points.set(other, points.get(other) ?? rowOf(map, other));
   const kinds = TOKEN_KINDS.filter(kind => [...points.keys()].some(other => kindOf(other) === kind));
+  const texts = vocabularyTexts(points, id), [{x: x1, y: y1}] = texts;
   return picture("story-map", "The vocabulary as the model sees it", () => ({
     columns: ["id", "token", "x", "y"], rows: [...points].map(([other, [x, y]]) => [other, pieces[other], x, y]),
-  }), div("", !isMusic() && legend(kinds), textScatter(vocabularyTexts(points, id), {
+  }), div("", !isMusic() && legend(kinds), textScatter(texts, {
     width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share),
-    below: (X, Y) => [...points.values()].slice(1, named).map(([x2, y2]) =>
-      svg("line", {x1: X(x), y1: Y(y), x2: X(x2), y2: Y(y2), stroke: GRAY, "stroke-width": 1.5})),
+    below: (X, Y) => texts.slice(1, named).map(({x, y}) =>
+      svg("line", {x1: X(x1), y1: Y(y1), x2: X(x), y2: Y(y), stroke: GRAY, "stroke-width": 1.5})),
   })), "The two dimensions with the largest differences. Lines lead to the nearest tokens. Dots are tokens whose text "
     + "does not fit. Outliers are at the edge.");
 }
