@@ -31,7 +31,10 @@ def scaling_page(
         summary(conclusion(answers)),
         table([*heads], rows),
         "<p>Half and twice: the expected losses of models with about half and twice the weights.</p>",
-        f"<p>The law in nats per token: {escape(str(law.laws[0]))}, for N weights and D effective tokens.</p>",
+        f"<p>The law in nats per token: {escape(str(law.laws[0]))}, for N weights and D effective tokens: those of "
+        "repeated epochs count less.</p>",
+        f"<p>The measured runs have up to {max(run.weights for run in law.runs):,} weights and "
+        f"{max(run.tokens for run in law.runs):,} tokens. The law extrapolates to larger models and longer runs.</p>",
         sizes_chart(answers),
         lengths_chart(law),
         "<h2>Measured runs</h2>",

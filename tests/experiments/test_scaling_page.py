@@ -34,6 +34,7 @@ def page() -> str:
 def test_the_page_has_the_law_the_answers_and_the_runs(page):
     assert "&lt;verse&gt;" in page and str(LAW) in page and "<td>2 x 64</td><td>1.0M</td><td>2.0153</td>" in page
     assert page.count("<figure class='chart'>") == 2
+    assert "up to 1,000,000 weights and 4,000,000 tokens. The law extrapolates" in page
 
 
 def test_the_page_begins_with_the_expected_losses(page):

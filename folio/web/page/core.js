@@ -246,7 +246,9 @@ async function loadContext() {
     const {facts} = await ask({kind: "tokens", text: state.text});
     ids = facts.ids;
     if (facts.unknown) note += describeUnknown(facts.unknown, model);
-    if (!state.text) note += `The prompt is empty: the model starts from ${describeStart(pieces[ids[0]])}. `;
+    if ([...state.text].length === facts.unknown) {
+      note += `The prompt is empty: the model starts from ${describeStart(pieces[ids[0]])}. `;
+    }
     if (facts.tokens > ids.length) note += `The first ${ids.length} of ${facts.tokens} tokens are shown. `;
   }
   state.layer = clamp(state.layer, 0, n_layer - 1);

@@ -38,7 +38,7 @@ function pairWidth() {
 
 // The height of one of n lines of a picture that fills the window.
 function lineHeight(n, low, high) {
-  return clamp(Math.floor((window.innerHeight - 330) / n), low, high);
+  return clamp(Math.floor((window.innerHeight - 80 - remToPixels(16)) / n), low, high);
 }
 
 // The token of the story if none is selected: the last one in a word, before another one. The model's expectation can
@@ -62,7 +62,13 @@ function lastWords(context, tokens) {
 // The head of the story: the strongest previous-token head, or the one that the reader has chosen after it.
 function storyHead({overview: {tensors: {score_previous: {data}}}, config: {n_head}}) {
   const order = argsort(data), place = order[state.story_head % order.length];
-  return {layer: Math.floor(place / n_head), head: place % n_head, score: data[place]};
+  return {layer: Math.floor(place / n_head), head: place % n_head, share: data[place]};
+}
+
+// The score of the query of tokens[i] and the key of tokens[j], with the bias for their distance if there is one.
+function scoreOf(scores, bias, tokens, i, j) {
+  const place = tokens[i] * scores.shape[1] + tokens[j];
+  return scores.data[place] + (bias?.data[place] ?? 0);
 }
 
 function listed(ids) {
@@ -169,7 +175,8 @@ SCENES.push({
           : `No token is clearly near ${quoted(labels[token])}: its use is its own.`,
         POSITION_WORDS[position](token),
       ],
-      action: ["Select the token before it", () => selectToken(Math.max(0, token - 1))],
+      action: token ? ["Select the token before it", () => selectToken(token - 1)]
+        : ["Select the token after it", () => selectToken(1)],
     };
   },
 });
@@ -192,7 +199,8 @@ const POSITION_WORDS = {
 function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_places: places}) {
   const width = Math.min(620, pairWidth()), id = ids[token];
   const near = range(nearest.data.length).filter(i => nearest.data[i] !== id).slice(0, STORY_NEIGHBORS);
-  const points = new Map([[id, place.data], ...near.map(i => [nearest.data[i], rowOf(places, i)])]), named = points.size;
+  const points = new Map([[id, place.data], ...near.map(i => [nearest.data[i], rowOf(places, i)])]);
+  const named = points.size;
   for (const other of range(map.shape[0])) points.set(other, points.get(other) ?? rowOf(map, other));
   const kinds = TOKEN_KINDS.filter(kind => [...points.keys()].some(other => kindOf(other) === kind));
   const texts = vocabularyTexts(points, id), [{x: x1, y: y1}] = texts;
@@ -202,8 +210,8 @@ function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_pl
     width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share),
     below: (X, Y) => texts.slice(1, named).map(({x, y}) =>
       svg("line", {x1: X(x1), y1: Y(y1), x2: X(x), y2: Y(y), stroke: GRAY, "stroke-width": 1.5})),
-  })), "The two dimensions with the largest differences. Lines lead to the nearest tokens. Dots are tokens whose text "
-    + "does not fit. Outliers are at the edge.");
+  })), "Two dimensions of many. Lines lead to the nearest tokens. Dots are tokens whose text does not fit. Outliers "
+    + "are at the edge.");
 }
 
 // A picture of the position method: arrows that turn, or biases by distance. Added vectors are strips.
@@ -317,15 +325,16 @@ SCENES.push({
     ["Layer", `a round of attention and an MLP. This model has ${n_layer}, counted from 0.`],
     ["Attention", "tokens take something from the tokens that they find. The next scene shows how much."],
     ["Head", `one of ${n_head} searches per layer that run side by side, each with its own learned matrices.`],
-    ["Query, key", "the vector of a token, times two of these matrices."],
+    ["Query, key", "the vector of a token times one of these matrices, and times another. As in a library, the query "
+      + "is a question, and a key is the title of a book. The value, in scene 5, is what the book says."],
     ["Score", `the sum of their products, divided by √${n_embd / n_head}: long vectors would have large scores.`],
   ],
   async draw(context) {
     const {labels, names, token, config} = context, tokens = storyTokens(context);
-    const {layer, head, score} = storyHead(context), D = config.n_embd / config.n_head;
-    const {tensors: {q, k, scores, weights}} = await context.ask("head", {layer, head}), T = names.length;
-    const at = ({data}, i, j) => data[tokens[i] * T + tokens[j]], row = rowOf(weights, token), best = argsort(row)[0];
-    const max = maxAbs(tokens.flatMap((_, i) => tokens.slice(0, i + 1).map((_, j) => at(scores, i, j))));
+    const {layer, head, share} = storyHead(context), D = config.n_embd / config.n_head;
+    const {tensors: {q, k, scores, bias, weights}} = await context.ask("head", {layer, head}), T = names.length;
+    const row = rowOf(weights, token), best = argsort(row)[0], score = (i, j) => scoreOf(scores, bias, tokens, i, j);
+    const max = maxAbs(tokens.flatMap((_, i) => tokens.slice(0, i + 1).map((_, j) => score(i, j))));
     const detail = readoutLine({class: "detail"}), last = tokens.length - 1;
     const describe = cell => {
       const [i, j] = cell ?? [last, Math.max(0, tokens.indexOf(best))];
@@ -335,13 +344,14 @@ SCENES.push({
         ...titledStrip(`query of ${names[tokens[i]]}`, query), ...titledStrip(`key of ${names[tokens[j]]}`, key),
         ...titledStrip("their products", products),
         element("p", {}, `${sum}${state.scale ? `, divided by √${D}` : ""}`),
-        element("p", {class: "result"}, `score: ${short(at(scores, i, j))}`),
+        bias ? element("p", {}, `bias for the distance: ${signed(bias.data[tokens[i] * T + tokens[j]])}`) : "",
+        element("p", {class: "result"}, `score: ${short(score(i, j))}`),
         j > i ? element("p", {}, "hidden by the mask: the key comes later") : "");
       pointAtTokens(tokens[i], tokens[j]);
     };
     const strip = isWide() ? 60 : 40;
     const {drawing, X, Y, size, left, above} = attentionGrid(context, tokens, (i, j, x, y, size) => {
-      const value = at(scores, i, j), isFuture = j > i;
+      const value = score(i, j), isFuture = j > i;
       return svg("circle", {cx: x + size / 2, cy: y + size / 2, r: Math.sqrt(Math.abs(value) / max) * (size / 2 - 1.5),
         fill: isFuture ? "none" : css(colorOf("signed", value / max)), stroke: isFuture ? PALE : GRAY,
         "stroke-width": isFuture ? 1 : 0.5});
@@ -355,7 +365,7 @@ SCENES.push({
       picture: picture("story-query", `Layer ${layer}, head ${head}${lastWords(context, tokens)}`,
         () => matrixTable(["query", tokens.map(t => names[t])], ["key", tokens.map(t => names[t])], {
           shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
-            at(scores, i, j)))),
+            score(i, j)))),
         }), div("beside", div("", scrolling(drawing), colorBar("signed", max),
           div("note", "Hollow: keys that come later, which the next scene hides.")), detail)),
       words: [
@@ -363,8 +373,9 @@ SCENES.push({
           + "be found by (above).",
         "Their product is the score of a pair: a large dot at the orange end of the scale is a good match. "
           + `${quoted(labels[token])} finds ${quoted(labels[best])}, at position ${best}.`,
-        `${state.story_head ? "It" : "It is the strongest previous-token head: it"} gives ${percent(score)} of its `
-          + "attention to the previous token, on average over this text"
+        token === 0 ? "The first token has no other token to look at: select a later one." :
+          `${state.story_head ? "It" : "It is the strongest previous-token head of this model: it"} gives `
+          + `${percent(share)} of its attention to the token just before, on average over this text`
           + `${best === token - 1 ? "." : `; here, it gives ${percent(row[best])} to ${quoted(labels[best])}.`}`,
       ],
       action: ["Try the next head in this order", nextHead],
@@ -374,19 +385,19 @@ SCENES.push({
 }, {
   id: "mask", name: "Mask", title: "What may it see?", closer: "attention-table",
   terms: () => [
+    ["Attention weights", "how much a token takes from each token. (The learned numbers are called weights, too.)"],
     ["Softmax", "takes exp of each score and divides by their sum: positive weights that sum to 1."],
     ["Mask", "the rule that a token sees itself and what came before it."],
   ],
   async draw(context) {
     const {labels, names, token} = context, {layer, head} = storyHead(context), tokens = storyTokens(context);
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head}), T = names.length;
-    const at = ({data}, i, j) => data[tokens[i] * T + tokens[j]], isMasked = (i, j) => j > i && state.mask === "before";
-    const score = (i, j) => at(scores, i, j) + (bias ? at(bias, i, j) : 0);
+    const isMasked = (i, j) => j > i && state.mask === "before", score = (i, j) => scoreOf(scores, bias, tokens, i, j);
     const max = maxAbs(tokens.flatMap((_, i) => tokens.map((_, j) => score(i, j))));
     const stages = [
       {name: "Scores", value: score, scale: "signed", max},
       {name: "Masked", value: (i, j) => isMasked(i, j) ? -Infinity : score(i, j), scale: "signed", max},
-      {name: "Weights", value: (i, j) => at(weights, i, j), scale: "sequential", max: 1},
+      {name: "Weights", value: (i, j) => weights.data[tokens[i] * T + tokens[j]], scale: "sequential", max: 1},
     ];
     const rects = [], texts = [], caption = element("strong"), detail = readoutLine({class: "detail"}), bar = div("");
     const point = cell => {
@@ -693,7 +704,7 @@ SCENES.push({
   terms: () => [
     ["Loss", "−ln of the probability of the token that came, in nats: 0 if the model was certain of it."],
     ["Step", "some texts, their loss, its gradient, and a small change of all weights that lowers the loss."],
-    ["Weights", "all learned numbers of the model. (The weights of a head, in scene 4, are computed for each text.)"],
+    ["Weights", "here: all learned numbers of the model."],
   ],
   async draw(context) {
     const {ids, steps, losses, best} = context.model.training ?? await trainingOf(context), means = losses.map(mean);

@@ -41,15 +41,15 @@ defineView({
     box.classList.add("story");
     box.replaceChildren(
       element("nav", {class: "controls", "aria-label": "Scenes"},
-        arrow(["← ", element("span", {}, "Back")], "back", -1, number === 1),
+        arrow(["← ", element("span", {}, "Back")], "Back", -1, number === 1),
         scenes.map(({name, title}, i) => element("a", {
-          class: "step", href: link({story: i + 1}), title, "aria-label": `${i + 1}. ${title}`,
+          class: "step", href: link({story: i + 1}), title, "aria-label": `${i + 1} ${name}: ${title}`,
           "aria-current": i + 1 === number && "step",
         }, i + 1, element("span", {}, ` ${name}`))),
-        arrow([element("span", {}, "Next"), " →"], "next", 1, number === scenes.length),
+        arrow([element("span", {}, "Next"), " →"], "Next", 1, number === scenes.length),
         element("a", {class: "button aside", href: link({view: "map", token: context.token})}, "All views"),
         element("button", {click: present, testid: "present", "aria-pressed": String(isPresenting())},
-          isPresenting() ? "Stop presenting" : "Present")),
+          isPresenting() ? "Exit" : "Present")),
       element("h2", {}, `${number}. ${scene.title}`),
       div("scene", div("stage", picture), div("words",
         words.filter(Boolean).map(sentence => element("p", {}, sentence)),

@@ -100,14 +100,16 @@ def check_query(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer, head = previous_token_head(run)
     tokens = tokens_shown(place)
     assert f"Layer {layer}, head {head}" in viewer.find("story-query").inner_text()
-    scores = run.layer(layer).scores[head]
+    scores, bias = run.layer(layer).scores[head], run.layer(layer).bias
+    products = scores[place.token]
+    scores = scores if bias is None else scores + bias[head]
     assert_same(viewer.matrix("story-query"), scores[np.ix_(tokens, tokens)])
     best = run.layer(layer).weights[head, place.token].argmax()
     detail = viewer.find("story-query").locator(".detail").inner_text()
     assert f"query of {place.token} " in detail and f"key of {best} " in detail
     assert number_after(detail, "score: ") == pytest.approx(scores[place.token, best], abs=1e-3)
     D = run.gpt.config.n_embd // run.gpt.config.n_head
-    assert number_after(detail, "sum: ") == pytest.approx(scores[place.token, best] * D**0.5, abs=1e-2)
+    assert number_after(detail, "sum: ") == pytest.approx(products[best] * D**0.5, abs=1e-2)
 
 
 def number_after(text: str, words: str) -> float:
@@ -235,7 +237,7 @@ def test_buttons_keys_and_swipes_turn_the_pages(new_viewer, char):
     assert turn(lambda: viewer(swipe, -150)) == 4 and turn(lambda: viewer(swipe, 150)) == 3
     viewer.page.go_back()
     assert viewer.wait().state("story") == [4]
-    turn(lambda: viewer.page.get_by_label("9. How did it learn this?").click())
+    turn(lambda: viewer.page.get_by_label("9 Training: How did it learn this?").click())
     assert heading.inner_text().startswith("9.") and viewer.find("story-next").is_disabled()
     assert viewer.page.url.endswith("story=9")
 
