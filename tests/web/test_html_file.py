@@ -463,7 +463,7 @@ def test_the_first_samples_can_be_stopped(exported, open_file):
 
 @in_browser
 def test_an_empty_prompt_is_that_of_sample_py(exported, open_file):
-    """The text field was empty, and the tokens below it showed a line break that nobody had typed."""
+    """The text field was empty, and the tokens below it showed a line break that no one had typed."""
     file = exported("char")
     viewer = open_file(file, hash="#text=&max_new_tokens=40")
     assert viewer.page.locator("#strip").is_hidden()
