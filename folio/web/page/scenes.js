@@ -103,7 +103,9 @@ SCENES.push({
   terms: ({model: {tokenizer}}) => [
     ["Token", `the unit that the model reads and writes, here ${TOKEN_WORDS[tokenizer] ?? "a word or a part of one."}`],
     ["Framed", "the token that the story follows. Click another one to follow it."],
-    ["Colors at the top", "how surprised the model was by each token. Scene 9 says how this is measured."],
+    ["At the top right", "the way of the token through the model: its vector after each part, and what the model would "
+      + "predict there. Scene 7 says more."],
+    ["Colors of the text", "how surprised the model was by each token. Scene 9 says how this is measured."],
   ],
   async draw(context) {
     const {ids, labels, token, model} = context, next = expected(await context.ask("token", {token}));

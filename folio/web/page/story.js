@@ -33,7 +33,8 @@ defineView({
   async draw(box, context) {
     const scenes = availableScenes(), number = clamp(state.story, 1, scenes.length), scene = scenes[number - 1];
     const {picture, words, action: [label, act], more = scene.more, start} = await scene.draw(context);
-    const place = placeOf(context, scene);
+    const place = placeOf(context, scene), thread = drawThread(context, scenes, scene, await context.ask("token",
+      {token: context.token}));
     const closer = (view, title) => element("a", {class: "button", href: link({view, ...place})}, title);
     const arrow = (text, title, pages, isOff) => element("button", {
       click: turnPage(pages), disabled: isOff, "aria-label": title, testid: `story-${pages > 0 ? "next" : "back"}`,
@@ -50,7 +51,7 @@ defineView({
         element("a", {class: "button aside", href: link({view: "map", token: context.token})}, "All views"),
         element("button", {click: present, testid: "present", "aria-pressed": String(isPresenting())},
           isPresenting() ? "Exit" : "Present")),
-      element("h2", {}, `${number}. ${scene.title}`),
+      div("title", element("h2", {}, `${number}. ${scene.title}`), thread),
       div("scene", div("stage", picture), div("words",
         words.filter(Boolean).map(sentence => element("p", {}, sentence)),
         controls(element("button", {class: "chosen", click: act, testid: "story-try"}, label),
@@ -65,9 +66,46 @@ defineView({
       const x = end.clientX - touchStart.clientX, y = end.clientY - touchStart.clientY;
       if (Math.abs(x) > 60 && Math.abs(x) > 2 * Math.abs(y)) turnPage(x < 0 ? 1 : -1)();
     });
-    if (start) requestAnimationFrame(start);
+    requestAnimationFrame(() => {
+      start?.();
+      if (number === 1) followThread(thread);
+    });
   },
 }, {story: 1, story_head: 0, story_stage: 0, story_neuron: 0, story_swapped: 0});
+
+// The way of the token through the model, from its label to the expected token: a picture of each state, and below it
+// what the logit lens reads in it. Marked: what the scene is about. A click opens the scene of a part.
+function drawThread(context, scenes, {id}, answer) {
+  const {labels, token, config: {n_layer}} = context, {states, lens_ids: best} = answer.tensors;
+  const count = states.shape[0], layer = storyHead(context).layer, [[guess, p]] = expected(answer);
+  const width = clamp(Math.floor(THREAD_WIDTH / count) - 15, 6, 48), isLabeled = width > 20;
+  const part = (scene, isMarked, name, picture, below) => element("a", {
+    href: link({story: 1 + Math.max(0, scenes.findIndex(other => other.id === scene))}), title: name,
+    class: isMarked ? "part marked" : "part", "aria-label": name,
+  }, picture, element("small", {}, isLabeled ? below : ""));
+  const parts = [part("tokens", id === "tokens", `token ${quoted(labels[token])}`, chip(labels[token], ""), "token")];
+  for (const s of range(count)) {
+    const vector = rowOf(states, s), max = maxAbs(vector), rows = Math.min(8, vector.length);
+    const image = imageOf(vector, rows, Math.floor(vector.length / rows), "signed", x => x / max);
+    Object.assign(image.style, {width: `${width}px`, height: "2rem"});
+    const isMarked = id === "guess" || id === "vector" && s === 0 || id === "neuron" && s === 2 * n_layer
+      || ["query", "mask", "values"].includes(id) && s === 2 * layer + 1;
+    const scene = s === 0 ? "vector" : s % 2 ? "query" : "neuron", reads = pieces[best.data[s * best.shape[1]]];
+    parts.push(part(scene, isMarked, `${stateName(s)}: reads ${quoted(reads)}`, image, visible(reads)));
+  }
+  parts.push(part("choice", id === "choice", `expects ${quoted(pieces[guess])}`, chip(pieces[guess], ""), percent(p)));
+  return element("div", {class: "thread", role: "group", testid: "story-thread", "aria-label":
+    `The way of ${quoted(labels[token])} through the model`}, reachByKeys(parts));
+}
+
+const THREAD_WIDTH = 620; // of the states, in pixels
+
+// Light the parts one after another.
+function followThread(thread) {
+  const parts = [...thread.children];
+  animate(thread, 1500, t => parts.forEach((part, i) =>
+    part.classList.toggle("lit", t < 1 && Math.floor(t * parts.length) === i)));
+}
 
 // The token, layer, and head of a scene, for its reference view.
 function placeOf(context, {id}) {

@@ -291,6 +291,23 @@ def test_the_default_token_is_in_a_word(new_viewer, char):
 
 
 @in_browser
+def test_the_thread_shows_the_states_of_the_token(new_viewer, char):
+    """What the logit lens reads in each, and what the scene is about."""
+    viewer = new_viewer(char).open("story", story=3, token=17)
+    run = NumpyGPT(viewer.served.provider.models[0].model).run(TOKENIZERS["char"].encode(TEXT).tolist())
+    probabilities = softmax(run.logits_of(run.stream[:, 17]))
+    parts = viewer.find("story-thread").locator("a")
+    pieces = [viewer("id => visible(pieces[id])", int(token)) for token in probabilities.argmax(1)]
+    assert parts.locator("> small").all_text_contents()[1:-1] == pieces
+    layer, _ = previous_token_head(run)
+    marked = "nodes => nodes.map((node, i) => node.matches('.marked') ? i : -1).filter(i => i >= 0)"
+    assert parts.evaluate_all(marked) == [2 * layer + 2]
+    drawn = viewer("drawing")
+    parts.last.click()
+    assert viewer.wait(drawn).state("story") == [8] and parts.evaluate_all(marked) == [len(pieces) + 1]
+
+
+@in_browser
 def test_weights_of_the_future_are_blank(new_viewer, char):
     viewer = new_viewer(char).open("story", story=4, token=8, story_stage=2)
     cells = np.array(viewer.page.locator("#view .cell").all_text_contents()).reshape(9, 9)
