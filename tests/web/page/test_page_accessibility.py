@@ -236,9 +236,9 @@ def test_the_keys_of_a_view(new_viewer, char):
         listed = [name for name in ("layer", "head") if f" {name}" in keys.inner_text()]
         assert listed == places and "← → token" in keys.inner_text() and "checkpoint" in keys.inner_text()
         for key, name in {"ArrowDown": "layer", "]": "head"}.items():
-            before = viewer.page.locator("#view").inner_html()
+            before = viewer.page.locator("#view").inner_text()
             viewer.press(key)
-            assert (viewer.page.locator("#view").inner_html() != before) == (name in places)
+            assert (viewer.page.locator("#view").inner_text() != before) == (name in places)
     viewer.page.set_viewport_size({"width": 390, "height": 800})
     assert keys.is_hidden() and footer.is_visible()
     viewer.page.set_viewport_size({"width": 1280, "height": 800})
