@@ -34,8 +34,8 @@ function drawSurroundings(context) {
   byId("facts").firstChild.textContent = info.models.map(({name, num_params}) =>
     `${name}, ${short(num_params.total)} parameters`).join(" and ");
   byId("model-facts").replaceChildren(...info.models.map(({name, config, vocab_size, tokenizer}) =>
-    div("", `${name}: ${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context `
-      + `${config.block_size} · ${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
+    div("", `${name}: ${counted(config.n_layer, "layer")}, ${counted(config.n_head, "head")}, `
+      + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
   if (!typingTimer) {
     shownText = state.ids ? textOf(context.ids) : state.text;
     showText();
