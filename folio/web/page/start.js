@@ -35,7 +35,8 @@ function drawSurroundings(context) {
     `${name}, ${short(num_params.total)} parameters`).join(" and ");
   byId("model-facts").replaceChildren(...info.models.map(({name, config, vocab_size, tokenizer}) =>
     div("", `${name}: ${counted(config.n_layer, "layer")}, ${counted(config.n_head, "head")}, `
-      + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
+      + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · `
+      + `${short(vocab_size)} tokens (${tokenizer})`)));
   if (!typingTimer) {
     shownText = state.ids ? textOf(context.ids) : state.text;
     showText();
