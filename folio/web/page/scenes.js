@@ -103,8 +103,8 @@ SCENES.push({
   terms: ({model: {tokenizer}}) => [
     ["Token", `the unit that the model reads and writes, here ${TOKEN_WORDS[tokenizer] ?? "a word or a part of one."}`],
     ["Framed", "the token that the story follows. Click another one to follow it."],
-    ["At the top right", "the way of the token through the model: its vector after each part, and what the model would "
-      + "predict there. Scene 7 says more."],
+    ...isWide() ? [["At the top right", "the way of the token through the model: its vector after each part, and what "
+      + "the model would predict there. Scene 7 says more."]] : [],
     ["Colors of the text", "how surprised the model was by each token. Scene 9 says how this is measured."],
   ],
   async draw(context) {
@@ -204,11 +204,10 @@ function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_pl
   const points = new Map([[id, place.data], ...near.map(i => [nearest.data[i], rowOf(places, i)])]);
   const named = points.size;
   for (const other of range(map.shape[0])) points.set(other, points.get(other) ?? rowOf(map, other));
-  const kinds = TOKEN_KINDS.filter(kind => [...points.keys()].some(other => kindOf(other) === kind));
   const texts = vocabularyTexts(points, id), [{x: x1, y: y1}] = texts;
   return picture("story-map", "The vocabulary as the model sees it", () => ({
     columns: ["id", "token", "x", "y"], rows: [...points].map(([other, [x, y]]) => [other, pieces[other], x, y]),
-  }), div("", !isMusic() && legend(kinds), textScatter(texts, {
+  }), div("", !isMusic() && legend(kindsOf(points.keys())), textScatter(texts, {
     width, height: Math.round(0.85 * width), size: 16, ...mapTitles(share),
     below: (X, Y) => texts.slice(1, named).map(({x, y}) =>
       svg("line", {x1: X(x1), y1: Y(y1), x2: X(x), y2: Y(y), stroke: GRAY, "stroke-width": 1.5})),
@@ -339,7 +338,7 @@ SCENES.push({
     const max = maxAbs(tokens.flatMap((_, i) => tokens.slice(0, i + 1).map((_, j) => score(i, j))));
     const detail = readoutLine({class: "detail"}), last = tokens.length - 1;
     const describe = cell => {
-      const [i, j] = cell ?? [last, Math.max(0, tokens.indexOf(best))];
+      const [i, j] = cell ?? [last, argsort(tokens.map(t => row[t]))[0]];
       const query = rowOf(q, tokens[i]), key = rowOf(k, tokens[j]), products = query.map((x, d) => x * key[d]);
       const sum = `sum: ${short(sumOf(products))}`;
       detail.replaceChildren(

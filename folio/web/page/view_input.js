@@ -68,13 +68,19 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
     () => ({columns: ["id", "token", "component 1", "component 2"],
       rows: [...all].map(([token, [x, y]]) => [token, pieces[token], x, y]).sort((a, b) => a[0] - b[0])}),
     div("", textScatter(vocabularyTexts(all, id), {width, height: Math.round(0.78 * width), ...mapTitles(share)}),
-      legend(TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind)))),
+      legend(kindsOf(all.keys()))),
     `The embeddings of ${short(all.size)} tokens, projected onto the two largest principal components. The `
       + "selected token is framed; dots are tokens whose text does not fit. Outliers are at the edge.");
 }
 
 function kindOf(token) {
   return TOKEN_KINDS.find(({fits}) => fits.test(pieces[token]));
+}
+
+// The kinds of tokens, in the order of TOKEN_KINDS.
+function kindsOf(tokens) {
+  const kinds = new Set([...tokens].map(kindOf));
+  return TOKEN_KINDS.filter(kind => kinds.has(kind));
 }
 
 // The points of textScatter for tokens at [x, y] by id. A few outliers are at the edge, so that the others have room.

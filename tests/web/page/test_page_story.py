@@ -104,7 +104,7 @@ def check_query(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     products = scores[place.token]
     scores = scores if bias is None else scores + bias[head]
     assert_same(viewer.matrix("story-query"), scores[np.ix_(tokens, tokens)])
-    best = run.layer(layer).weights[head, place.token].argmax()
+    best = tokens[run.layer(layer).weights[head, place.token, tokens].argmax()]  # of those in the grid
     detail = viewer.find("story-query").locator(".detail").inner_text()
     assert f"query of {place.token} " in detail and f"key of {best} " in detail
     assert number_after(detail, "score: ") == pytest.approx(scores[place.token, best], abs=1e-3)
