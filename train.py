@@ -4,7 +4,7 @@
     python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 override settings
     python train.py --init_from=resume --out_dir=out6                     resume a run (or --out_dir=latest)
     python train.py config/mine.py --init_from=out-shakespeare-char       finetune a checkpoint
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py train on 8 GPUs (docs/scaling.md)
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py train on 8 GPUs
 
 Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
@@ -98,7 +98,7 @@ class TrainConfig(Settings):
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
-    position: Literal[tuple(POSITIONS)] = "learned"  # or sinusoidal, rotary, relative, alibi, none; docs/positions.md
+    position: Literal[tuple(POSITIONS)] = "learned"  # or sinusoidal, rotary, relative, alibi, none
     activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation of GELU; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout

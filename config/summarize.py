@@ -3,7 +3,7 @@
 # Summarizes docstrings by their first lines (prepare/summaries.py), with 1.05 million parameters.
 # Measured on two cores of an AMD EPYC (Zen 5): 4 min 28 s, validation loss 4.03 nats per token (of the summaries),
 # ROUGE-1 0.132. Pretrained on the documents and then finetuned, the model reaches 3.00 and 0.173 in the same number of
-# steps: docs/tasks.md has the commands.
+# steps: docs/use/tasks.md has the commands.
 out_dir = "out-summarize"
 dataset = "summaries"
 

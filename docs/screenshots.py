@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from playwright.sync_api import Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "docs" / "inside"
+FOLDER = ROOT / "docs" / "pictures"
 TEXT = "ROMEO:\nI have seen the sun that rose with thee,\nAnd all the world was"
 SHORT = "the sun"
 SHAKESPEARE = "out-shakespeare-char"

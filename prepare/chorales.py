@@ -3,7 +3,7 @@
     python prepare/chorales.py
 
 The scores are in music21's wheel on PyPI, which is downloaded once (20 MB), verified by its hash, and parsed by the
-music21 library. Their terms are in docs/music.md: do not distribute them or the data set.
+music21 library. Their terms are in docs/use/music.md: do not distribute them or the data set.
 """
 
 import io

@@ -4,7 +4,7 @@
     python prepare/tunes.py my-tunes.abc more/ --name=mine
 
 Without inputs, the data set has the 12,978 tunes in music21's wheel on PyPI, which is downloaded once (20 MB) and
-verified by its hash. Their terms are in docs/music.md: do not distribute them or the data set.
+verified by its hash. Their terms are in docs/use/music.md: do not distribute them or the data set.
 """
 
 import sys

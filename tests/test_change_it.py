@@ -1,4 +1,4 @@
-"""Apply the diffs of docs/change-it.md to a copy of Folio, and run that page's commands with tiny models."""
+"""Apply the diffs of docs/code/change-it.md to a copy of Folio, and run that page's commands with tiny models."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.support.repository import ROOT, copy_repository, run_commands
 
-PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "code" / "change-it.md").read_text(encoding="utf-8")
 DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 SMALL = (

@@ -92,7 +92,7 @@ def torchrun_command() -> str:
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+    "file", ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 )
 def test_linked_files_exist(file):
     for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / file).read_text(encoding="utf-8")):
@@ -101,7 +101,7 @@ def test_linked_files_exist(file):
 
 def test_tests_that_the_docs_name_exist():
     named = {
-        name for page in (ROOT / "docs").glob("*.md") for name in re.findall(r"::(test_\w+)`", page.read_text("utf-8"))
+        name for page in (ROOT / "docs").rglob("*.md") for name in re.findall(r"::(test_\w+)`", page.read_text("utf-8"))
     }
     existing = {
         name
@@ -116,7 +116,7 @@ def test_readme_lists_every_module_and_page():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     unlisted = {*(ROOT / "folio").glob("[a-z]*.py")} - {*shipped()}
     assert not unlisted, "list them under Files in README.md"
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{page.name})" in readme, f"link docs/{page.name} under Documentation in README.md"
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f"({page.relative_to(ROOT)})" in readme, f"link {page.name} under Documentation in README.md"
     missing = [path for path in shipped() if not path.is_file()]
     assert not missing, "README.md lists files that do not exist"

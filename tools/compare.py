@@ -9,7 +9,7 @@ A side is one run, or several runs: separated by commas, or a quoted pattern. Tw
 t-test over documents, which does not account for the training seed. Settings are compared by a t-test over runs with
 different training seeds: paired if both sides have the same seeds, and otherwise Welch's.
 
-The measures are those of tools/evaluate.py; see its --help. docs/evaluation.md explains the tests.
+The measures are those of tools/evaluate.py; see its --help. docs/use/evaluation.md explains the tests.
 """
 
 import sys

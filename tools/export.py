@@ -15,7 +15,7 @@ An ONNX graph is traced from model.py, so it supports every model.
 
 An HTML file also supports other position encodings than GPT-2's. The export reads the weights back and compares them,
 and prints the validation loss before and after rounding. In the browser, the file compares its logits with model.py's.
-docs/inside.md shows such a file.
+docs/use/inside.md shows such a file.
 """
 
 import shutil

@@ -5,7 +5,8 @@
     python tools/memorized.py out-finetuned --span=50 --data_dir=/mnt/data
 
 It searches for spans of the training data in samples and, for comparison, in held-out text, and counts the passages of
-the training data that the model completes exactly from their first 50 tokens. docs/experiments.md explains the tables.
+the training data that the model completes exactly from their first 50 tokens. docs/use/evaluation.md explains the
+tables.
 """
 
 import sys

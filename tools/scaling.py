@@ -5,9 +5,10 @@
     python tools/scaling.py novel --gpu=H100 --times=30           for a GPU of the data sheets; measured here
 
 Trains models of several sizes and lengths to the end of their schedules, and fits a law to their validation losses
-(docs/model-size.md). Prints the best model for each time, its expected loss with an interval of 90%, and the losses of
-models of half and twice the size. OUT_DIR/minutes-30.py trains the best model for 30 minutes, and OUT_DIR/scaling.html
-shows the runs and the law. The law is saved in the folder of the data set, for train.py --size=auto and tools/plan.py.
+(docs/lab/model-size.md). Prints the best model for each time, its expected loss with an interval of 90%, and the losses
+of models of half and twice the size. OUT_DIR/minutes-30.py trains the best model for 30 minutes, and
+OUT_DIR/scaling.html shows the runs and the law. The law is saved in the folder of the data set, for train.py --size=auto
+and tools/plan.py.
 """
 
 import contextlib
@@ -120,7 +121,7 @@ def measure(cfg: ScalingConfig, data: Mixture) -> list[MeasuredRun]:
     """Train models of three shapes within the time for measuring. Raises UserError if it is too short.
 
     The last run is of the largest shape, and as long as the time allows: a few large runs forecast better than many
-    small ones (docs/model-size.md). A machine that turns out to be slower or faster changes the plan.
+    small ones (docs/lab/model-size.md). A machine that turns out to be slower or faster changes the plan.
     """
     begin, step_times = time.perf_counter(), StepTimes(data.vocab_size)
     runs: list[MeasuredRun] = []

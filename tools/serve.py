@@ -4,7 +4,7 @@
     python tools/serve.py gpt2 --port=9000                 any model that --init_from takes
     FOLIO_KEY=... python tools/serve.py out --host=0.0.0.0 --allowed_hosts=gpu.example.org
 
-Ctrl-C stops it. docs/serving.md shows clients, limits, and what to use for more than one machine.
+Ctrl-C stops it. docs/use/serving.md shows clients, limits, and what to use for more than one machine.
 """
 
 import hashlib

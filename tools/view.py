@@ -5,7 +5,8 @@
     python tools/view.py gpt2                              any model that --init_from takes
     python tools/view.py out-chorales --text=FILE:piece.mid
 
-The page works offline, and the server is reachable only from this computer. Ctrl-C stops it. docs/inside.md is a tour.
+The page works offline, and the server is reachable only from this computer. Ctrl-C stops it. docs/use/inside.md is a
+tour.
 """
 
 import sys

@@ -24,7 +24,7 @@ from folio.base.number_format import counted
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's end-of-text token; encode never produces it from text
 REPLACEMENT = "\ufffd"
-TOKENS_PER_ENTRY = 50  # training tokens per vocabulary entry; with fewer, the vocabulary is large (docs/data.md)
+TOKENS_PER_ENTRY = 50  # training tokens per vocabulary entry; with fewer, the vocabulary is large (docs/use/data.md)
 OnUnknown = Literal["error", "skip", "replace"]  # how encode handles characters outside the vocabulary
 
 

@@ -49,7 +49,7 @@ class GenerationConfig(Settings):
     max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
     stop: str | None = None  # end a sample before this text; in sample.py, \n is a line break; None: off
     on_unknown: OnUnknown = "error"  # unknown characters of a prompt: error, skip or replace
-    context_stride: Count | None = None  # tokens to drop when the context is full; None: see docs/sampling.md
+    context_stride: Count | None = None  # tokens to drop when the context is full; None: see docs/use/sampling.md
     batch_size: Count = 32  # texts to generate at once; fewer if they do not fit in memory
     # --- sampling ---
     temperature: NonNegativeFloat = 0.8  # below 1: more deterministic, above 1: more random; 0: the most likely token

@@ -140,7 +140,7 @@ class TorchBatch:
         """Limit a step on a CPU to one thread if it is small, otherwise to all threads but one.
 
         Threads wait for the slowest one, and much longer if another process uses its core. On two cores, one thread is
-        as fast as two, and 2 to 7 times as fast if another process is busy (docs/performance.md).
+        as fast as two, and 2 to 7 times as fast if another process is busy (docs/lab/performance.md).
         """
         if self.runtime.device.type != "cpu":
             return nullcontext()

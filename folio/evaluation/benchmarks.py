@@ -213,5 +213,5 @@ def read_questions(task: str, path: str) -> list[MultipleChoice]:
     """Read the questions of a task from a file of JSON lines. Raises UserError."""
     corpus = Corpus(find_sources([path], "jsonl"), document=TASKS[task].parse)
     if not (questions := [question for block in corpus.blocks() for question in block.documents()]):
-        raise UserError(f"{path} has no questions: write one on each line, as docs/evaluation.md shows")
+        raise UserError(f"{path} has no questions: write one on each line, as docs/use/evaluation.md shows")
     return questions

@@ -189,7 +189,7 @@ def _restored(states: dict[torch.Generator, Tensor]) -> Iterator[None]:
 
 
 MAX_LOGITS = 2**26  # per chunk: 1,335 tokens with GPT-2's vocabulary, 256 MiB in float32
-MAX_LOGITS_COMPILED = 2**28  # never in float32; with fewer chunks, compiling is faster (docs/performance.md)
+MAX_LOGITS_COMPILED = 2**28  # never in float32; with fewer chunks, compiling is faster (docs/lab/performance.md)
 GRADIENT_SCALE = {torch.float16: 256}  # of the logits' gradients, most of which are near 1 / V
 
 
@@ -313,7 +313,7 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
 
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next step. By default it returns large blocks to the system, and Linux
-    clears each page again, which takes 13 to 18 % of a training step (docs/performance.md).
+    clears each page again, which takes 13 to 18 % of a training step (docs/lab/performance.md).
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
     with suppress(OSError, AttributeError):  # not glibc

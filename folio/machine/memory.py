@@ -7,7 +7,7 @@ import torch
 from folio import UserError
 
 CGROUP = Path("/sys/fs/cgroup")
-HEADROOM = 1.2  # factor for the memory of kernels and allocators (docs/scaling.md)
+HEADROOM = 1.2  # factor for the memory of kernels and allocators (docs/use/scaling.md)
 
 
 def format_bytes(n: float) -> str:

@@ -274,7 +274,7 @@ def _resolve_compile(
         return False, ""
     if setting == "auto" and device.type != "cuda":
         gain = "gains almost nothing on a CPU" if device.type == "cpu" else f"was not tried on {device.type}"
-        return False, f"compiling {gain}"  # docs/performance.md
+        return False, f"compiling {gain}"  # docs/lab/performance.md
     if setting == "auto" and length:
         seconds = length.seconds or length.flops / (processes * EAGER_MFU * (_peak_flops(device) or UNKNOWN_GPU_FLOPS))
         if seconds * COMPILE_GAIN < COMPILE_SECONDS:

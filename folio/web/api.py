@@ -6,7 +6,7 @@
     POST /tokenize, /detokenize         and GET /tokenizer_info: the tokenizer, in the format of vLLM and lm-eval
     GET  /health                        number of rows in use; needs no key
 
-docs/serving.md is the documentation. The protocol is in folio/web/completions.py, batching in folio/web/engine.py,
+docs/use/serving.md is the documentation. The protocol is in folio/web/completions.py, batching in folio/web/engine.py,
 and streaming in folio/web/streaming.py.
 """
 

@@ -175,7 +175,7 @@ def test_the_folder_has_the_files_and_names_that_other_programs_expect(exported)
 
 def test_the_code_in_the_docs_generates_the_same_text_as_the_model(exported, monkeypatch, capsys):
     tokenizer = exported.loaded.tokenizer
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "exchange.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(import numpy.*?)```", page, re.DOTALL)[1].replace('"ROMEO:"', '"hello"')
     monkeypatch.chdir(exported.folder.parent)
     exec(code, {})

@@ -255,7 +255,7 @@ def test_a_node_can_join_a_run(tiny, tmp_path, monkeypatch):
     train(uninterrupted)
     cfg = tiny(**settings, out_dir=str(tmp_path / "joined"))
     options = rendezvous_options()
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/scaling.md
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/use/scaling.md
     first = start_torchrun(cfg, *options)
     wait_for_step(cfg, 120)
     second = start_torchrun(cfg, *options)

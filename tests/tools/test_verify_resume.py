@@ -25,7 +25,7 @@ def start_forked(command, stdout, stderr, **options):
 
 
 def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, monkeypatch):
-    """A short version of the runs in docs/reproducibility.md."""
+    """A short version of the runs in docs/lab/reproducibility.md."""
     monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked))
     cfg = tiny(max_iters=300, eval_interval=20, eval_iters=1, patience=1000)
     main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))

@@ -21,7 +21,7 @@ from folio.data.tokenizer import MidiTokenizer
 MAX_SHOWN = 5  # files per printed line; report.json lists all
 SMALL_MUSIC = 1 << 18  # bytes of all files; for less, starting other processes takes longer than it saves
 
-MUSIC21 = "music21==10.5.1"  # the wheel that contains the scores; their terms differ (docs/music.md)
+MUSIC21 = "music21==10.5.1"  # the wheel that contains the scores; their terms differ (docs/use/music.md)
 MUSIC21_SHA256 = "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1"
 
 Semitones = Annotated[int, Ge(0), Le(24)]

@@ -8,7 +8,7 @@ from folio.training.planning.law import Forecast, RunSize, ScalingLaw, forecast
 from folio.training.planning.shapes import CHANNELS, MIN_STEP_TOKENS, Shape, step_tokens
 
 MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more do not help
-LARGE_MODEL_EPOCHS = 20  # the same for a model that is large for its text (docs/model-size.md)
+LARGE_MODEL_EPOCHS = 20  # the same for a model that is large for its text (docs/lab/model-size.md)
 TRAINING_SHARE = 0.95  # of a run's time; the rest are evaluations, checkpoints and samples
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 EPOCHS_SCALE = 15.39  # R*_D of Muennighoff et al.: repetitions after which one has lost 63% of its value
-OVERFITTING, MIN_EPOCHS_SCALE = 4, 3  # R* for models that are large for their text (docs/model-size.md)
+OVERFITTING, MIN_EPOCHS_SCALE = 4, 3  # R* for models that are large for their text (docs/lab/model-size.md)
 WEIGHTS_PER_TOKEN = 10  # of the text, that a model can use
 FIRST_STEPS = 100
 INTERVAL = (0.05, 0.95)  # quantiles

@@ -10,7 +10,7 @@ from folio.base.files import read_json, write_json
 from folio.data.windows import Mixture
 from folio.training.planning.law import Prior, RunSize, ScalingLaw
 
-# In nats per byte, from 39 runs on four texts (docs/model-size.md)
+# In nats per byte, from 39 runs on four texts (docs/lab/model-size.md)
 TYPICAL = Prior(mean=(-1.5, 5.9, 0.42, 10.4, 0.66, 0.32), std=(0.7, 0.7, 0.05, 0.8, 0.06, 0.05))
 SAMPLE_TOKENS = 10_000  # whose bytes are counted
 MAX_WEIGHTS_RATIO, MAX_TOKENS_RATIO = 8, 40  # beyond the measured runs, up to which the law is used

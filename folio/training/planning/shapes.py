@@ -1,7 +1,7 @@
 """A family of models, ordered by their channels: a larger one also has more layers and a longer context.
 
-The recipe is config/shakespeare_char.py's. Its parts were compared in docs/lab-book.md, on a CPU and with at most 384
-channels. Larger models have the shapes of GPT-2.
+The recipe is config/shakespeare_char.py's. Its parts were compared in docs/lab/lab-book.md, on a CPU and with at most
+384 channels. Larger models have the shapes of GPT-2.
 """
 
 import math
@@ -24,7 +24,7 @@ RECIPE = {
 }
 DECAY = 0.7  # of the steps, at the end of a run
 MIN_STEP_TOKENS = 2048
-DROPOUT = 0.1  # in long runs of a model that is large for its text (docs/model-size.md)
+DROPOUT = 0.1  # in long runs of a model that is large for its text (docs/lab/model-size.md)
 DROPOUT_EPOCHS = 12  # beyond which it helps
 LARGE_WEIGHTS_PER_TOKEN = 1.5  # of the text, beyond which a model overfits
 
