@@ -7,8 +7,8 @@
 Trains models of several sizes and lengths to the end of their schedules, and fits a law to their validation losses
 (docs/lab/model-size.md). Prints the best model for each time, its expected loss with an interval of 90%, and the losses
 of models of half and twice the size. OUT_DIR/minutes-30.py trains the best model for 30 minutes, and
-OUT_DIR/scaling.html shows the runs and the law. The law is saved in the folder of the data set, for train.py --size=auto
-and tools/plan.py.
+OUT_DIR/scaling.html shows the runs and the law. The law is saved in the folder of the data set, for
+train.py --size=auto and tools/plan.py.
 """
 
 import contextlib
