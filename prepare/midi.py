@@ -32,9 +32,9 @@ Steps = Annotated[int, Ge(1), Le(1000)]
 class MidiConfig(MusicConfig):
     # --- the music ---
     inputs: tuple[str, ...] = ()  # .mid and .midi files, folders of them, or patterns
-    time: Literal["seconds", "beats"] = "seconds"  # unit: seconds for performances, beats for scores
+    time: Literal["seconds", "beats"] = "seconds"  # unit: seconds for performances, in any tempo; beats for scores
     steps: Steps | None = None  # time steps per second or beat; None: 100 per second, or 12 per beat
-    velocities: Annotated[int, Ge(0), Le(127)] = 32  # number of levels; 0: all notes are equally loud
+    velocities: Annotated[int, Ge(0), Le(127)] = 32  # levels of loudness; 0: all equal, and 2 events per note, not 3
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()

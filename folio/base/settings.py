@@ -23,7 +23,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -560,22 +571,47 @@ def _did_you_mean(name: str, known: Any) -> str:
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
-def help_text(cls: type) -> str:
-    """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
-    lines = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""]
-    names = {field.name for field in fields(cls)}
+class DescribedField(NamedTuple):
+    """A field of a settings dataclass, as its source describes it."""
+
+    name: str
+    group: str  # the comment heading above it, or ""
+    default: str  # as it is typed
+    description: tuple[str, ...]  # the lines of its comment
+    is_positional: bool
+
+
+def describe_fields(cls: type) -> list[DescribedField]:
+    """The fields of a settings dataclass in the order of the source, those of its base classes last."""
+    described: list[DescribedField] = []
+    names, group = {field.name for field in fields(cls)}, ""
     bases = [base for base in cls.__mro__ if is_dataclass(base)]  # an overridden field is shown with the subclass
     for line in "\n".join(textwrap.dedent(inspect.getsource(base)) for base in bases).splitlines():
         heading = re.match(r"    # --- (.*?) -*$", line)
         field = re.match(r"    (\w+): .*? = (.*?)(?:  # (.*))?$", line)
         if heading:
-            lines.append(f"\n{heading[1]}:")
+            group = heading[1]
         elif field and field[1] in names:
             names.remove(field[1])
             is_constant = re.fullmatch(r"[A-Z]\w*\.\w+", field[2])
             default = repr(getattr(cls, field[1])) if is_constant else field[2].replace("()", "")
-            usage = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={default}"
-            lines.append(f"  {usage:42} {field[3] or ''}".rstrip())
-        elif continuation := re.match(r"      +# (.*)", line):
-            lines.append(" " * 43 + continuation[1])
+            comment = (field[3],) if field[3] else ()
+            described.append(DescribedField(field[1], group, default, comment, "tuple[" in line))
+        elif described and (continuation := re.match(r"      +# (.*)", line)):
+            last = described[-1]
+            described[-1] = last._replace(description=(*last.description, continuation[1]))
+    return described
+
+
+def help_text(cls: type) -> str:
+    """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
+    lines, group = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""], ""
+    for field in describe_fields(cls):
+        if field.group != group:
+            group = field.group
+            lines.append(f"\n{group}:")
+        usage = f"{field.name.upper()} ..." if field.is_positional else f"--{field.name}={field.default}"
+        first, *others = field.description or ("",)
+        lines.append(f"  {usage:42} {first}".rstrip())
+        lines += [" " * 43 + line for line in others]
     return "\n".join(lines)

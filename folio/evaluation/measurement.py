@@ -50,7 +50,7 @@ class MeasurementConfig(Settings):
     stop: NonEmptyStr | None = None  # text before which an answer also ends; \n is a line break
     baseline: Literal["first_sentence"] | None = None  # also score a prompt's first sentence as its summary
     by: str = "target,kind"  # up to two fields of the pairs to group exact match by; missing fields are ignored
-    answers: NonEmptyStr | None = None  # also write pairs with their answers, or pieces of music, to this .jsonl file
+    answers: NonEmptyStr | None = None  # write (or overwrite) this .jsonl file of pairs with answers, or of pieces
     # --- models and output ---
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
