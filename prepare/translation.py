@@ -34,7 +34,7 @@ from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt, comma_
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.blocks import CorpusError  # noqa: E402
 from folio.data.corpus import COMPRESSIONS, Source, find_sources  # noqa: E402
-from folio.data.prepare import VocabSize, default_name  # noqa: E402
+from folio.data.prepare import Fraction, VocabSize, default_name  # noqa: E402
 from folio.data.sources.bitext import (  # noqa: E402
     detect_language,
     hub_subset,
@@ -61,6 +61,7 @@ class TranslationConfig(TextPairsConfig):
     inputs: tuple[str, ...] = ()  # .tsv or .jsonl files, or two line-aligned files (also .gz or .zst); none: phrases
     source: NonEmptyStr | None = None  # opus-100, tatoeba, or a folder of parquet files, instead of inputs
     languages: NonEmptyStr | None = None  # source,target; for phrases two or more; None: from file names, or all
+    val_fraction: Fraction | None = None  # share for validation; None: 0.1, or 0.01 with --source
     seed: NonNegativeInt = 1337  # selects the pairs for validation, and the random phrases
     # --- phrases ---
     pairs: PositiveInt = 400_000  # number of training pairs

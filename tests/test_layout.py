@@ -451,7 +451,8 @@ data/          mine/prepare.py
 tests/         the tests of folio/x/y.py are in tests/x/test_y.py
 ```
 """
-    (tmp_path / "README.md").write_text(listing)
+    (tmp_path / "docs" / "code").mkdir(parents=True)
+    (tmp_path / "docs" / "code" / "code-tour.md").write_text(listing)
     files = ["data/mine/prepare.py", "folio/base/settings.py", "prepare/pairs.py", "prepare/text.py", "train.py"]
     for file in [*files, "prepare/mine.py", "config/mine.py", "mine.py"]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,70 +1,97 @@
-"""Run the README's commands in a copy of the repository, with overrides that make them small."""
+"""Run the commands of the README and of the first hour in a copy of the repository, with small models."""
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser as torchrun_options
 
 from folio.base.settings import load
-from tests.support.music import write_pieces
-from tests.support.repository import ROOT, copy_repository, run_commands, shipped
+from tests.support.repository import ROOT, copy_repository, run_commands
 from train import TrainConfig
 
 SMALL = (
     "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=3 --warmup_iters=1 --eval_iters=1"
 )
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith(("python ", "torchrun ")) and "pytest" not in line
-]
+
+
+def read_commands(page: str) -> list[str]:
+    """The commands in a page that run one of Folio's scripts."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.partition(" # ")[0].rstrip() for block in blocks for line in block.splitlines()]
+    commands = [command for line in lines for command in line.split(" && ")]
+    return [command for command in commands if re.match(r"python \S+\.py|torchrun ", command)]
+
+
+README, FIRST_HOUR = read_commands("README.md"), read_commands("docs/first-hour.md")
 
 
 @pytest.fixture
 def repo_copy(tmp_path: Path, text: str) -> Path:
     copy_repository(tmp_path)
-    for name in ("novel.txt", "letters.txt"):
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "novel.txt").write_text(text, encoding="utf-8")
     return tmp_path
 
 
 def with_tiny_model(command: str) -> str:
-    """A command of the README with options that make it fast."""
+    """A command with options that make it fast."""
     if "--size=auto" in command:
         return f"{command.replace('--minutes=30', '--minutes=0.03')} --eval_iters=1"
-    if "--init_from=out-" in command:
-        return f"{command} --batch_size=2 --max_iters=3 --eval_iters=1"
     if command.startswith("python train.py"):
-        return f"{command.partition('#')[0]} {SMALL}"
+        return f"{command} {SMALL}"
     if command.startswith("python sample.py"):
-        return f"{command} --max_new_tokens={500 if '--save' in command else 5}"
+        return f"{command} --max_new_tokens=5"
     if "memorized.py" in command:
         return f"{command} --samples=3 --max_new_tokens=20"
     return command
 
 
-@pytest.mark.needs("babel", "num2words", "miditok", "symusic")
+@pytest.mark.needs("transformers")
 def test_commands(repo_copy):
-    commands = [with_tiny_model(command) for command in COMMANDS if command.startswith("python ")]
-    write_pieces(repo_copy / "pieces", 4)
-    data = [  # small data sets that need no network
-        "python prepare/text.py novel.txt --name=shakespeare_char",
-        "python prepare/translation.py --pairs=100 --held_out=20",
-        "python prepare/midi.py pieces --name=chorales",
+    all_commands = [*README, *(command for command in FIRST_HOUR if command not in README)]
+    viewed = [command for command in all_commands if "tools/view.py" in command]
+    commands = [
+        with_tiny_model(command) for command in all_commands if command.startswith("python ") and command not in viewed
     ]
-    outputs = run_commands([*data, *commands], repo_copy)
+    outputs = run_commands(["python prepare/text.py novel.txt --name=shakespeare_char", *commands], repo_copy)
     first_run = next(command for command in commands if command.startswith("python train.py config"))
     lines = outputs[first_run].splitlines()
     suggested = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]
-    assert len(commands) >= 8 and len(suggested) == 2 and "--init_from=resume" in suggested[1]
+    assert len(commands) >= 15 and len(suggested) == 2 and "--init_from=resume" in suggested[1]
     assert [path.name for path in repo_copy.glob("*.html")] == ["model.html"]
     assert (repo_copy / "out-shakespeare-char" / "report.html").exists()
     run_commands(suggested, repo_copy)  # the commands that the run prints at its end
+    assert len(viewed) >= 2
+    for command in viewed:
+        assert "<title>" in page_of(f"{command} --open=False --port=0", repo_copy)
+
+
+def page_of(command: str, folder: Path) -> str:
+    """Start a command that serves a page, read the page, and stop it with Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, *shlex.split(command)[1:]],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if address := re.search(r"http://\S+", line):
+            break
+    assert lines and address, "".join(lines)
+    with urllib.request.urlopen(address[0]) as answer:
+        page = answer.read().decode()
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode in (0, 130), "".join(lines) + rest
+    return page
 
 
 @pytest.mark.slow
@@ -87,36 +114,5 @@ def test_torchrun_and_train_accept_the_options_of_the_command():
 
 
 def torchrun_command() -> str:
-    (command,) = [command for command in COMMANDS if command.startswith("torchrun ")]
-    return command.partition("#")[0]
-
-
-@pytest.mark.parametrize(
-    "file", ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-)
-def test_linked_files_exist(file):
-    for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / file).read_text(encoding="utf-8")):
-        assert (ROOT / file).parent.joinpath(target).exists(), target
-
-
-def test_tests_that_the_docs_name_exist():
-    named = {
-        name for page in (ROOT / "docs").rglob("*.md") for name in re.findall(r"::(test_\w+)`", page.read_text("utf-8"))
-    }
-    existing = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
-    }
-    assert named and named <= existing, named - existing
-
-
-def test_readme_lists_every_module_and_page():
-    """Files are tested only if they are listed, because others may belong to a user."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    unlisted = {*(ROOT / "folio").glob("[a-z]*.py")} - {*shipped()}
-    assert not unlisted, "list them under Files in README.md"
-    for page in (ROOT / "docs").rglob("*.md"):
-        assert f"({page.relative_to(ROOT)})" in readme, f"link {page.name} under Documentation in README.md"
-    missing = [path for path in shipped() if not path.is_file()]
-    assert not missing, "README.md lists files that do not exist"
+    (command,) = [command for command in README if command.startswith("torchrun ")]
+    return command

@@ -55,8 +55,7 @@ HTML, ONNX = ".html", ".onnx"
 class ExportConfig(Settings):
     # --- files ---
     paths: tuple[str, ...] = ()  # RUN OUTPUT: a run, a checkpoint, or what --init_from takes; the path to write
-    # hf: a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder; onnx: a folder for ONNX Runtime; html
-    to: Literal[(*FORMATS, "onnx", "html")] = "hf"
+    to: Literal[(*FORMATS, "onnx", "html")] = "hf"  # hf for transformers, gguf for llama.cpp, nanogpt, onnx, or html
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     # --- HTML file ---
     dtype: Literal[html_file.DTYPES] = "float16"  # dtype of the weights; float32: generates the same text as sample.py

@@ -13,7 +13,7 @@ The state.json files of the checkpoints determine both pointers, and take preced
 
 While a directory is written or removed, its name begins with a dot. After a kill, the next start removes it.
 
-docs/use/exchange.md describes each file.
+docs/code/files.md describes each file.
 """
 
 import errno

@@ -3,7 +3,7 @@
 A run has parts: one from its start, and one from each resume and rollback. state.json records them; see
 schema.PartRecord.
 
-This module does not read weights and needs no torch. docs/use/exchange.md describes each file.
+This module does not read weights and needs no torch. docs/code/files.md describes each file.
 """
 
 from collections.abc import Iterator

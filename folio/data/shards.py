@@ -9,7 +9,7 @@ A data set is a folder:
     meta.json             format version, counts, sha256 of the tokenizer and of each shard, command, sources
 
 Two other formats can be read: nanoGPT's folders (train.bin, val.bin and optionally meta.pkl) and llm.c's shards
-(*train*.bin and *val*.bin, each with a header of 256 int32). docs/use/data.md describes all formats.
+(*train*.bin and *val*.bin, each with a header of 256 int32). docs/code/files.md describes Folio's.
 
 This module does not import torch.
 """

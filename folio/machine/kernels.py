@@ -313,7 +313,7 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
 
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next step. By default it returns large blocks to the system, and Linux
-    clears each page again, which takes 13 to 18 % of a training step (docs/lab/performance.md).
+    clears each page again, which takes 13 to 18 % of a training step (docs/lab/lab-book.md).
     """
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
     with suppress(OSError, AttributeError):  # not glibc

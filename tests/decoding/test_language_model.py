@@ -148,9 +148,10 @@ def test_a_model_in_training_is_not_changed(dtype):
     assert gpt.model.num_params() == model.num_params()  # the copy in another format is not `model`
 
 
-def test_the_python_programs_in_the_readme(tiny, tmp_path, monkeypatch, capsys):
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(programs) >= 2
+def test_the_python_programs_in_the_docs(tiny, tmp_path, monkeypatch, capsys):
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/use/sampling.md")]
+    programs = [program for page in pages for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    assert len(programs) == 3
     train(tiny(max_iters=2, eval_interval=2, out_dir=str(tmp_path / "out-shakespeare-char")))
     monkeypatch.chdir(tmp_path)
     for program in programs:

@@ -24,9 +24,9 @@ for arguments in json.load(sys.stdin):
 
 
 def shipped(root: Path = ROOT) -> list[Path]:
-    """The Python files of the package folio, and the scripts and config files that the README lists in "Files"."""
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    listing = re.search(r"## Files\n+```\n(.*?)```", readme, re.DOTALL)[1]
+    """The Python files of the package folio, and the scripts and config files that docs/code/code-tour.md lists."""
+    tour = (root / "docs" / "code" / "code-tour.md").read_text(encoding="utf-8")
+    listing = re.search(r"## Files\n+```\n(.*?)```", tour, re.DOTALL)[1]
     paths = set()
     for entry in re.split(r"^(?=\S)", listing, flags=re.MULTILINE):  # a file and its purpose, or a folder and its files
         name, _, content = entry.partition(" ")

@@ -1,0 +1,136 @@
+"""The pages of the documentation: links, anchors, line lengths, and the commands that they show."""
+
+import re
+import shlex
+
+import pytest
+from torch.distributed.run import get_args_parser as torchrun_options
+
+from folio.base.settings import load
+from folio.experiments.sweep.arguments import parse_sweep
+from tests.support.repository import ROOT, shipped
+from tools.docs import pages, settings_class
+from tools.sweep import SweepConfig
+from train import TrainConfig
+
+PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages()}
+TOUR = PAGES["docs/code/code-tour.md"]
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+def without_code(content: str) -> str:
+    return re.sub(r"^```.*?^```$", "", content, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(content: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", without_code(content), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        found.add(slug if slug not in found else f"{slug}-1")
+    return found
+
+
+@every_page
+def test_links_and_anchors_exist(name):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", without_code(PAGES[name])):
+        path, _, anchor = target.partition("#")
+        linked = (ROOT / name).parent / path if path else ROOT / name
+        assert linked.exists(), target
+        if anchor and not re.fullmatch(r"L\d+", anchor):
+            assert anchor in anchors(linked.read_text(encoding="utf-8")), target
+
+
+@every_page
+def test_lines_fit_on_a_screen(name):
+    assert not [line for line in PAGES[name].splitlines() if len(line) > 120]
+
+
+def test_each_page_is_on_a_shelf():
+    first_page = PAGES["docs/README.md"]
+    for name in PAGES:
+        if name.startswith("docs/") and name != "docs/README.md":
+            assert f"({name.removeprefix('docs/')})" in first_page, f"link {name} in docs/README.md"
+    for shelf in ("use", "code", "lab"):
+        assert f"docs/README.md#{shelf}" in PAGES["README.md"] or f"docs/{shelf}/" in PAGES["README.md"]
+
+
+def test_pages_that_the_code_names_exist():
+    named = {
+        page
+        for folder in ("folio", "prepare", "config", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert named and named <= PAGES.keys(), named - PAGES.keys()
+
+
+def test_tests_that_the_docs_name_exist():
+    named = {test for content in PAGES.values() for test in re.findall(r"::(test_\w+)`", content)}
+    existing = {
+        test
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for test in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert named and named <= existing, named - existing
+
+
+def test_the_code_tour_lists_every_file():
+    """Files are tested only if they are listed, because others may belong to a user."""
+    missing = [path for path in shipped() if not path.is_file()]
+    assert not missing, "docs/code/code-tour.md lists files that do not exist"
+
+
+def test_excerpts_of_the_tour_are_in_the_file_that_is_named_before_them():
+    """A Python block shows lines of the file of the reference before it, in their order."""
+    path, excerpts = None, 0
+    for reference, block in re.findall(r"\]\((?:\.\./)*([\w/]+\.py)#L\d+\)|```python\n(.*?)```", TOUR, re.DOTALL):
+        path = reference or path
+        lines = iter([line.strip() for line in (ROOT / path).read_text(encoding="utf-8").splitlines()])
+        missing = [line for line in block.splitlines() if line.strip() not in lines]
+        assert not missing, f"{path} does not have these lines in this order"
+        excerpts += bool(block)
+    assert excerpts >= 4
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands(content: str) -> list[list[str]]:
+    """The arguments of the commands in blocks of a shell."""
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```$", content, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    return [shlex.split(part, comments=True) for line in blocks.splitlines() for part in line.split(" && ")]
+
+
+CHANGES = "docs/code/change-it.md"  # its commands need its changes; tests/test_change_it.py runs them
+COMMANDS = [(name, command) for name in PAGES if name != CHANGES for command in commands(PAGES[name]) if command]
+
+
+@pytest.mark.parametrize(
+    "name, command", COMMANDS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_commands_name_files_and_settings_that_exist(name, command, monkeypatch):
+    monkeypatch.setenv("FOLIO_KEY", "secret")  # as the page does before it serves other computers
+    program, *arguments = command
+    if program == "pip" and arguments[:2] == ["install", "-r"]:
+        assert (ROOT / arguments[2]).exists()
+    elif program == "torchrun":
+        options = torchrun_options().parse_args(arguments)
+        check_script(options.training_script, options.training_script_args)
+    elif program == "python" and arguments[:2] == ["-m", "pytest"]:
+        assert all((ROOT / argument).exists() for argument in arguments if argument.startswith("tests/"))
+    elif program == "python" and arguments[0].endswith(".py"):
+        check_script(arguments[0], arguments[1:])
+
+
+def check_script(script: str, arguments: list[str]) -> None:
+    """Parse the options of a script. Raises UserError for one that does not exist, and for a wrong value."""
+    if script in ("docs/screenshots.py", "model.py") or script.startswith("tools/bench/"):  # without Settings
+        assert (ROOT / script).exists()
+    elif script == "tools/check_gpu.py":
+        load(settings_class(script), [*arguments, "--device=cpu"])  # this machine may have no GPU
+    elif script == "tools/sweep.py":
+        parse_sweep(SweepConfig, TrainConfig, arguments)
+    else:
+        load(settings_class(script), arguments)
