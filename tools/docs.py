@@ -101,18 +101,16 @@ def reference(name: str, space: str, path: str, up: str) -> str:
 
 
 def find_definition(name: str, path: str) -> int:
-    """The line that defines a name in a file of Python or JavaScript. Raises LookupError."""
+    """The line of a Python file that defines a name. Raises LookupError."""
     if not (ROOT / path).is_file():
         raise LookupError(f"there is no file {path}")
-    source = (ROOT / path).read_text(encoding="utf-8")
-    definitions = python_definitions(ast.parse(source)) if path.endswith(".py") else javascript_definitions(source)
-    for defined, line in definitions:
+    for defined, line in definitions(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if defined == name:
             return line
     raise LookupError(f"{path} does not define {name}")
 
 
-def python_definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, int]]:
+def definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, int]]:
     """The functions, classes, methods, constants, and fields of a module, as GPT.forward, and their lines."""
     for node in tree.body:
         match node:
@@ -120,15 +118,9 @@ def python_definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Ite
                 yield prefix + node.name, node.lineno
             case ast.ClassDef():
                 yield prefix + node.name, node.lineno
-                yield from python_definitions(node, f"{prefix}{node.name}.")
+                yield from definitions(node, f"{prefix}{node.name}.")
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 yield prefix + name, node.lineno
-
-
-def javascript_definitions(source: str) -> Iterator[tuple[str, int]]:
-    for number, line in enumerate(source.splitlines(), 1):
-        if match := re.match(r"(?:export )?(?:async )?(?:function\*? |class |const )(\w+)", line):
-            yield match[1], number
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """tools/docs.py: tables of settings, and the line numbers of references to code."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 
 from folio import UserError
 from folio.base.settings import help_text
+from model import GPT
 from tools import docs
 from train import TrainConfig
 
@@ -39,18 +41,11 @@ def test_a_table_without_names_has_all_settings_of_the_script():
 
 
 def test_line_numbers_are_those_of_the_definitions():
-    page = "`GPT.forward` ([model.py:1](../../model.py#L1)) and `AttendTo` (model.py)"
-    line = next(
-        n
-        for n, line in enumerate(Path(docs.ROOT / "model.py").read_text().splitlines(), 1)
-        if "def forward(\n" in f"{line}\n"
-    )
-    assert (
-        docs.update(page, PAGE)
-        == f"`GPT.forward` ([model.py:{line}](../../model.py#L{line})) and `AttendTo` (model.py)"
-    )
-    javascript = "`sampleToken` ([folio/web/browser/sampling.js:9](folio/web/browser/sampling.js#L9))"
-    assert "sampling.js:9]" not in docs.update(javascript, PAGE)
+    line = inspect.getsourcelines(GPT.forward)[1]
+    page = "`GPT.forward` ([model.py:{0}](../model.py#L{0})) and `POSITIONS`\n([model.py:{1}](model.py#L{1})) in `model.py`"
+    lines = Path(docs.ROOT / "model.py").read_text(encoding="utf-8").splitlines()
+    positions = next(number for number, line in enumerate(lines, 1) if line.startswith("POSITIONS: "))
+    assert docs.update(page.format(1, 2), PAGE) == page.format(line, positions)
 
 
 @pytest.mark.parametrize(
