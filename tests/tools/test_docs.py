@@ -42,7 +42,7 @@ def test_a_table_without_names_has_all_settings_of_the_script():
 
 def test_line_numbers_are_those_of_the_definitions():
     line = inspect.getsourcelines(GPT.forward)[1]
-    page = "`GPT.forward` ([model.py:{0}](../model.py#L{0})) and `POSITIONS`\n([model.py:{1}](model.py#L{1})) in `model.py`"
+    page = "`GPT.forward` ([model.py:{0}](model.py#L{0})), `POSITIONS`\n([model.py:{1}](model.py#L{1})) in model.py"
     lines = Path(docs.ROOT / "model.py").read_text(encoding="utf-8").splitlines()
     positions = next(number for number, line in enumerate(lines, 1) if line.startswith("POSITIONS: "))
     assert docs.update(page.format(1, 2), PAGE) == page.format(line, positions)
