@@ -277,7 +277,7 @@ def train(user_cfg: TrainConfig) -> Result:
                     session.log(losses)
                 if due.snapshot:
                     session.snapshot()
-                if due.save:  # last, because a run that is killed and resumed repeats nothing before a save
+                if due.save:  # after what a run that is killed and resumed must not repeat
                     session.save()
                 if due.evaluate:
                     session.sample()

@@ -59,8 +59,8 @@ class Session:
                 session.log(losses), session.snapshot(), session.save()  # each if it is due
                 session.sample()  # after an evaluation
 
-    The save comes last, because a run that is killed and resumed does not repeat what came before it. Otherwise the
-    order does not matter.
+    The save follows the log and the snapshot, because a run that is killed and resumed does not repeat what came before
+    it. Otherwise the order does not matter; a resumed run adds a sample that was lost.
 
     start: has train.py's settings. record: the content of checkpoints besides the progress (setup.run_record). sample:
     a function that generates a number of tokens of text; None: no samples.
