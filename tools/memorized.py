@@ -41,8 +41,8 @@ class MemorizedConfig(Settings):
     samples: PositiveInt = 1000  # number of samples to generate
     max_new_tokens: PositiveInt = 200  # maximum tokens per sample
     span: PositiveInt | None = None  # also count tokens in spans of training data of at least this length
-    temperature: NonNegativeFloat = GenerationConfig.temperature  # as in sample.py
-    seed: NonNegativeInt = GenerationConfig.seed
+    temperature: NonNegativeFloat = GenerationConfig.temperature  # of the samples, as in sample.py; 0: greedy decoding
+    seed: NonNegativeInt = GenerationConfig.seed  # random seed of the samples, as in sample.py
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # dtype of the weights
