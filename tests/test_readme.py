@@ -51,7 +51,7 @@ def with_tiny_model(command: str) -> str:
     return command
 
 
-@pytest.mark.needs("transformers")
+@pytest.mark.needs("transformers", "scipy")
 def test_commands(repo_copy):
     all_commands = [*README, *(command for command in FIRST_HOUR if command not in README)]
     viewed = [command for command in all_commands if "tools/view.py" in command]
