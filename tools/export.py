@@ -58,7 +58,7 @@ class ExportConfig(Settings):
     to: Literal[(*FORMATS, "onnx", "html")] = "hf"  # hf for transformers, gguf for llama.cpp, nanogpt, onnx, or html
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
     # --- HTML file ---
-    dtype: Literal[html_file.DTYPES] = "float16"  # dtype of the weights; float32: generates the same text as sample.py
+    dtype: Literal[html_file.DTYPES] = "float16"  # or int8, or float32, which generates the text of sample.py
     text: str = ""  # initial text, as in tools/view.py
     with_index: bool = False  # also store an index of the training data, for the view of memorized text
     data_dir: str | None = None  # folder of the data sets, used if the training data has moved
