@@ -91,7 +91,7 @@ class TrainConfig(Settings):
     gradient_accumulation_steps: PositiveInt | None = None  # micro-batches per step; None: 1
     total_batch_tokens: PositiveInt | None = None  # approximate tokens per step; sets the accumulation; None: off
     sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch; random: with replacement (nanoGPT)
-    mask_documents: bool = False  # True: attention does not cross an end-of-text token, and positions restart at it
+    mask_documents: bool = False  # True: attention does not cross an end-of-text token; positions restart after it
     # --- model ---
     size: Literal["auto"] | None = None  # auto: the best model and recipe for the text and --minutes; None: as below
     n_layer: PositiveInt = 12  # L, blocks
