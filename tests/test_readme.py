@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.run import get_args_parser as torchrun_options
 
 from folio.base.settings import load
-from tests.support.repository import ROOT, copy_repository, run_commands
+from tests.support.repository import ROOT, copy_repository, run_commands, shell_commands
 from train import TrainConfig
 
 SMALL = (
@@ -22,9 +22,7 @@ SMALL = (
 
 def read_commands(page: str) -> list[str]:
     """The commands in a page that run one of Folio's scripts."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.partition(" # ")[0].rstrip() for block in blocks for line in block.splitlines()]
-    commands = [command for line in lines for command in line.split(" && ")]
+    commands = shell_commands((ROOT / page).read_text(encoding="utf-8"))
     return [command for command in commands if re.match(r"python \S+\.py|torchrun ", command)]
 
 

@@ -52,6 +52,13 @@ def run_commands(commands: list[str], folder: Path) -> dict[str, str]:
     return dict(zip(commands, outputs, strict=True))
 
 
+def shell_commands(page: str) -> list[str]:
+    """The commands in a page's blocks of a shell, without comments."""
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    lines = [line.partition(" # ")[0].strip() for line in blocks.splitlines()]
+    return [command for line in lines if line for command in line.split(" && ")]
+
+
 def copy_repository(folder: Path) -> None:
     """Copy Folio without its tests and documentation."""
     shutil.copytree(ROOT / "folio", folder / "folio", ignore=shutil.ignore_patterns("__pycache__"))
