@@ -67,6 +67,7 @@ from folio.training.setup import (
     find_runtime,
     make_loss,
     open_data,
+    restart_history,
     run_record,
     time_budget,
     wrap,
@@ -125,7 +126,7 @@ class TrainConfig(Settings):
     on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: resume from a checkpoint at half the rate
     # --- evaluation, checkpoints, logs ---
     eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
-    eval_iters: PositiveInt | None = None  # validation batches, always the same ones; None: the whole set
+    eval_iters: PositiveInt | None = None  # batches to evaluate, always the same text; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
     save_interval_minutes: PositiveFloat | None = 30.0  # minutes between additional saves; None: off
     async_save: bool = True  # write checkpoints in the background, from a copy in memory; False: wait for the disk
@@ -184,6 +185,11 @@ class TrainConfig(Settings):
         return self.accumulation * self.batch_size * self.block_size
 
     @property
+    def max_val_tokens(self) -> int | None:
+        """Tokens of each validation set that eval_iters selects; None: all."""
+        return self.eval_iters and self.eval_iters * self.batch_size * self.block_size
+
+    @property
     def step_counts(self) -> StepCounts:
         return StepCounts(**{name: getattr(self, name) for name in STEP_COUNTS})
 
@@ -211,7 +217,7 @@ def train(user_cfg: TrainConfig) -> Result:
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
         start = choose_size(load_start(user_cfg), train_step)
         cfg = start.cfg
-        data = open_data(cfg)
+        data = open_data(cfg, start.max_val_tokens)
         start_time = time.perf_counter()  # the time budget excludes preparing the data set
         start.require_same_data(data)
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
@@ -238,13 +244,16 @@ def train(user_cfg: TrainConfig) -> Result:
         )
         if cfg.eval_only:
             losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-            batches = f"{cfg.eval_iters} batches" if cfg.eval_iters else "all"
-            print(f"validation set of {cfg.dataset} ({batches}), in contexts of {model.config.block_size} tokens")
+            print(
+                f"validation set of {cfg.dataset} ({data.validation_tokens:,} tokens), in contexts of "
+                f"{model.config.block_size}"
+            )
             print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
             return Result(losses["val_loss"], start.saved_state.get("step", 0), cfg.max_iters)
 
         # --- optimizer and training state ---
         state = build_state(start, model, net, runtime)
+        restart_history(start, state, data)
         group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
 
         # --- batches and schedule ---

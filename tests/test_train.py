@@ -252,7 +252,7 @@ def test_a_mixture_trains_resumes_and_reports_its_epochs(tiny, mixed_dir, tmp_pa
     assert same_tensors(a.model, b.model)
     last = read_metrics(uninterrupted)[-1]
     assert last["val_loss"] == pytest.approx(0.7 * last["val_loss/verse"] + 0.3 * last["val_loss/prose"])
-    assert last["epochs/prose"] == pytest.approx(15 / ((6480 - 32) // 32))
+    assert last["epochs/prose"] == pytest.approx(15 / ((6480 - 32) * 200 // (201 * 32)))
     for other in ("verse:0.5,prose:0.5", "verse"):
         with pytest.raises(UserError, match="is not this run's original data"):
             train(tiny(**{**mixed, "dataset": other}, out_dir=resumed, init_from="resume", max_iters=20))
@@ -677,7 +677,7 @@ def test_eval_only_describes_the_evaluated_data(tiny, capsys):
     train(tiny(max_iters=1))
     capsys.readouterr()
     train(tiny(init_from="resume", eval_only=True))
-    assert "validation set of verse (4 batches), in contexts of 32 tokens\n" in capsys.readouterr().out
+    assert "validation set of verse (512 tokens), in contexts of 32\n" in capsys.readouterr().out
 
 
 def test_with_sample_tokens_0_no_sample_is_printed(tiny, capsys):

@@ -45,7 +45,7 @@ from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
 from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
-from folio.training.setup import make_loss, measure_step, open_data  # noqa: E402
+from folio.training.setup import limit_validation, make_loss, measure_step, open_data  # noqa: E402
 from folio.training.start import MODEL_SETTINGS  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig  # noqa: E402
@@ -94,6 +94,8 @@ def main(cfg: PlanConfig) -> None:
     if cfg.minutes:
         if machine.step_seconds is None:
             raise UserError(f"minutes={cfg.minutes:g}: the time of a step is {machine.unknown}; or set --max_iters")
+        if data:
+            limit_validation(cfg, data, machine.step_seconds)
         evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
         seconds = 60 * cfg.minutes
         batches = validation_tokens(cfg, data) / (cfg.batch_size * cfg.block_size)
@@ -118,12 +120,12 @@ def find_data(cfg: PlanConfig) -> Mixture | None:
     """Open the data sets if all of them are prepared."""
     root = data_root(cfg.data_dir)
     prepared = all(has_data(root / name) for name, _ in parse_mixture(cfg.dataset))
-    return open_data(cfg) if prepared else None
+    return open_data(cfg, cfg.max_val_tokens) if prepared else None
 
 
 def validation_tokens(cfg: PlanConfig, data: Mixture | None) -> int:
     """Return the tokens per evaluation; without data, by eval_iters."""
-    return data.validation_tokens if data else (cfg.eval_iters or 0) * cfg.batch_size * cfg.block_size
+    return data.validation_tokens if data else cfg.max_val_tokens or 0
 
 
 class Machine(NamedTuple):

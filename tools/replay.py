@@ -41,7 +41,7 @@ from folio.training.guard import JudgedStep  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.schedule import Schedule  # noqa: E402
 from folio.training.setup import LossFunction, build_state, make_loss, wrap  # noqa: E402
-from folio.training.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
+from folio.training.start import MODEL_SETTINGS, Start, load_weights, unknown_order  # noqa: E402
 from folio.training.state import TrainState  # noqa: E402
 from model import GPTConfig  # noqa: E402
 from train import TrainConfig, train_step  # noqa: E402
@@ -199,8 +199,11 @@ def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
 
 
 def open_data(history: History, data_dir: str | None) -> Mixture:
-    """Open the run's training data. Raises UserError if it is missing or has changed."""
+    """Open the run's training data. Raises UserError if it is missing or has changed, or was read in another order."""
     try:
+        for part in history.parts:
+            if order := unknown_order(part.cfg, part.record):
+                raise UserError(order)
         return open_training_mixture(history.newest, data_dir)
     except UserError as error:
         raise UserError(f"{history.folder} cannot be replayed: {error}") from None

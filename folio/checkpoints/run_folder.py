@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from folio import UserError
 from folio.base.files import read_json, sha256, short_repr, shorten, step_number, write_json
 from folio.base.progress import note
-from folio.checkpoints.schema import PartRecord, invalid_fields
+from folio.checkpoints.schema import PartRecord, invalid_fields, measured_text
 
 FORMAT_VERSION = 2  # of state.json; version 1 is also read
 POINTERS = ("last", "best")
@@ -116,17 +116,20 @@ class RunFolder:
     def best_first(self) -> list[Path]:
         """The checkpoints that were the run's best when they were saved, lowest loss first.
 
-        If the state of the best checkpoint according to the last one is damaged, it comes first.
+        Losses are compared with those of the last evaluation, so only on the text that it measured. If the state of the
+        best checkpoint according to the last one is damaged, it comes first.
         """
         paths = list(self.newest_first())
         states = {path: state for path in paths if (state := self.state(path))}
-        last = next(iter(states.values()), None)
-        if last is None:
+        if not states:
             return []
+        last = next((state for state in states.values() if state["best_step"]), next(iter(states.values())))
         losses = {
             path: (state["best_val_loss"], state["step"])
             for path, state in states.items()
-            if 0 < state["best_step"] == state["step"] and state.get("run_id") == last.get("run_id")
+            if 0 < state["best_step"] == state["step"]
+            and state.get("run_id") == last.get("run_id")
+            and measured_text(state["parts"][-1]) == measured_text(last["parts"][-1])
         }
         damaged = [path for path in paths if path not in states and step_number(path.name) == last["best_step"]]
         return [*damaged, *sorted(losses, key=losses.__getitem__)]

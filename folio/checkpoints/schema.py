@@ -1,6 +1,8 @@
 """The schema of a checkpoint's state.json: the types and ranges of its values."""
 
 import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, is_typeddict
 
@@ -108,6 +110,19 @@ class PartRecord(RequiredPart, total=False):
     rollbacks: PositiveInt  # the number of rollbacks so far, if any
     lr_factor: PositiveFloat  # of all learning rates, if there were rollbacks
     skipped_sequences: tuple[NonNegativeInt, NonNegativeInt]  # begin and end, if a rollback begins this part
+    windows: PositiveInt  # version of the training order and the validation windows (folio/data/windows.py)
+    max_val_tokens: PositiveInt | None  # tokens of each validation set that an evaluation measures; None: all
+
+
+def measured_text(part: Mapping[str, Any]) -> tuple:
+    """What the validation losses of a part of a run measure. They are comparable only if it is equal."""
+    return part.get("windows"), part.get("max_val_tokens")
+
+
+def measured_since(parts: Sequence[Mapping[str, Any]]) -> int:
+    """The step from which all evaluations measure the same text as the last one. parts: PartRecords."""
+    steps = [part["from_step"] for before, part in pairwise(parts) if measured_text(before) != measured_text(part)]
+    return steps[-1] if steps else -1
 
 
 class RequiredState(RunProgress):

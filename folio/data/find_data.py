@@ -23,10 +23,10 @@ def open_mixture(
     block_size: int,
     seed: int,
     sampling: str,
-    max_val_windows: int | None = None,
+    max_val_tokens: int | None = None,
 ) -> Mixture:
     """Open one or more data sets, such as "a" or "a:0.7,b:0.3", as a Mixture."""
-    return Mixture(find_datasets(dataset, data_dir), block_size, seed, sampling, max_val_windows)
+    return Mixture(find_datasets(dataset, data_dir), block_size, seed, sampling, max_val_tokens)
 
 
 def find_datasets(dataset: str, data_dir: str | None) -> list[tuple[Dataset, float]]:

@@ -5,7 +5,8 @@ torch.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,12 @@ import numpy as np
 from folio.base.randomness import hash64, permute
 from folio.data.shards import Dataset, DatasetError, PromptFormat, Shard
 
+WINDOWS_VERSION = 2  # of the training order "epoch" and of the validation windows; recorded in runs
 SHARE_UNITS = 1 << 20  # shares in a mixture are integer multiples of 1 / SHARE_UNITS
+TARGETS_PER_GAP = 200  # an epoch leaves out at most one target in 200 to shift the phase of its windows
+MEAN_GAP = 4  # tokens between two segments of a long shard
+MIN_SEGMENTS = 32  # of a shard that is too short for gaps of MEAN_GAP
+VALIDATION_SEGMENT = 32  # mean number of validation windows of one phase
 Location = tuple[int, int]  # start of a window: index of the shard, and offset of the token in it
 
 
@@ -44,20 +50,15 @@ class _Windows:
         self.lengths = np.array([len(ids) for ids in self.ids])  # (N,)
         self.masked = any(shard.mask is not None for shard in shards)
 
-    def gather(self, locations: list[Location], pad: bool) -> tuple[np.ndarray, np.ndarray]:
+    def gather(self, locations: list[Location], lengths: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs and targets, (B, T) each, at these locations. Masked targets are -1.
 
-        pad: fill inputs and targets after the end of a shard with -1; False: every window must end inside its shard.
+        lengths: the number of targets in each window; after them, inputs and targets are -1. None: T.
         """
-        window_length = self.block_size + 1
-        ids = np.empty((len(locations), window_length), dtype=np.int64)
-        for row, (shard, start) in zip(ids, locations, strict=True):  # a slice per row is faster than an index array
-            tokens = self.ids[shard][start : start + window_length]
-            if pad:
-                row[: len(tokens)] = tokens
-                row[len(tokens) :] = -1
-            else:
-                row[:] = tokens
+        ids = np.full((len(locations), self.block_size + 1), -1, dtype=np.int64)
+        lengths = lengths or [self.block_size] * len(locations)
+        for row, (shard, start), length in zip(ids, locations, lengths, strict=True):
+            row[: length + 1] = self.ids[shard][start : start + length + 1]  # faster than an index array
         check_ids(ids.max(initial=0), self.vocab_size)
         x, y = ids[:, :-1], ids[:, 1:]
         if self.masked:
@@ -73,10 +74,13 @@ class _Windows:
 class TrainingWindows(_Windows):
     """An infinite stream of training sequences, in which sequence i depends only on (seed, i).
 
-    sampling="epoch": in each epoch, every shard is divided from a random offset into n = max(1, (len - T) // T) windows
-    that do not overlap, and each window is used once, in random order. sampling="random": as in nanoGPT, sequences
-    start at random positions, with replacement. Windows do not cross the end of a shard. Shards with fewer than T + 1
-    tokens are not used. Raises DatasetError if all shards are shorter.
+    sampling="epoch": in each epoch, every shard is divided from a random offset into n windows that do not overlap, and
+    each window is used once, in random order. Without gaps, all of them would have the same phase: in text whose period
+    divides T, such as a table, position p of every window would hold the same column, and the model would learn the
+    columns of the epoch's positions. Therefore small random gaps, which differ in each epoch, shift the phase from
+    segment to segment of the shard. sampling="random": as in nanoGPT, sequences start at random positions, with
+    replacement. Windows do not cross the end of a shard. Shards with fewer than T + 1 tokens are not used. Raises
+    DatasetError if all shards are shorter.
     """
 
     LOCATE_AHEAD = 4096  # sequences located at a time, which affects only speed
@@ -93,8 +97,13 @@ class TrainingWindows(_Windows):
                 f"{T + 1:,}: use a smaller --block_size, or more text"
             )
         usable = lengths >= T + 1
-        counts = np.maximum(1, (lengths - T) // T) if sampling == "epoch" else lengths - T
+        windows = np.maximum(1, (lengths - T) * TARGETS_PER_GAP // ((TARGETS_PER_GAP + 1) * T))  # T is for the offset
+        counts = windows if sampling == "epoch" else lengths - T
         self.counts = np.where(usable, counts, 0)  # windows ("epoch") or possible starts ("random") per shard, (N,)
+        # Per shard, (N,): the tokens in all gaps, the number of segments, and that of possible offsets.
+        self.gaps = np.clip(windows * T // TARGETS_PER_GAP, 0, np.maximum(0, lengths - windows * T - 1))
+        self.segments = np.clip(self.gaps // MEAN_GAP, np.minimum(windows, MIN_SEGMENTS), windows)
+        self.offsets = np.clip(lengths - windows * T - self.gaps, 1, T)
         self.ends = np.cumsum(self.counts)
         self.per_epoch = int(self.ends[-1])  # sequences per epoch
         self.located: tuple[range, list[Location]] = (range(0), [])  # sequences and their locations
@@ -118,10 +127,17 @@ class TrainingWindows(_Windows):
         index = permute(positions, self.per_epoch, hash64(self.seed, epoch)).astype(np.int64)
         shard = np.searchsorted(self.ends, index, side="right")
         window = index - (self.ends - self.counts)[shard]  # index in the shard
-        T, n = self.block_size, self.counts[shard]
-        offsets = np.minimum(T, self.lengths[shard] - n * T).astype(np.uint64)  # number of possible offsets
-        offset = (hash64(self.seed, epoch, shard) % offsets).astype(np.int64)
-        return shard, offset + window * T
+        count, segments, gaps = self.counts[shard], self.segments[shard], self.gaps[shard]
+
+        def draw(n: np.ndarray, *parts: np.ndarray | int) -> np.ndarray:
+            """Random integers in [0, n), fixed by the seed, the epoch, the shard and `parts`."""
+            return (hash64(self.seed, epoch, shard, *parts) % n.astype(np.uint64)).astype(np.int64)
+
+        offset = draw(self.offsets[shard])
+        segment = (window * segments + draw(count, 1)) // count  # 0 to `segments`; the first and the last are shorter
+        # The gaps before segment s have (s + u) / (segments + 1) of the tokens of all gaps, with a random u in [0, 1).
+        gap = (segment * (gaps + 1) + draw(gaps + 1, 2, segment)) // (segments + 1)
+        return shard, offset + window * self.block_size + gap
 
     def locations(self, first: int, count: int) -> list[Location]:
         """Return the locations of sequences first .. first + count - 1."""
@@ -135,41 +151,58 @@ class TrainingWindows(_Windows):
 
     def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets, (B, T) each, of sequences first .. first + count - 1. Masked targets are -1."""
-        return self.gather(self.locations(first, count), pad=False)
+        return self.gather(self.locations(first, count))
 
 
 class ValidationWindows(_Windows):
     """Fixed windows for evaluation. Every token except the first of each shard is a target exactly once.
 
-    max_windows: maximum number of windows, which are evenly spaced.
+    Every shard is divided into segments of random lengths, and each segment into windows, the last of which may be
+    shorter. So the windows have many phases, as in training: with a single one, the loss on text whose period divides
+    T would be that of one column at each position.
+
+    max_tokens: the number of tokens to measure, in whole windows that are evenly spaced; None: all. `tokens` is the
+    number of targets that are measured, masked ones included.
     """
 
-    def __init__(self, shards: list[Shard], block_size: int, vocab_size: int, max_windows: int | None = None):
+    def __init__(self, shards: list[Shard], block_size: int, vocab_size: int, max_tokens: int | None = None):
         super().__init__(shards, block_size, vocab_size)
-        counts = -(-(self.lengths - 1) // block_size)  # windows per shard, (N,)
-        self.ends = np.cumsum(counts)
-        self.starts = self.ends - counts
-        total = int(self.ends[-1])
-        if not total:
+        targets = np.maximum(0, self.lengths - 1)
+        windows = [self._divide(shard, int(count)) for shard, count in enumerate(targets)]
+        shard, start, stop = (np.concatenate(values) for values in zip(*windows, strict=True))  # (windows,) each
+        if not len(shard):
             raise DatasetError("the validation data has fewer than 2 tokens: use more text")
-        count = min(total, max_windows or total)
-        self.selected = np.arange(count) * total // count
+        count = len(shard) if max_tokens is None else min(len(shard), max(1, max_tokens // block_size))
+        selected = np.arange(count) * len(shard) // count
+        self.is_limited = count < len(shard)
+        self.locations = list(zip(shard[selected].tolist(), start[selected].tolist(), strict=True))
+        self.window_lengths = (stop - start)[selected].tolist()
+        self.tokens = sum(self.window_lengths)
         if self.masked and not any((y != -1).any() for _, y in self.batches(1)):
             raise DatasetError(
                 "no token of the validation data counts as a target, so there is no validation loss: use more text, "
                 "or a larger --eval_iters"
             )
 
+    def _divide(self, shard: int, targets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the shard, the first token, and the last target of each window of a shard, (windows,) each."""
+        segments = max(1, targets // (VALIDATION_SEGMENT * self.block_size))
+        inner = np.arange(1, segments)
+        u = (hash64(shard, inner) % np.uint64(max(1, targets))).astype(np.int64)
+        bounds = [0, *((inner * targets + u) // segments).tolist(), targets]
+        starts = [np.arange(begin, end, self.block_size) for begin, end in pairwise(bounds)]
+        stops = [np.minimum(start + self.block_size, end) for start, end in zip(starts, bounds[1:], strict=True)]
+        start = np.concatenate(starts)
+        return np.full(len(start), shard), start, np.concatenate(stops)
+
     def batches(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield inputs and targets, (batch_size, T) each. After the end of the data, inputs are 0 and targets -1.
+        """Yield inputs and targets, (batch_size, T) each. After the end of a window, inputs are 0 and targets -1.
 
         Each rank gets every ranks-th batch. All ranks get the same number of batches; the last ones may be empty.
         """
-        for first in range(0, len(self.selected), ranks * batch_size):
-            window = self.selected[first + rank * batch_size :][:batch_size]
-            shard = np.searchsorted(self.ends, window, side="right")
-            start = (window - self.starts[shard]) * self.block_size
-            x, y = self.gather(list(zip(shard.tolist(), start.tolist(), strict=True)), pad=True)
+        for first in range(0, len(self.locations), ranks * batch_size):
+            rows = slice(first + rank * batch_size, first + (rank + 1) * batch_size)
+            x, y = self.gather(self.locations[rows], self.window_lengths[rows])
             padding = np.full((batch_size - len(x), self.block_size), -1)
             yield np.maximum(np.concatenate([x, padding]), 0), np.concatenate([y, padding])
 
@@ -179,8 +212,8 @@ class Mixture:
 
     datasets: each data set and its weight. Weights are normalized to shares of the sequences. The data set of sequence
     i depends only on i: the first i sequences include floor(i * share) from the first data set, the second one's share
-    of the others, and so on, so that each batch is as close to the shares as possible. Raises DatasetError if the
-    tokenizers differ.
+    of the others, and so on, so that each batch is as close to the shares as possible. max_val_tokens: of each data
+    set, see ValidationWindows. Raises DatasetError if the tokenizers differ.
     """
 
     def __init__(
@@ -189,7 +222,7 @@ class Mixture:
         block_size: int,
         seed: int,
         sampling: str,
-        max_val_windows: int | None = None,
+        max_val_tokens: int | None = None,
     ):
         first, total = datasets[0][0], sum(weight for _, weight in datasets)
         self.block_size, self.tokenizer, self.datasets = block_size, first.load_tokenizer(), datasets
@@ -206,14 +239,25 @@ class Mixture:
         self.weights = [weight / total for _, weight in datasets]
         self.shares = [max(1, round(weight * SHARE_UNITS)) for weight in self.weights]  # integers, for exact results
         self.training = [TrainingWindows(d.train, block_size, d.vocab_size, seed, sampling) for d, _ in datasets]
-        self.validation = {
-            d.folder.name: ValidationWindows(d.val, block_size, d.vocab_size, max_val_windows) for d, _ in datasets
-        }
+        self.limit_validation(max_val_tokens)
         self.masked = any(windows.masked for windows in self.training)
         self.training_tokens = int(sum(windows.lengths.sum() for windows in self.training))
-        self.validation_tokens = sum(len(windows.selected) for windows in self.validation.values()) * block_size
         self.vocab_size = first.vocab_size
         self.hash = first.hash if len(datasets) == 1 else self._combined_hash()
+
+    def limit_validation(self, max_tokens: int | None) -> None:
+        """Choose the validation windows. max_tokens: of each data set, see ValidationWindows."""
+        self.validation = {
+            dataset.folder.name: ValidationWindows(dataset.val, self.block_size, dataset.vocab_size, max_tokens)
+            for dataset, _ in self.datasets
+        }
+        is_limited = any(windows.is_limited for windows in self.validation.values())
+        self.max_val_tokens = max_tokens if is_limited else None
+
+    @property
+    def validation_tokens(self) -> int:
+        """The number of targets of an evaluation."""
+        return sum(windows.tokens for windows in self.validation.values())
 
     @property
     def prompt_format(self) -> PromptFormat | None:
@@ -294,8 +338,10 @@ class Mixture:
             name, tokens = dataset.folder.name, [sum(map(len, split)) for split in (dataset.train, dataset.val)]
             masked = ", some of them masked" if windows.masked else ""
             share = f"{weight:.1%} of the sequences, " if len(self.weights) > 1 else ""
+            validation = self.validation[name]
+            measured = f" ({validation.tokens:,} of them are evaluated)" if validation.is_limited else ""
             lines.append(
-                f"{name}: {tokens[0]:,} training and {tokens[1]:,} validation tokens, a vocabulary of "
+                f"{name}: {tokens[0]:,} training and {tokens[1]:,} validation tokens{measured}, a vocabulary of "
                 f"{dataset.vocab_size:,} ({self.tokenizer.kind}){masked}; "
                 f"{share}{self.epochs(sequences)[name]:,.2f} epochs in total"
             )

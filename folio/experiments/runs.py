@@ -15,7 +15,7 @@ from folio.base.files import is_locked, read_json
 from folio.checkpoints import run_folder
 from folio.checkpoints.find_runs import is_run, written_at
 from folio.checkpoints.run_folder import CheckpointError
-from folio.checkpoints.schema import PartRecord
+from folio.checkpoints.schema import PartRecord, measured_since
 from folio.training.run_log import ABANDONED, read_lines
 from model import GPT, GPTConfig
 
@@ -131,8 +131,10 @@ class Run:
         }
 
     def evaluations(self) -> list[tuple[float, int]]:
-        """Return the validation loss and step of each evaluation."""
-        return [(line["val_loss"], line["step"]) for line in self.lines if line["val_loss"] is not None]
+        """Return the validation loss and step of each evaluation on the text that is measured now."""
+        begin = measured_since(self.parts)
+        lines = [line for line in self.lines if line["val_loss"] is not None and line["step"] > begin]
+        return [(line["val_loss"], line["step"]) for line in lines]
 
     def trained_evaluations(self) -> list[tuple[float, int]]:
         """Return the evaluations after step 0, which have checkpoints."""

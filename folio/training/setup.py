@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from folio import UserError
 from folio.base.number_format import counted
-from folio.checkpoints.schema import PartRecord
+from folio.checkpoints.schema import PartRecord, measured_text
 from folio.data.find_data import open_mixture
-from folio.data.windows import Mixture
+from folio.data.windows import WINDOWS_VERSION, Mixture
 from folio.machine import distributed, memory
 from folio.machine.data_parallel import DataParallelLoss, with_workers
 from folio.machine.kernels import adapt, compile_loss, dropout_contexts, pad_rows, pad_vocabulary
@@ -27,7 +27,7 @@ from folio.training.guard import StepGuard
 from folio.training.loader import BatchLoader, resident_bytes
 from folio.training.optim import make_optimizer
 from folio.training.planning import forecast
-from folio.training.planning.budget import Budget, evaluation_seconds, with_time_budget
+from folio.training.planning.budget import Budget, affordable_tokens, evaluation_seconds, with_time_budget
 from folio.training.schedule import StepCounts
 from folio.training.start import Start
 from folio.training.state import TrainState
@@ -37,14 +37,15 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]  # inputs and targets, (B, T) 
 TrainStep = Callable[[TrainState, LossFunction, BatchLoader, float, float, int], None]  # train.py's
 
 
-def open_data(cfg: Any) -> Mixture:
+def open_data(cfg: Any, max_val_tokens: int | None = None) -> Mixture:
+    """Open the data of train.py's settings. max_val_tokens: of each data set, see ValidationWindows."""
     return open_mixture(
         cfg.dataset,
         cfg.data_dir,
         block_size=cfg.block_size,
         seed=cfg.seed,
         sampling=cfg.sampling,
-        max_val_windows=cfg.eval_iters and cfg.eval_iters * cfg.batch_size,
+        max_val_tokens=max_val_tokens,
     )
 
 
@@ -148,6 +149,19 @@ def build_state(start: Start, model: GPT, net: nn.Module, runtime: Runtime) -> T
     return state
 
 
+def restart_history(start: Start, state: TrainState, data: Mixture) -> None:
+    """Forget the validation losses of a resumed run if they were measured on other text, with which the next one must
+    not be compared: as the best loss, for patience, and for a rollback. Prints a line.
+    """
+    if not start.resuming or measured_text(start.last_part) == measured_text(part_data(data)):
+        return
+    state.forget_evaluations()
+    print(
+        f"from now on, the validation loss is measured on other text than before ({data.validation_tokens:,} tokens): "
+        f"the best loss, patience, and rollbacks consider only the evaluations from step {state.step:,} on"
+    )
+
+
 def time_budget(
     cfg: Any,
     start: Start,
@@ -169,9 +183,12 @@ def time_budget(
     step_seconds = measure_step(train_step, cfg, state.model, state.net, loss_fn, loader)
     timings = step_seconds, time.perf_counter() - start_time
     step_seconds, spent = loader.runtime.group.broadcast(timings)  # so that all ranks agree
-    evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
+    data = loader.data
+    if line := limit_validation(cfg, data, step_seconds):
+        print(line)
+    evaluation = evaluation_seconds(data.validation_tokens, cfg.step_tokens, step_seconds)
     remaining = 60 * cfg.minutes - spent
-    batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
+    batches = data.validation_tokens / (cfg.batch_size * cfg.block_size)
     counts, evaluates_less = with_time_budget(
         cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches
     )
@@ -182,6 +199,23 @@ def time_budget(
             f"--eval_iters makes evaluations shorter"
         )
     return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - start_time)
+
+
+def limit_validation(cfg: Any, data: Mixture, step_seconds: float) -> str | None:
+    """Evaluate a part of the validation set if even two evaluations would exceed their share of a run of cfg.minutes.
+
+    Returns a line about it, or None. A part that the user chose with eval_iters stays.
+    """
+    tokens = [windows.tokens for windows in data.validation.values()]
+    seconds_per_token = evaluation_seconds(1, cfg.step_tokens, step_seconds)
+    limit = None if cfg.eval_iters else affordable_tokens(cfg.minutes, tokens, seconds_per_token)
+    if limit is None:
+        return None
+    data.limit_validation(limit)
+    return (
+        f"validation: {data.validation_tokens:,} of {sum(tokens):,} tokens, in evenly spaced contexts, the same ones "
+        f"throughout, because evaluations may take a tenth of the time; --eval_iters chooses another part"
+    )
 
 
 def measure_step(
@@ -206,6 +240,11 @@ def measure_step(
     return statistics.median(times[2:] or times[1:])
 
 
+def part_data(data: Mixture) -> dict[str, Any]:
+    """The fields of a PartRecord about the data."""
+    return {"windows": WINDOWS_VERSION, "max_val_tokens": data.max_val_tokens}
+
+
 def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, parts: list[PartRecord]) -> dict[str, Any]:
     """The content of state.json, without the progress."""
     return {
@@ -214,6 +253,6 @@ def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, part
         "config": asdict(start.cfg) | asdict(counts),
         "origins": dict(start.cfg.origins),
         "dataset": {"folder": start.cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
-        "parts": parts,
+        "parts": [*parts[:-1], {**parts[-1], **part_data(data)}],
         "torchrun": distributed.run_id(),
     }

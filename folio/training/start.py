@@ -35,7 +35,7 @@ from folio.checkpoints.find_runs import resolve
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
 from folio.data.tokenizer import Tokenizer
-from folio.data.windows import Mixture
+from folio.data.windows import WINDOWS_VERSION, Mixture
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
 from folio.training.schedule import STEP_COUNTS, Schedule
@@ -133,6 +133,16 @@ class Start(Generic[Config]):
         schedule = self.saved_cfg.schedule(self.saved_cfg.step_counts, self.last_part)
         return schedule.learning_rate_at(max(0, self.saved_state["step"] - 1))
 
+    @property
+    def max_val_tokens(self) -> int | None:
+        """Tokens of each validation set that an evaluation measures; None: all.
+
+        A resumed run measures the same text as before, whatever its micro-batch is now, unless eval_iters changes.
+        """
+        if not self.resuming or self.cfg.eval_iters != self.saved_cfg.eval_iters:
+            return self.cfg.max_val_tokens
+        return self.last_part.get("max_val_tokens", self.saved_cfg.max_val_tokens)
+
     def require_same_data(self, data: Mixture) -> None:
         """Raise UserError if the data's tokenizer is not the checkpoint's, or the data is not the resumed run's."""
         if not self.checkpoint:
@@ -148,6 +158,11 @@ class Start(Generic[Config]):
         if self.resuming and self.saved_state["dataset"]["hash"] != data.hash:
             raise UserError(
                 f"{dataset} is not this run's original data; start a new run from its weights with "
+                f"--init_from={self.cfg.out_dir} and another --out_dir"
+            )
+        if self.resuming and not self.cfg.eval_only and (order := unknown_order(self.saved_cfg, self.last_part)):
+            raise UserError(
+                f"{self.cfg.out_dir} cannot be resumed: {order}; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
             )
 
@@ -205,6 +220,16 @@ class Start(Generic[Config]):
         listed = "".join(f", {name} {new} (was {old})" for name, (old, new) in changes.items())
         print(f"resuming from {self.checkpoint.path}{listed}{'' if part['exact'] else '; not bitwise identical'}")
         return [*run_folder.parts_of(Path(self.cfg.out_dir), self.saved_state), part]
+
+
+def unknown_order(cfg: Any, part: Mapping[str, Any]) -> str | None:
+    """A clause about the order of the sequences of a run if this version cannot reproduce it, or None.
+
+    cfg: train.py's settings of the run. part: one of its parts, a PartRecord.
+    """
+    if cfg.sampling != "epoch" or part.get("windows") == WINDOWS_VERSION:
+        return None
+    return 'its sequences have an order that no longer exists: sampling="epoch" with one phase per epoch'
 
 
 def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:

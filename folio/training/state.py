@@ -84,6 +84,11 @@ class TrainState:
                 gathered[name] = full.to("cpu", copy=copy)
         return gathered
 
+    def forget_evaluations(self) -> None:
+        """Start the history of validation losses again."""
+        self.best_val_loss, self.best_step, self.evaluations_since_best = math.inf, 0, 0
+        self.guard.val_losses = []
+
     def is_out_of(self, patience: int | None) -> bool:
         """Whether `patience` evaluations in a row did not improve; None: never."""
         return patience is not None and self.evaluations_since_best >= patience

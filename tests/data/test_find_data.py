@@ -17,7 +17,7 @@ def test_data_sets_are_in_data_by_default(tmp_path):
 def test_a_mixture_is_opened_by_name(data_dir):
     ((dataset, weight),) = find_datasets("verse:0.7", str(data_dir))
     assert dataset.folder == data_dir / "verse" and weight == 0.7
-    data = open_mixture("verse", str(data_dir), block_size=32, seed=1, sampling="epoch", max_val_windows=3)
+    data = open_mixture("verse", str(data_dir), block_size=32, seed=1, sampling="epoch", max_val_tokens=3 * 32)
     assert data.names == ["verse"] and data.block_size == 32 and data.validation_tokens == 3 * 32
 
 

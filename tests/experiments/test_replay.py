@@ -213,9 +213,16 @@ def test_a_step_that_is_not_finite(tiny, poison):
 
 def test_a_run_that_was_resumed_with_other_settings(tiny):
     """Steps are replayed with their settings, even if only the last checkpoint is left, in both formats."""
-    cfg = tiny(max_iters=4, lr_decay_iters=12)
+    cfg = tiny(max_iters=4, lr_decay_iters=12, sampling="random")
     train(cfg)
-    changes = dict(learning_rate=1e-3, dropout=0.3, batch_size=2, gradient_accumulation_steps=2, weight_decay=0.0)
+    changes = dict(
+        sampling="random",
+        learning_rate=1e-3,
+        dropout=0.3,
+        batch_size=2,
+        gradient_accumulation_steps=2,
+        weight_decay=0.0,
+    )
     train(tiny(max_iters=8, init_from="resume", **changes))
     train(tiny(max_iters=8, init_from="resume", **changes, patience=9))  # nothing to train
     train(tiny(max_iters=12, init_from="resume", **{**changes, "grad_clip": 0.1}))
@@ -232,6 +239,7 @@ def test_a_run_that_was_resumed_with_other_settings(tiny):
 def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
     """Learning rates depend on decisions about the run's length."""
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5, keep_last=9)
+    recipe["sampling"] = "random"  # version 1 had another order in epochs
     cfg = tiny(**recipe, **SMALLEST, minutes=0.5, sample_tokens=0)
     with monkeypatch.context() as patch:
         SimulatedMachine(patch, lambda step: 0.5 if step < 20 else 1.5, lambda step: 0.1)
@@ -249,6 +257,15 @@ def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
     facts = replay(cfg, last)
     assert facts["bitwise"] is False and "the logged learning rate is" in facts["remarks"][-1]
     assert f"planned length of the run before step {last:,} is not recorded" in capsys.readouterr().out
+
+
+def test_a_run_with_another_order_is_refused(tiny):
+    """Other sequences would be replayed."""
+    cfg = tiny(max_iters=3)
+    train(cfg)
+    write_as_version_1(Path(cfg.out_dir))
+    with pytest.raises(UserError, match=r'cannot be replayed: .*sampling="epoch" with one phase per epoch'):
+        replay(cfg, 2)
 
 
 def test_a_finetuned_run(tiny, tmp_path, capsys):

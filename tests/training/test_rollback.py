@@ -37,7 +37,7 @@ BAD_STEPS = range(110, 122)  # whose text is random in bad_data
 def bad_data(data_dir, tmp_path) -> str:
     """A folder with the data set "verse", in which the sequences of BAD_STEPS of tiny() are random characters."""
     shutil.copytree(data_dir / "verse", tmp_path / "bad" / "verse")
-    data = open_mixture("verse", str(data_dir), block_size=32, seed=1337, sampling="epoch", max_val_windows=None)
+    data = open_mixture("verse", str(data_dir), block_size=32, seed=1337, sampling="epoch")
     (path,) = (tmp_path / "bad" / "verse").glob("train*.bin")
     ids, rng = np.fromfile(path, dtype=np.uint16), np.random.default_rng(0)
     for place in data.places(4 * BAD_STEPS.start, 4 * len(BAD_STEPS)):

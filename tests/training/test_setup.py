@@ -36,7 +36,8 @@ def test_a_run_that_evaluates_less_often_is_reported(evaluation, is_limited, mon
     monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
     cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
     group = SimpleNamespace(broadcast=lambda value: value)
-    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=SimpleNamespace(validation_tokens=10**5))
+    data = SimpleNamespace(validation_tokens=10**4, validation={"verse": SimpleNamespace(tokens=10**4)})
+    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=data)
     start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
     setup.time_budget(cfg, start, state, None, loader, None, time.perf_counter())
     assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited

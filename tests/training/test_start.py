@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ from folio.base import settings
 from folio.checkpoints import checkpoint, run_folder
 from folio.data.shards import open_dataset
 from folio.data.sources.pairs import validation_pairs
+from folio.data.windows import WINDOWS_VERSION
 from folio.decoding.decoders import make_decoder
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import generate
+from folio.experiments.runs import Run
 from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
+from folio.training.setup import part_data
 from folio.training.start import resume_run, versions
 from model import GPT
 from prepare import pairs as prepare_pairs
@@ -115,6 +119,8 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
         "resolved": {"device": "cpu", "dtype": "float32", "compile": False},
         "versions": versions(),
         "threads": torch.get_num_threads(),
+        "windows": WINDOWS_VERSION,
+        "max_val_tokens": 4 * 4 * 32,
     }
     start = {"from_step": 0, "init_from": "scratch", "after": None, "changes": {}, "exact": True}
     assert new == {**start, **machine, "decisions": [[0, 3]]}
@@ -133,17 +139,78 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
 
 
 def test_a_run_of_version_1_resumes_bitwise_identically(tiny, tmp_path):
-    """Its part is recorded like that of a newer run."""
-    train(tiny(max_iters=3, lr_decay_iters=6))
+    """Its part is recorded like that of a newer run, except for the version of the windows."""
+    settings = dict(lr_decay_iters=6, sampling="random")
+    train(tiny(max_iters=3, **settings))
     (first,) = checkpoint.load(Path(tiny().out_dir)).state["parts"]
     write_as_version_1(Path(tiny().out_dir))
-    train(tiny(max_iters=6, lr_decay_iters=6, init_from="resume"))
+    train(tiny(max_iters=6, **settings, init_from="resume"))
     before, resumed = checkpoint.load(Path(tiny().out_dir)).state["parts"]
-    assert before == first and resumed["from_step"] == 3 and resumed["exact"]
-    straight = tiny(max_iters=6, lr_decay_iters=6, out_dir=str(tmp_path / "straight"))
+    assert before | part_data(SimpleNamespace(max_val_tokens=512)) == first
+    assert resumed["from_step"] == 3 and resumed["exact"]
+    straight = tiny(max_iters=6, **settings, out_dir=str(tmp_path / "straight"))
     train(straight)
     a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (tiny(), straight))
     assert same_tensors(a.model, b.model) and same_tensors(a.optimizer(), b.optimizer())
+
+
+def test_a_run_with_the_order_of_one_phase_per_epoch_is_not_resumed(tiny, tmp_path, capsys):
+    """It would continue with other sequences. Its weights can be finetuned and evaluated."""
+    train(tiny(max_iters=3))
+    write_as_version_1(Path(tiny().out_dir))  # did not record the version of the windows
+    with pytest.raises(UserError, match=r'sampling="epoch" with one phase per epoch; start .*--init_from=.*out '):
+        train(tiny(max_iters=6, init_from="resume"))
+    train(tiny(init_from="resume", eval_only=True))
+    train(tiny(init_from=tiny().out_dir, out_dir=str(tmp_path / "finetuned")))
+
+
+# --- the text of the validation loss ----------------------------------------------------------------------------------
+
+
+def evaluated_tokens(out: str) -> int:
+    """The number in the line of eval_only."""
+    return int(re.search(r"\(([\d,]+) tokens\)", out)[1].replace(",", ""))
+
+
+def test_another_micro_batch_evaluates_the_same_text(tiny, capsys):
+    """The subset was eval_iters * batch_size windows of the resumed run, so a loss on other text was the best one."""
+    train(tiny(max_iters=6))
+    before = checkpoint.load(Path(tiny().out_dir)).state
+    changes = dict(init_from="resume", batch_size=1, gradient_accumulation_steps=4)
+    for _ in range(2):  # the second time from a run with this micro-batch
+        capsys.readouterr()
+        train(tiny(**changes, eval_only=True))
+        assert evaluated_tokens(capsys.readouterr().out) == 4 * 4 * 32
+        train(tiny(**changes, max_iters=7))
+    after = checkpoint.load(Path(tiny().out_dir)).state
+    assert after["best_step"] in (before["best_step"], 7) and after["parts"][-1]["max_val_tokens"] == 4 * 4 * 32
+
+
+def test_losses_on_other_text_are_not_compared(tiny, capsys):
+    """A loss on fewer windows remained the best one forever, and was a reason for rollbacks."""
+    cfg = tiny(max_iters=6, eval_interval=3, keep_last=1)
+    train(cfg)
+    ckpt, best = checkpoint.load(Path(cfg.out_dir)), (Path(cfg.out_dir) / "best.json").read_text()
+    for line in read_metrics(cfg.out_dir):
+        assert line["val_loss"] is None or line["val_loss"] >= ckpt.state["best_val_loss"]
+    edit_state(ckpt.path, lambda state: state.update(best_val_loss=0.01))  # of easy text
+    capsys.readouterr()
+    train(tiny(max_iters=6, eval_iters=99, init_from="resume"))  # nothing to train
+    assert (Path(cfg.out_dir) / "best.json").read_text() == best
+    longer = tiny(max_iters=12, eval_interval=3, eval_iters=99, init_from="resume", patience=9)
+    train(longer)
+    out = capsys.readouterr().out
+    assert "is measured on other text than before (2,064 tokens)" in out and "rolled back" not in out
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    losses = {line["step"]: line["val_loss"] for line in read_metrics(cfg.out_dir) if line["val_loss"] is not None}
+    after = {step: loss for step, loss in losses.items() if step > 6}
+    assert state["best_val_loss"] == min(after.values()) and after[state["best_step"]] == state["best_val_loss"]
+    run = Run.of(Path(cfg.out_dir))
+    assert run.best == (state["best_val_loss"], state["best_step"]) and len(run.evaluations()) == len(after)
+    assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == state["best_step"]
+    capsys.readouterr()
+    train(tiny(max_iters=13, eval_iters=99, init_from="resume"))  # the same text
+    assert "other text" not in capsys.readouterr().out
 
 
 def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):

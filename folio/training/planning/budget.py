@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from folio.training.schedule import Schedule, StepCounts
 
 FINAL_SAMPLE_TOKENS = 300  # printed at the end of a run
 EVALUATION_SHARE = 0.1  # of the time, for all evaluations but the last, with their checkpoints and samples
+MIN_EVALUATIONS = 2  # in EVALUATION_SHARE of the time; if they do not fit, a part of the validation set is evaluated
+MIN_VAL_TOKENS = 2**14
 ENDING_SECONDS = 1.0  # estimate for the end of a run, without the sample
 
 
@@ -65,6 +67,26 @@ def with_time_budget(
 def affordable_evaluations(minutes: float, evaluation: float) -> float:
     """The number of evaluations that fit into EVALUATION_SHARE of the run; infinity if they take no time."""
     return EVALUATION_SHARE * 60 * minutes // evaluation if evaluation > 0 else math.inf
+
+
+def affordable_tokens(minutes: float, tokens: Sequence[int], seconds_per_token: float) -> int | None:
+    """The number of tokens of each validation set to evaluate, so that MIN_EVALUATIONS fit; None: all.
+
+    tokens: of each validation set. The result is a power of two, so that runs with similar speeds evaluate the same
+    text, and at least MIN_VAL_TOKENS.
+    """
+
+    def is_affordable(limit: int) -> bool:
+        evaluation = sum(min(n, limit) for n in tokens) * seconds_per_token
+        return affordable_evaluations(minutes, evaluation) >= MIN_EVALUATIONS
+
+    limit = max(tokens)
+    if limit <= MIN_VAL_TOKENS or is_affordable(limit):
+        return None
+    limit = 2 ** ((limit - 1).bit_length() - 1)  # the largest power of two below
+    while limit > MIN_VAL_TOKENS and not is_affordable(limit):
+        limit //= 2
+    return limit
 
 
 def too_short(minutes: float, spent: float, step_seconds: float, evaluation: float, batches: float) -> str:

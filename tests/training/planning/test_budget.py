@@ -20,7 +20,14 @@ from folio.base import settings
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint, run_folder
 from folio.training import session, setup
-from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
+from folio.training.planning import budget
+from folio.training.planning.budget import (
+    FINAL_SAMPLE_TOKENS,
+    Budget,
+    affordable_tokens,
+    evaluation_seconds,
+    with_time_budget,
+)
 from folio.training.run_log import Metrics
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 from folio.training.session import Session
@@ -53,6 +60,31 @@ def test_a_time_budget_scales_all_step_counts():
     assert (odd.max_iters, odd.eval_interval) == (569, 285)
     with pytest.raises(UserError, match=r"minutes=1: .*a step takes 30 s and an evaluation 0 s.*--minutes="):
         counts_within(recipe, 20, step_seconds=30)
+
+
+def test_a_part_of_a_large_validation_set_is_evaluated():
+    """A single evaluation took 65 of 90 seconds."""
+    assert affordable_tokens(1, [10**6], 1e-6) is None  # 1 s
+    assert affordable_tokens(1, [10**6], 2.9e-6) is None and affordable_tokens(1, [10**6], 3.1e-6) == 2**19  # 2 in 6 s
+    assert affordable_tokens(1, [2**20], 1e-5) == 2**18
+    assert affordable_tokens(1, [2**20, 1000], 1e-5) == 2**18
+    assert affordable_tokens(1, [10**9], 1.0) == 2**14 and affordable_tokens(1, [1000], 1.0) is None  # not fewer
+
+
+def test_a_run_evaluates_the_same_part_throughout(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(budget, "MIN_VAL_TOKENS", 128)
+    cfg = tiny(minutes=0.1, max_iters=100, eval_interval=5, eval_iters=None, patience=None)
+    with monkeypatch.context() as patch:
+        SimulatedMachine(patch, lambda step: 0.1, lambda step: 0.1)
+        patch.setattr(setup, "evaluation_seconds", lambda tokens, *rest: tokens / 1000)
+        train(cfg)
+    out = capsys.readouterr().out
+    assert "validation: 256 of 2,064 tokens, in evenly spaced contexts, the same ones throughout" in out
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert state["parts"][-1]["max_val_tokens"] == 256
+    train(cfg.replace(init_from="resume", max_iters=state["step"] + 2, minutes=None))
+    assert "other text" not in capsys.readouterr().out
+    assert checkpoint.load(Path(cfg.out_dir)).state["parts"][-1]["max_val_tokens"] == 256
 
 
 def test_evaluations_take_at_most_a_tenth_of_the_time():
