@@ -97,6 +97,23 @@ def test_values_are_wrong_until_an_event(monkeypatch):
         assert host.flatten().tolist() == list(range(16))
 
 
+def test_adamw_asks_the_simulated_gpu_whether_it_is_capturing(monkeypatch):
+    """AdamW asked a real GPU if torch was built for CUDA, as here."""
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with SimulatedGPU(monkeypatch):
+        weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+        weight.grad = torch.ones(2, device="cuda")
+        optimizer = torch.optim.AdamW([weight], lr=0.25, weight_decay=0.0, foreach=False)
+        optimizer.step()
+        assert weight.tolist() == [0.75, 0.75]
+        with (
+            pytest.raises(RuntimeError, match="graph capture"),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
+        ):
+            optimizer.step()
+
+
 def test_a_graph_computes_when_it_is_replayed(monkeypatch):
     with SimulatedGPU(monkeypatch):
         x, i = operands()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,17 @@ WAITING = {  # operators whose result on the host, or whose shape, depends on va
 }
 COPIES = {"_to_copy", "copy_"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
+
+def simulate_accelerator(monkeypatch: pytest.MonkeyPatch, is_capturing: Callable[[], bool]) -> None:
+    """Simulate the accelerator and its stream, which AdamW.step asks whether a CUDA graph is being captured.
+
+    If torch was built for CUDA, as PyPI's wheel for Linux is, and CUDA seems to be available, it would ask a real GPU.
+    """
+    stream = SimpleNamespace(is_capturing=is_capturing)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", is_capturing)  # older versions of torch
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: CUDA)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream)
 
 
 class GPUTensor(Tensor):
@@ -81,6 +93,7 @@ class SimulatedGPU:
         fakes |= dict(max_memory_allocated=lambda device: 0, get_device_name=lambda device: "a simulated GPU")
         for name, fake in fakes.items():
             self.monkeypatch.setattr(torch.cuda, name, fake)
+        simulate_accelerator(self.monkeypatch, lambda: self.capturing is not None)
         self.monkeypatch.setattr(memory, "free", lambda device: 2**40)
         self.monkeypatch.setattr(Runtime, "compute", lambda runtime: nullcontext())
         self.monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)

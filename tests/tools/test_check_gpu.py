@@ -24,6 +24,7 @@ from folio.machine.kernels import ChunkedCrossEntropy
 from folio.training.optim import Muon
 from model import POSITIONS, GPTConfig
 from tests.support.repository import ROOT
+from tests.support.simulated_gpu import simulate_accelerator
 from tools import check_gpu, verify_resume
 from tools.bench import training
 from tools.check_gpu import CheckConfig, PartSpec, Report, main
@@ -332,7 +333,10 @@ def to_cpu(value):
 
 @pytest.fixture
 def fake_cuda(monkeypatch):
-    """Two H100 whose tensors are on the CPU."""
+    """Two H100 whose tensors are on the CPU.
+
+    With PyPI's wheel of torch, but without a GPU, AdamW looked for the real one, and tests failed.
+    """
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, uuid="1", total_memory=80 * 2**30)
     values = dict(is_available=True, device_count=2, current_device=0, get_device_name=properties.name)
     values |= dict(get_device_capability=(9, 0), is_bf16_supported=True, mem_get_info=(70 * 2**30, 80 * 2**30))
@@ -340,6 +344,7 @@ def fake_cuda(monkeypatch):
     values |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"))
     for name, value in values.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value, **kwargs: value)
+    simulate_accelerator(monkeypatch, is_capturing=lambda: False)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 1))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
