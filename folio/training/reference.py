@@ -44,10 +44,19 @@ class Reference(NamedTuple):
         )
 
 
-def find_reference(config: Mapping[str, Any], data_hash: str) -> Reference | None:
-    """The reference of a run. config: all settings of the run, as in state.json."""
-    for entry in read_json(FILE):
-        reference = Reference(**entry)
+def read_references(defaults: Mapping[str, Any]) -> list[Reference]:
+    """All references. A setting that is newer than an entry had its default value."""
+    old_settings = {name: defaults[name] for name in SETTINGS}
+    references = [Reference(**entry) for entry in read_json(FILE)]
+    return [reference._replace(settings={**old_settings, **reference.settings}) for reference in references]
+
+
+def find_reference(config: Mapping[str, Any], defaults: Mapping[str, Any], data_hash: str) -> Reference | None:
+    """The reference of a run.
+
+    config: all settings of the run, as in state.json. defaults: of train.py's settings.
+    """
+    for reference in read_references(defaults):
         if reference.data == data_hash and reference.settings.items() <= config.items():
             return reference
     return None

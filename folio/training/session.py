@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +87,8 @@ class Session:
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         if record["parts"][-1]["changes"] and self.watch.rate_was_raised:
             state.guard.val_losses = []  # the loss will rise
-        self.reference = find_reference(record["config"], data.hash)
+        defaults = {field.name: field.default for field in fields(self.cfg)}
+        self.reference = find_reference(record["config"], defaults, data.hash)
         self.stopped_by = 0  # the signal that ends the run
         self.will_describe_compilation = bool(runtime.compile)  # after the first step
         # The best loss and its step, in the last checkpoint and in the one that is being written.

@@ -8,7 +8,7 @@ import pytest
 from folio.base import settings
 from folio.base.files import read_json, write_json
 from folio.training import reference
-from folio.training.reference import Reference
+from folio.training.reference import Reference, find_reference, read_references
 from tests.support.repository import ROOT
 from tests.support.simulated import SimulatedMachine
 from tools.bench import reference_losses
@@ -16,13 +16,26 @@ from tools.bench.reference_losses import ReferenceConfig
 from train import TrainConfig, train
 
 
-@pytest.mark.parametrize("entry", read_json(reference.FILE), ids=lambda entry: entry["recipe"])
+@pytest.mark.parametrize("entry", read_references(asdict(TrainConfig())), ids=lambda entry: entry.recipe)
 def test_the_settings_are_those_of_the_config_file(entry):
-    """If this fails, the recipe has changed: train it with three seeds, and record their losses again."""
-    cfg = settings.load(TrainConfig, [str(ROOT / entry["recipe"])])
+    cfg = settings.load(TrainConfig, [str(ROOT / entry.recipe)])
     config = asdict(cfg) | asdict(cfg.step_counts)
-    assert entry["settings"] == {name: config[name] for name in reference.SETTINGS}
-    assert str(cfg.max_iters) in entry["losses"] and all(len(losses) == 3 for losses in entry["losses"].values())
+    assert entry.settings == {name: config[name] for name in reference.SETTINGS}, (
+        f"{entry.recipe} or a default has changed: train it with three seeds, and record the losses with "
+        "tools/bench/reference_losses.py"
+    )
+    assert str(cfg.max_iters) in entry.losses and all(len(losses) == 3 for losses in entry.losses.values())
+
+
+def test_a_setting_that_is_newer_than_a_reference_had_its_default_value(monkeypatch):
+    """A new setting broke the test above. A run with any other value of it was compared to the reference."""
+    (entry, *_) = read_json(reference.FILE)
+    new = {"qk_norm": False, "registers": 0, "norm": "layer"}
+    monkeypatch.setattr(reference, "SETTINGS", (*reference.SETTINGS, *new))
+    config, defaults = {**entry["settings"], **new}, {**asdict(TrainConfig()), **new}
+    assert find_reference(config, defaults, entry["data"]).recipe == entry["recipe"]
+    for change in ({"qk_norm": True}, {"registers": 4}, {"norm": "rms"}):
+        assert find_reference(config | change, defaults, entry["data"]) is None
 
 
 def test_a_loss_is_far_if_it_is_outside_the_spread_of_the_seeds():
