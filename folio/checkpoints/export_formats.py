@@ -4,7 +4,7 @@ FORMATS has the formats for GPT-2; tools/export.py also writes onnx and html, wh
 """
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -368,9 +368,7 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
     for name in NANOGPT_ARGUMENTS:
         if name not in shape:
             raise UserError(f"{source} requires the model's setting {name}, which the checkpoint does not have")
-    for name, value in shape.items():
-        if value and name not in (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation", "position"):  # None, False, 0: off
-            raise UserError(f"{source} does not support the model's setting {name}={value!r}")
+    check_settings(shape, (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation", "position"), source)
     position = shape.get("position", "learned")
     if position != "learned":
         raise UserError(f"{source} does not support position={position!r}, only learned and sinusoidal")
@@ -381,6 +379,17 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
     allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
     required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)
     check_parameters(loaded, allowed, required, source)
+
+
+def check_settings(shape: dict[str, Any], known: Collection[str], source: str) -> None:
+    """Raise UserError if a setting of the model is not known to a format, and is neither off nor the default.
+
+    shape: the model's settings. source: the start of the message. A default that changes the model is detected later,
+    by comparing logits.
+    """
+    for name, value in shape.items():
+        if name not in known and value and value != getattr(GPTConfig, name, None):  # None, False, 0: off
+            raise UserError(f"{source} does not support the model's setting {name}={value!r}")
 
 
 def check_tokenizer(loaded: Checkpoint, to: str, kinds: tuple[str, ...]) -> None:

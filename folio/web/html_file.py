@@ -34,7 +34,7 @@ from torch import Tensor
 from folio import UserError
 from folio.base.files import atomic_write
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.checkpoints.export_formats import GELUS, check_parameters, gpt2_parameters
+from folio.checkpoints.export_formats import GELUS, check_parameters, check_settings, gpt2_parameters
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, translation
 from folio.data.tokenizer import Tokenizer
@@ -103,9 +103,7 @@ def check_fits(loaded: Checkpoint) -> None:
     logits with expected_logits.
     """
     shape, source = loaded.state["model"], f"{loaded.path}: --to=html"
-    for name, value in shape.items():
-        if value and name not in SETTINGS:  # None, False, 0: off
-            raise UserError(f"{source} does not support the model's setting {name}={value!r}")
+    check_settings(shape, SETTINGS, source)
     config = loaded.config()
     for name, known in (("position", KNOWN_POSITIONS), ("activation", GELUS)):
         if getattr(config, name) not in known:

@@ -27,6 +27,7 @@ from folio.data.tokenizer import CharTokenizer
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import generate
 from folio.evaluation.export_checks import check_computes_gpt2, compare_export
+from model import GPTConfig
 from tests.support.decoding import decoder_in
 from tests.support.exports import KINDS, checkpoint_of, output_path, run_export
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
@@ -230,8 +231,13 @@ def test_a_position_table_for_a_damaged_shape_is_a_one_line_error(damaged):
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_settings_that_are_off_or_only_for_training_are_supported(to):
+def test_settings_that_are_off_or_default_or_only_for_training_are_supported(to, monkeypatch):
+    """A new setting of the model whose default is a text ended all exports."""
+    monkeypatch.setattr(GPTConfig, "norm", "layer", raising=False)
     loaded = checkpoint_of(bpe(), False)
+    check_fits(changed(loaded, norm="layer"), to)
+    with pytest.raises(UserError, match="does not support the model's setting norm='rms'"):
+        check_fits(changed(loaded, norm="rms"), to)
     check_fits(changed(loaded, dropout=0.1, attn_pdrop=0.2, qk_norm=False, n_kv_head=None), to)
     without_bias = {name: value for name, value in loaded.state["model"].items() if name != "bias"}
     with pytest.raises(UserError, match=f"--to={to} requires the model's setting bias"):
