@@ -3,7 +3,9 @@
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,8 +15,6 @@ from safetensors.torch import load_file
 from tests.support.repository import ROOT, copy_repository, run_commands
 
 PAGE = (ROOT / "docs" / "code" / "change-it.md").read_text(encoding="utf-8")
-DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 SMALL = (
     "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --eval_iters=1 --eval_interval=2 --keep_last=9 "
     "--log_interval=1 --bias=True --warmup_iters=1 --lr_decay_iters=4 --sample_tokens=0 --min_lr=0 --dtype=float32"
@@ -22,22 +22,46 @@ SMALL = (
 ANSWERS = {f"What is {n} + {n}?": f"It is {2 * n}." for n in range(100)}
 
 
-def apply(diff: str, folder: Path, *options: str) -> None:
-    subprocess.run(["git", "apply", *options], input=diff, cwd=folder, check=True, encoding="utf-8")
+class Change(NamedTuple):
+    """A diff of the page and the commands that follow it."""
+
+    diff: str
+    commands: list[str]
+
+
+def read_changes(page: str) -> list[Change]:
+    changes = []
+    for kind, content in re.findall(r"```(diff|sh)\n(.*?)```", page, re.DOTALL):
+        if kind == "diff":
+            changes.append(Change(content, []))
+        else:
+            changes[-1].commands.extend(content.splitlines())
+    return changes
+
+
+CHANGES = read_changes(PAGE)
+
+
+def apply(diff: str, folder: Path) -> str:
+    """Apply a diff in a folder. Returns git's message if it does not fit, and then changes nothing."""
+    result = subprocess.run(["git", "apply"], input=diff, cwd=folder, capture_output=True, encoding="utf-8")
+    return result.stderr if result.returncode else ""
 
 
 @pytest.fixture(scope="module")
-def changed(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of Folio with all changes in which all commands have run. Runs of two steps are resumed up to four."""
+def changed_folder(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of Folio with all changes that fit, in which their commands have run.
+
+    Runs of two steps are resumed up to four.
+    """
     folder = tmp_path_factory.mktemp("folio")
     copy_repository(folder)
     (folder / "novel.txt").write_text(text, encoding="utf-8")
     rows = [f'"{question}",ignored,{answer}\n' for question, answer in ANSWERS.items()]
     (folder / "faq.csv").write_text("question,topic,answer\n" + "".join(rows), encoding="utf-8")
-    for diff in DIFFS:
-        apply(diff, folder)
     commands = ["python prepare/text.py novel.txt --name=shakespeare_char"]
-    for command in COMMANDS:
+    applied = [change for change in CHANGES if not apply(change.diff, folder)]
+    for command in (command for change in applied for command in change.commands):
         if "train.py" not in command:
             commands.append(command)
             continue
@@ -50,41 +74,71 @@ def changed(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def state(folder: Path, name: str) -> dict:
-    return json.loads((folder / f"out-{name}" / "step-000004" / "state.json").read_text())
+@pytest.fixture
+def changed(changed_folder: Path) -> Callable[[str], Path]:
+    """A function that returns a folder that the commands of a change have made.
+
+    Skips the test if the change's diff does not fit, which test_each_diff_applies_to_the_repository reports.
+    """
+
+    def find(name: str) -> Path:
+        if not (changed_folder / name).exists():
+            pytest.skip(f"the diff for {name} does not fit")
+        return changed_folder / name
+
+    return find
 
 
-def tensors(folder: Path, name: str, file: str) -> dict[str, torch.Tensor]:
-    return load_file(folder / f"out-{name}" / "step-000004" / f"{file}.safetensors")
+def state(run: Path) -> dict:
+    return json.loads((run / "step-000004" / "state.json").read_text())
 
 
-@pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: re.search(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE)[1])
-def test_each_diff_applies_to_the_repository(diff, tmp_path):
+def tensors(run: Path, file: str) -> dict[str, torch.Tensor]:
+    return load_file(run / "step-000004" / f"{file}.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change", CHANGES, ids=lambda change: re.search(r"^\+\+\+ b/(\S+)", change.diff, re.MULTILINE)[1]
+)
+def test_each_diff_applies_to_the_repository(change, tmp_path):
     copy_repository(tmp_path)
-    apply(diff, tmp_path, "--check")
+    problem = apply(change.diff, tmp_path)
+    assert not problem, f"{problem}edit this diff in docs/code/change-it.md, so that it fits the code:\n{change.diff}"
+
+
+def test_a_diff_that_does_not_fit_is_reported(tmp_path):
+    """After a change of the same lines, ten tests failed without saying what to edit."""
+    copy_repository(tmp_path)
+    path = tmp_path / "model.py"
+    changed = path.read_text(encoding="utf-8").replace("LayerNorm(config.n_embd, bias=config.bias)", "norm(config)")
+    path.write_text(changed, encoding="utf-8")
+    problems = {change.diff: problem for change in CHANGES if (problem := apply(change.diff, tmp_path))}
+    assert (
+        all("RMSNorm" in diff and "patch does not apply" in problem for diff, problem in problems.items()) and problems
+    )
 
 
 def test_activation(changed):
-    assert state(changed, "relu2")["model"]["activation"] == "relu2"
+    assert state(changed("out-relu2"))["model"]["activation"] == "relu2"
 
 
 def test_position_encoding(changed):
-    first, last = (
-        load_file(changed / "out-kerple" / step / "model.safetensors") for step in ("step-000002", "step-000004")
-    )
+    run = changed("out-kerple")
+    first, last = (load_file(run / step / "model.safetensors") for step in ("step-000002", "step-000004"))
     assert first["transformer.log_r.weight"].shape == (2, 1)
     assert not torch.equal(first["transformer.log_r.weight"], last["transformer.log_r.weight"])  # it is trained
 
 
 def test_norm(changed):
-    names = tensors(changed, "rms", "model").keys()
+    names = tensors(changed("out-rms"), "model").keys()
     assert "transformer.h.0.mlp.c_fc.bias" in names and "transformer.h.0.ln_1.weight" in names
     assert not any(".ln_" in name and name.endswith("bias") for name in names)
 
 
 def test_schedule(changed):
-    lines = [json.loads(line) for line in (changed / "out-sqrt" / "metrics.jsonl").read_text().splitlines()]
-    rates = {line["step"]: line["lr"] / state(changed, "sqrt")["config"]["learning_rate"] for line in lines[1:]}
+    run = changed("out-sqrt")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["lr"] / state(run)["config"]["learning_rate"] for line in lines[1:]}
     expected = {1: 0.5} | {step: 1 - ((step - 2) / 3) ** 0.5 for step in (2, 3, 4)}  # a warmup of 1 step, a decay of 3
     assert rates == pytest.approx(expected)
 
@@ -93,22 +147,24 @@ def test_schedule(changed):
     "name, keys", [("nadam", {"step", "mu_product", "exp_avg", "exp_avg_sq"}), ("lion", {"exp_avg"})]
 )
 def test_optimizers_resume_exactly(name, keys, changed):
-    assert {key.rpartition("/")[2] for key in tensors(changed, name, "optimizer")} == keys
+    runs = changed(f"out-{name}"), changed(f"out-{name}-straight")
+    assert {key.rpartition("/")[2] for key in tensors(runs[0], "optimizer")} == keys
     for file in ("model", "optimizer"):
-        resumed, straight = (tensors(changed, out, file) for out in (name, f"{name}-straight"))
+        resumed, straight = (tensors(run, file) for run in runs)
         assert resumed.keys() == straight.keys()
         assert all(torch.equal(resumed[key], straight[key]) for key in straight)
 
 
 def test_tokenizer(changed, text):
-    words = json.loads((changed / "data" / "words" / "tokenizer.json").read_text())["words"]
-    shards = [np.fromfile(changed / "data" / "words" / f"{split}.bin", dtype="<u2") for split in ("train", "val")]
+    folder = changed("data/words")
+    words = json.loads((folder / "tokenizer.json").read_text())["words"]
+    shards = [np.fromfile(folder / f"{split}.bin", dtype="<u2") for split in ("train", "val")]
     assert "".join(words[token] for token in np.concatenate(shards)) == text
     assert max(map(len, words)) > 1 and sorted(words) == words
 
 
 def test_data_set_counts_only_the_answers(changed):
-    folder = changed / "data" / "questions"
+    folder = changed("data/questions")
     characters = json.loads((folder / "tokenizer.json").read_text())["characters"]
     counted, all_text = [], []
     for split in ("train", "val"):
@@ -121,6 +177,6 @@ def test_data_set_counts_only_the_answers(changed):
 
 def test_sampling_filter(changed):
     sample = "python sample.py --out_dir=out-epsilon --max_new_tokens=50 --top_k=None --temperature"
-    outputs = run_commands([f"{sample}=1", f"{sample}=1 --epsilon=1", f"{sample}=0"], changed)
+    outputs = run_commands([f"{sample}=1", f"{sample}=1 --epsilon=1", f"{sample}=0"], changed("out-epsilon").parent)
     free, filtered, greedy = outputs.values()
     assert filtered == greedy != free  # the most likely token is always kept
