@@ -68,7 +68,24 @@ class ConfigError(UserError):
     """Invalid settings, one per line."""
 
 
-class Settings:
+class UniqueNames(dict[str, Any]):
+    """The names of a class body, each of which may be defined once. Python would silently keep the last definition."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self and not name.startswith("__"):
+            raise TypeError(f"{self['__qualname__']} has two definitions of {name}; rename or remove one")
+        super().__setitem__(name, value)
+
+
+class SettingsType(type):
+    """The class of settings classes, in which no two settings may have the same name."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> UniqueNames:
+        return UniqueNames()
+
+
+class Settings(metaclass=SettingsType):
     """Base class of frozen settings dataclasses. A rule for one setting is in its type: `Annotated[int, Ge(1)]`."""
 
     origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
@@ -418,6 +435,7 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
         errors.append(f"{shown}:{lines[MAX_ASSIGNMENTS]}: a config file has at most {MAX_ASSIGNMENTS:,} assignments")
         return []
     scope, assignments, invalid_names = dict(values), [], set()
+    lines_of_settings: dict[str, int] = {}
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             continue  # a docstring
@@ -442,8 +460,13 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
             continue
         for target in targets:
             scope[target.id] = value
-            if not target.id.startswith("_"):
-                assignments.append((target.id, value, node.lineno))
+            if target.id.startswith("_"):
+                continue
+            if target.id in lines_of_settings:
+                first_line = lines_of_settings[target.id]
+                errors.append(f"{shown}:{node.lineno}: line {first_line} also sets {target.id}; remove one of the two")
+            lines_of_settings[target.id] = node.lineno
+            assignments.append((target.id, value, node.lineno))
     return assignments
 
 

@@ -127,6 +127,8 @@ def test_a_config_file_holds_assignments_and_arithmetic(write):
         ("name = 5", "name=5: .*text or None"),
         ("max_iters =", "x.py:1: .*not Python"),
         ("\n\nmax_iters = 0", "x.py:3: max_iters=0: .*positive"),
+        ("max_iters = 5\nflag = True\nmax_iters = 6", "x.py:3: line 1 also sets max_iters; remove one"),
+        ("max_iters = max_iters = 5", "x.py:1: line 1 also sets max_iters"),
     ],
 )
 def test_errors_in_a_config_file_name_the_line(write, content, message):
@@ -240,6 +242,21 @@ def test_numbers_must_be_finite(number, write):
         settings.load(TrainConfig, [write("learning_rate = 1e400")])
     with pytest.raises(ConfigError, match=r"^dropout=nan: it must be a finite number"):
         settings.check(TrainConfig(dropout=float("nan")))
+
+
+def test_two_settings_of_one_name_are_an_error():
+    """Python kept the last one, so that the first one in the source, with its help, had no effect."""
+    with pytest.raises(TypeError, match=r"Twice has two definitions of max_iters; rename or remove one"):
+
+        class Twice(Settings):
+            max_iters: int = 1  # one
+            start: str = ""
+            max_iters: int = 2  # noqa: PIE794  (the error under test)
+
+    class Overriding(Config):
+        max_iters: int = 2
+
+    assert Overriding.max_iters == 2
 
 
 def test_origins_is_not_a_setting():
