@@ -54,6 +54,7 @@ from folio.training.describe import (
     reason_to_end,
 )
 from folio.training.loader import BatchLoader
+from folio.training.loggers import require_packages
 from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, update
 from folio.training.planning.auto_size import choose_size
 from folio.training.rules import scaled_counts, setting_problems
@@ -136,6 +137,7 @@ class TrainConfig(Settings):
     sample_tokens: NonNegativeInt = 200  # length of the sample at each evaluation, in samples.jsonl; 0: no samples
     patience: PositiveInt | None = None  # stop after this many evaluations without improvement; None: never
     log_interval: PositiveInt = 10  # steps between lines of metrics.jsonl
+    tensorboard_log: bool = False  # also log to out_dir/tensorboard, for TensorBoard
     wandb_log: bool = False  # also log to wandb (WANDB_MODE=offline works)
     wandb_project: str = "folio"
     wandb_run_name: str | None = None  # None: chosen by wandb
@@ -215,7 +217,9 @@ def train(user_cfg: TrainConfig) -> Result:
     settings.check(user_cfg)
     with reserve(Path(user_cfg.out_dir), user_cfg.eval_only):
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
-        start = choose_size(load_start(user_cfg), train_step)
+        start = load_start(user_cfg)
+        require_packages(start.cfg)
+        start = choose_size(start, train_step)
         cfg = start.cfg
         data = open_data(cfg, start.max_val_tokens)
         start_time = time.perf_counter()  # the time budget excludes preparing the data set

@@ -88,7 +88,9 @@ def test_wandb_that_cannot_finish_does_not_fail_the_run(tiny, monkeypatch, capsy
     import wandb
 
     class Service:
-        id = "x"
+        id, starting_step = "x", 0
+
+        def define_metric(self, *args, **kwargs) -> None: ...
 
         def log(self, *args, **kwargs) -> None: ...
 

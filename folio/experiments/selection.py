@@ -21,7 +21,7 @@ from folio.training.start import COMMAND_SETTINGS, UNCOMPARED
 
 RECORD_SETTINGS = {  # settings of evaluation and logging
     *("always_save_checkpoint", "async_save", "eval_interval", "keep_last", "log_interval", "sample_tokens"),
-    *("save_interval_minutes", "snapshots", "wandb_log", "wandb_project"),
+    *("save_interval_minutes", "snapshots", "tensorboard_log", "wandb_log", "wandb_project"),
 }
 UNLISTED = {*UNCOMPARED, *COMMAND_SETTINGS, *RECORD_SETTINGS} - {"seed", "init_from"}
 MAX_VALUES = 8  # values listed in a message

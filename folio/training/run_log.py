@@ -1,4 +1,4 @@
-"""The logs of a run: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb if it is enabled."""
+"""The logs of a run: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and the loggers that are enabled."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from folio import UserError
 from folio.base.files import atomic_write
 from folio.base.progress import note, progress_bar
 from folio.machine.runtime import DeviceTime
 from folio.training.guard import JudgedStep, StepGuard
+from folio.training.loggers import Logger, start_loggers
 
 ABANDONED = "rollback"  # key of lines that a rollback has made obsolete: its number
 
@@ -50,47 +50,25 @@ class StepReader:
 
 
 class Metrics:
-    """Writes one JSON line per logged step. A context manager, which closes the progress bar and the wandb run.
+    """Writes one JSON line per logged step. A context manager, which closes the progress bar and the loggers.
 
     step: the number of steps done; existing lines after it are removed, except those of earlier rollbacks, of which
-    there are `rollbacks`. wandb_id: the wandb run to resume, or None for a new one. config: the settings to show in
-    wandb.
+    there are `rollbacks`. config: the settings, which the loggers show. wandb_id: the wandb run to resume, or None.
     """
 
     def __init__(
         self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None, rollbacks: int = 0
     ):
-        self.wandb = self.start_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
+        last_step = step or -1  # -1: also step 0 is obsolete
+        self.loggers = start_loggers(out_dir, last_step, config, wandb_id)
+        self.wandb_id = next((logger.run_id for logger in self.loggers if logger.run_id), wandb_id)
+        self.failed_loggers: set[str] = set()
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _drop_lines_after(out_dir / name, step or -1, rollbacks)  # -1: also step 0
+            _drop_lines_after(out_dir / name, last_step, rollbacks)
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
         self.has_gaps = False  # whether a line could not be written
-
-    @staticmethod
-    def start_wandb(out_dir: Path, config: dict[str, Any], wandb_id: str | None) -> Any:
-        """Start a new wandb run, or resume the one with the id. Raises UserError."""
-        import wandb
-
-        try:
-            return wandb.init(
-                project=config["wandb_project"],
-                name=config["wandb_run_name"],
-                id=wandb_id,
-                resume="allow" if wandb_id else None,
-                config=config,
-                dir=str(out_dir),
-            )
-        except Exception as error:  # no login, no network, or any other error of the service
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"wandb_log=True: wandb cannot start ({reason}); use wandb login, WANDB_MODE=offline, or leave it out"
-            ) from None
-
-    @property
-    def wandb_id(self) -> str | None:
-        return self.wandb.id if self.wandb else None
 
     def log(self, line: dict[str, Any], remark: str = "") -> None:
         """Log one step. Unknown values are None; values that are not finite become None in the file.
@@ -100,14 +78,21 @@ class Metrics:
         not_finite = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
         json_line = {**line, **dict.fromkeys(not_finite)}
         self.append("metrics.jsonl", json_line)
-        if self.wandb:
-            try:
-                self.wandb.log({key: value for key, value in json_line.items() if value is not None}, step=line["step"])
-            except Exception as error:  # any error of the service
-                self.say(f"step {line['step']:,}: wandb failed to log ({error}); training continues")
+        values = {key: value for key, value in json_line.items() if value is not None and key != "step"}
+        self._send(lambda logger: logger.log(line["step"], values))
         self.bar.set_postfix_str(self._format(line), refresh=False)  # without the remark, which is too long
         if self.bar.disable or line["val_loss"] is not None:
             self.say(f"step {line['step']:,}/{self.bar.total:,}: {self._format(line, remark)}")
+
+    def _send(self, send: Callable[[Logger], None]) -> None:
+        """Call a function with each logger. An error is reported once per logger."""
+        for logger in self.loggers:
+            try:
+                send(logger)
+            except Exception as error:  # any error of the program
+                if logger.name not in self.failed_loggers:
+                    self.say(f"{logger.name} failed to log ({error}); training continues")
+                self.failed_loggers.add(logger.name)
 
     @staticmethod
     def _format(line: dict[str, Any], remark: str = "") -> str:
@@ -126,7 +111,9 @@ class Metrics:
     def sample(self, step: int, generate: Callable[[], str]) -> None:
         """Write a sample of the model after a step. An error is printed and does not end the run."""
         try:
-            self.append("samples.jsonl", {"step": step, "text": generate()})
+            text = generate()
+            self.append("samples.jsonl", {"step": step, "text": text})
+            self._send(lambda logger: logger.sample(step, text))
         except Exception as error:
             self.say(f"step {step:,}: no sample ({type(error).__name__}: {error}); training continues")
 
@@ -156,6 +143,7 @@ class Metrics:
             file.close()
             _write_lines(path, [json.dumps(line).encode() for line in lines])
             self.files[name] = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
+        self._send(lambda logger: logger.roll_back(step))
         self.bar.n = step
         self.set_max_iters(max_iters)
 
@@ -179,11 +167,11 @@ class Metrics:
         self.bar.close()
         for file in self.files.values():
             file.close()
-        if self.wandb:
+        for logger in self.loggers:
             try:
-                self.wandb.finish(exit_code=0 if exception[0] is None else 1)
-            except Exception as error:  # any error of the service
-                note(f"wandb could not finish ({error}); the run's own files are complete")
+                logger.close(succeeded=exception[0] is None)
+            except Exception as error:  # any error of the program
+                note(f"{logger.name} could not finish ({error}); the run's own files are complete")
 
 
 class NullMetrics(Metrics):
@@ -193,7 +181,7 @@ class NullMetrics(Metrics):
 
     def __init__(self) -> None:
         self.bar = tqdm(disable=True)
-        self.files, self.wandb = {}, None
+        self.files, self.loggers = {}, []
 
     def log(self, line: dict[str, Any], remark: str = "") -> None: ...
 

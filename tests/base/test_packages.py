@@ -90,6 +90,7 @@ COMMANDS = {  # command -> modules of the optional packages that it needs
     "tools/sweep.py config/shakespeare_char.py n_head=1..2 --trials=2": ("optuna", "sqlalchemy"),
     "prepare/translation.py --data_dir=data": ("babel", "num2words"),
     "prepare/midi.py a.mid --data_dir=data": MUSIC,
+    "train.py config/shakespeare_char.py --tensorboard_log=True": ("tensorboard",),
 }
 
 

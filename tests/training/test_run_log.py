@@ -7,7 +7,7 @@ import pytest
 
 from folio.training.run_log import Metrics
 
-CONFIG = dict(wandb_log=False)
+CONFIG = dict(wandb_log=False, tensorboard_log=False)
 LINE = dict(val_loss=None, tokens_per_second=None, mfu=None)
 
 
@@ -67,7 +67,7 @@ def test_damaged_lines_are_removed(tmp_path):
     """If a power loss had damaged a line in the middle of the file, resuming ended in a traceback."""
     lines = [b'{"step": 1}\n', b'{"st\xff\n', b"\0\0\0\n", b"[]\n", b'{"step": 2}\n', b'{"step": 3}\n', b'{"step": 2']
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
-    Metrics(tmp_path, 2, 10, {"wandb_log": False}, None).__exit__(None)
+    Metrics(tmp_path, 2, 10, CONFIG, None).__exit__(None)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 

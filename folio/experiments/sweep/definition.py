@@ -11,7 +11,16 @@ from folio.experiments.sweep.outcome import Trial
 from folio.experiments.sweep.space import Dimension, Values, grid
 from folio.training.schedule import scaled_to_override
 
-UNRECORDED = {"out_dir", "overwrite", "wandb_project", "wandb_run_name", "wandb_log", "data_dir", "print_config"}
+UNRECORDED = {
+    "out_dir",
+    "overwrite",
+    "wandb_project",
+    "wandb_run_name",
+    "wandb_log",
+    "tensorboard_log",
+    "data_dir",
+    "print_config",
+}
 
 
 @dataclass(frozen=True)
