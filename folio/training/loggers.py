@@ -9,7 +9,7 @@ from folio.base import packages
 
 
 class Logger:
-    """A program that is sent the metrics of a run. Its methods may raise any error of the program."""
+    """Sends the metrics of a run to a program. The methods may raise any error of the program."""
 
     name: ClassVar[str]
     package: ClassVar[str]
@@ -75,7 +75,7 @@ class WandbLogger(Logger):
 
 
 class TensorBoardLogger(Logger):
-    """Event files in out_dir/tensorboard, which TensorBoard removes the obsolete values from when it reads them."""
+    """Event files in out_dir/tensorboard. They record what is obsolete, which TensorBoard does not show."""
 
     name, package = "TensorBoard", "tensorboard"
 

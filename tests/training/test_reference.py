@@ -32,7 +32,8 @@ def test_a_setting_that_is_newer_than_a_reference_had_its_default_value(monkeypa
     (entry, *_) = read_json(reference.FILE)
     new = {"qk_norm": False, "registers": 0, "norm": "layer"}
     monkeypatch.setattr(reference, "SETTINGS", (*reference.SETTINGS, *new))
-    config, defaults = {**entry["settings"], **new}, {**asdict(TrainConfig()), **new}
+    defaults = {**asdict(TrainConfig()), **new}
+    config = {**defaults, **entry["settings"]}
     assert find_reference(config, defaults, entry["data"]).recipe == entry["recipe"]
     for change in ({"qk_norm": True}, {"registers": 4}, {"norm": "rms"}):
         assert find_reference(config | change, defaults, entry["data"]) is None
