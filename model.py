@@ -32,6 +32,7 @@ class GPTConfig:
     bias: bool = True  # biases in the linear layers and norms, as in GPT-2
     activation: str = "gelu_new"  # one of ACTIVATIONS
     position: str = "learned"  # one of POSITIONS
+    document_token: int | None = None  # ends a document, to which attention is confined; None: no such limit
     dropout: float = 0.0  # probability of zeroing an element; default of the next three
     embd_pdrop: float | None = None  # after the sum of token and position embeddings
     attn_pdrop: float | None = None  # on the attention weights
@@ -47,6 +48,9 @@ class GPTConfig:
             raise ValueError(f"the position encoding {self.position!r} is not one of {', '.join(POSITIONS)}")
         if self.n_embd // self.n_head % POSITIONS[self.position].head_multiple:
             raise ValueError(f"{self.position} positions need an even head size, n_embd / n_head: {self}")
+        token = self.document_token
+        if token is not None and not (type(token) is int and 0 <= token < self.vocab_size):
+            raise ValueError(f"document_token={token!r}: it must be a token id, below vocab_size={self.vocab_size}")
 
     def pdrop(self, place: str) -> float:
         """Dropout probability at "embd", "attn" or "resid"."""
@@ -114,6 +118,17 @@ class AttentionKernel:
         positions = torch.arange(idx.shape[1], device=idx.device)
         return positions, positions
 
+    def first_keys(self, idx: Tensor, document_token: int | None) -> Tensor | None:
+        """The first key of each token's document, (B, T); None: the document begins with the first key.
+
+        A document token belongs to the document that it ends.
+        """
+        if document_token is None:
+            return None
+        ends = torch.arange(1, idx.shape[1] + 1, device=idx.device)  # of a document, if it ended at this token
+        last_ends = torch.where(idx == document_token, ends, 0).cummax(dim=1).values
+        return F.pad(last_ends[:, :-1], (1, 0))
+
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Return softmax(q k^T / sqrt(D) + mask) v. q, k, v, result: (B, H, T, D). mask: see GPT.attention_mask."""
         dropout_p = layer.attn_dropout.p if layer.training else 0.0
@@ -131,11 +146,16 @@ class AttentionKernel:
 
 
 class AttentionFunction:
-    """The attention of one forward pass: a kernel with this pass's rotation and mask."""
+    """The attention of one forward pass: a kernel with this pass's rotation, mask, and limits of documents."""
 
-    def __init__(self, kernel: AttentionKernel, rotation: "Rotation | None", mask: Tensor | None):
-        self.kernel, self.rotation, self.mask = kernel, rotation, mask
-        self.first_keys: Tensor | None = None  # of the documents, (B, T)
+    def __init__(
+        self,
+        kernel: AttentionKernel,
+        rotation: "Rotation | None",
+        mask: Tensor | None,
+        first_keys: Tensor | None = None,
+    ):
+        self.kernel, self.rotation, self.mask, self.first_keys = kernel, rotation, mask, first_keys
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.rotation is not None:
@@ -236,7 +256,6 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.kernel, self.cross_entropy = AttentionKernel(), cross_entropy  # folio/machine/kernels.py has faster ones
-        self.document_token: int | None = None  # ends a document, to which attention is confined; None: one document
         self.position_encoding = POSITIONS[config.position](config)
         table_name = self.position_encoding.table_name
         tables = {table_name: Embedding(*self.position_encoding.table_shape())} if table_name else {}
@@ -302,10 +321,16 @@ class GPT(nn.Module):
         distance = queries[:, None, :, None] - keys[:, None, None, :]  # (B or 1, 1, T, S)
         return self.position_encoding.bias(distance, self.position_table).masked_fill(distance < 0, -math.inf)
 
-    def bind_attention(self, kernel: AttentionKernel, positions: Tensor, key_positions: Tensor) -> AttentionFunction:
-        """The attention of one forward pass. positions, key_positions: see AttentionKernel.begin_forward."""
-        rotation = self.position_encoding.rotation(positions)
-        return AttentionFunction(kernel, rotation, self.attention_mask(positions, key_positions))
+    def bind_attention(self, kernel: AttentionKernel, idx: Tensor) -> tuple[AttentionFunction, Tensor]:
+        """The attention of one forward pass over the tokens idx (B, T), and their positions in their documents.
+
+        Shape of the positions: (T,), or (B, T) if they differ between rows.
+        """
+        positions, key_positions = kernel.begin_forward(idx)
+        rotation, mask = self.position_encoding.rotation(positions), self.attention_mask(positions, key_positions)
+        first_keys = kernel.first_keys(idx, self.config.document_token)
+        attention_fn = AttentionFunction(kernel, rotation, mask, first_keys)
+        return attention_fn, positions if first_keys is None else positions - first_keys
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, kernel: AttentionKernel | None = None
@@ -330,13 +355,7 @@ class GPT(nn.Module):
         config = self.config
         if config.position == "learned" and idx.shape[1] > config.block_size:
             raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={config.block_size}")
-        kernel = kernel or self.kernel
-        positions, key_positions = kernel.begin_forward(idx)  # (T,), (S,); or (B, 1), (B, S) if the rows differ
-        attention_fn = self.bind_attention(kernel, positions, key_positions)
-        if self.document_token is not None:
-            ends = torch.where(idx == self.document_token, positions + 1, 0).cummax(dim=1).values
-            attention_fn.first_keys = F.pad(ends[:, :-1], (1, 0))  # (B, T)
-            positions = positions - attention_fn.first_keys
+        attention_fn, positions = self.bind_attention(kernel or self.kernel, idx)
         x = self.transformer.drop(self.embed(idx, positions))  # (B, T, C)
         for block in self.transformer.h:
             x = block(x, attention_fn)

@@ -73,9 +73,9 @@ from folio.training.setup import (
     time_budget,
     wrap,
 )
-from folio.training.start import MODEL_SETTINGS, load_start, reserve, resolve_latest
+from folio.training.start import load_start, model_config, reserve, resolve_latest
 from folio.training.state import TrainState
-from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
+from model import ACTIVATIONS, GPT, POSITIONS
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def train(user_cfg: TrainConfig) -> Result:
         data = open_data(cfg, start.max_val_tokens)
         start_time = time.perf_counter()  # the time budget excludes preparing the data set
         start.require_same_data(data)
-        gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
+        gpt_config = model_config(cfg, data)
 
         # --- runtime: device, dtype, compilation, processes ---
         runtime = find_runtime(cfg, start, gpt_config)
@@ -238,7 +238,7 @@ def train(user_cfg: TrainConfig) -> Result:
         check_memory(cfg, start, gpt_config, runtime, data)
 
         # --- model ---
-        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime, data.tokenizer.eot)
+        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loss_fn = make_loss(net, runtime)
         if runtime.compile:
             print("compiling the model: the first step and the first evaluation may take a few minutes", flush=True)

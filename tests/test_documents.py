@@ -1,15 +1,59 @@
-"""mask_documents: attention that does not cross an end-of-text token, against a loop over single documents."""
+"""mask_documents: attention that does not cross an end-of-text token, against a loop over single documents.
 
+It is a property of the trained model (GPTConfig.document_token), so everything that computes the model must compute it.
+"""
+
+import json
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from folio import UserError
+from folio.base.files import read_json
+from folio.base.settings import COMMAND_LINE
+from folio.checkpoints import foreign, onnx_export
+from folio.checkpoints.export_formats import FORMATS
+from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
+from folio.decoding import torch_decoder
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.prompts import encode_prompt
+from folio.decoding.quantize import quantized
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import Completion, Scheduler, generate
+from folio.decoding.text_stream import sample_text
+from folio.evaluation.extraction import generate_samples
+from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load_model
+from folio.evaluation.scores import LOSS
+from folio.evaluation.text_loss import token_losses
 from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.kernels import CompiledAttention, ManualAttention, adapt, compiled_attention
 from folio.machine.runtime import Runtime
+from folio.training.start import load_start
+from folio.web.completions import CompletionAnswer, Limits, read_request
+from folio.web.engine import Engine as BatchEngine
+from folio.web.html_file import ENGINE_SCRIPTS, read_html
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
+from prepare import text as prepare_text
+from prepare.text import TextConfig
+from tests.support.decoding import decoder_in
+from tests.support.engine import engine_in
+from tests.support.exports import output_path, run_export
+from tests.support.questions import sample_lines
+from tests.support.runs import edit_state
+from tests.support.tiny_tokenizers import trained
+from tests.support.viewed_models import save_run
+from tests.support.viewers import in_browser
+from train import TrainConfig, train
 
 EOT, V, T = 0, 50, 64
 CPU = torch.device("cpu")
@@ -25,34 +69,43 @@ def documents(seed: int, rows: int = 4) -> Tensor:
     return idx
 
 
-def random_model(position: str, seed: int) -> GPT:
-    model = GPT(GPTConfig(block_size=T, vocab_size=V, n_layer=2, n_head=2, n_embd=32, position=position), seed)
+def random_model(position: str, seed: int, vocab_size: int = V, document_token: int = EOT) -> GPT:
+    sizes = dict(block_size=T, vocab_size=vocab_size, n_layer=2, n_head=2, n_embd=32)
+    model = GPT(GPTConfig(position=position, document_token=document_token, **sizes), seed)
     for p in model.parameters():  # GPT's small initial weights would hide differences
         torch.nn.init.normal_(p, std=0.3, generator=torch.Generator().manual_seed(seed + p.numel()))
-    model.document_token = EOT
-    return model
+    return model.eval()
 
 
-def one_by_one(model: GPT, idx: Tensor) -> Tensor:
-    """The logits (B, T, V) of documents that are computed alone."""
-    model.document_token, rows = None, []
+def without_mask(model: GPT) -> GPT:
+    """The same weights in a model whose attention is not confined."""
+    return (
+        GPT.from_tensors(replace(model.config, document_token=None), dict(model.named_parameters()))
+        .requires_grad_(False)
+        .eval()
+    )
+
+
+def one_by_one(model: GPT, idx: Tensor, eot: int = EOT) -> Tensor:
+    """The logits (B, T, V) of documents that are computed alone, without a mask."""
+    model, rows = without_mask(model), []
     for row in idx:
-        begins = sorted({0, *((row[:-1] == EOT).nonzero().flatten() + 1).tolist()})
-        parts = [row[begin:end] for begin, end in zip(begins, [*begins[1:], T], strict=True)]
-        rows.append(torch.cat([model.logits(part[None])[0] for part in parts]))
-    model.document_token = EOT
+        ends = [*((row[:-1] == eot).nonzero().flatten() + 1).tolist(), len(row)]
+        rows.append(torch.cat([model.logits(row[None, begin:end])[0] for begin, end in pairwise([0, *ends])]))
     return torch.stack(rows)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("kernel", [AttentionKernel, ManualAttention])
 def test_documents_do_not_see_each_other(position, kernel, seed):
-    model, idx = random_model(position, seed), documents(seed)
+    model, idx = random_model(position, seed).requires_grad_(False), documents(seed)
     model.kernel = kernel()
     expected = one_by_one(model, idx)
     torch.testing.assert_close(model.logits(idx), expected, atol=2e-4, rtol=1e-4)
-    model.document_token = None
-    assert (model.logits(idx) - expected).abs().max() > 0.1
+    assert (without_mask(model).logits(idx) - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -60,10 +113,11 @@ def test_the_compiled_kernel_computes_the_same(position, seed):
     """Loss and gradients are as close to float32 as those of matmuls in bfloat16."""
     if not compiled_attention.is_available():
         pytest.skip("this CPU has no AVX-512 BF16")
-    config = GPTConfig(block_size=T, vocab_size=V, n_layer=2, n_head=2, n_embd=64, position=position)
+    sizes = dict(block_size=T, vocab_size=V, n_layer=2, n_head=2, n_embd=64)
+    config = GPTConfig(position=position, document_token=EOT, **sizes)
     runtime, model, idx = Runtime(CPU, torch.bfloat16, False, "", workers=2), GPT(config), documents(seed)
     adapt(model, runtime)
-    model.document_token, results = EOT, []
+    results = []
     for kernel in (AttentionKernel, ManualAttention, CompiledAttention):
         model.kernel = kernel()
         with runtime.compute() if kernel != AttentionKernel else nullcontext():
@@ -85,3 +139,258 @@ def test_workers_confine_attention_too(seed):
     loss_fn = DataParallelLoss(model, runtime)
     torch.testing.assert_close(loss_fn(idx, targets), expected)
     torch.testing.assert_close(loss_fn.logits(idx), one_by_one(model, idx), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("token", [-1, V, True, 1.0, "0"])
+def test_the_document_token_must_be_in_the_vocabulary(token):
+    with pytest.raises(ValueError, match=f"document_token={token!r}: .* below vocab_size={V}"):
+        GPTConfig(vocab_size=V, document_token=token)
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def expected_text(model: GPT, prompt: list[int], tokens: int, eot: int = EOT) -> list[int]:
+    """The most likely tokens: each document is computed alone, and begins after the end of the previous one."""
+    model, text = without_mask(model), list(prompt)
+    for _ in range(tokens):
+        begin = len(text) - next((n for n, id in enumerate(reversed(text[:-1]), 1) if id == eot), len(text))
+        text.append(int(model(torch.tensor([text[begin:]]))[0].argmax()))
+    return text[len(prompt) :]
+
+
+PROMPTS = [[EOT], [5, 6, EOT], [5, EOT, 6, EOT], [EOT, EOT], [5, EOT, 7, 8], [EOT, 9], [3, 4]]
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("dtype, ahead", [("float32", 0), ("torch float32", 0), ("torch float32", 1)])
+def test_sampling_computes_each_document_alone(dtype, ahead, position, seed, monkeypatch):
+    """Samples attended to the end-of-text token before them, at positions that were shifted by one or more.
+
+    In a batch, with prompts that contain or end with the token, and with models that often predict it (no `eot` ends
+    the text). GPT.generate samples the same.
+    """
+    monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
+    for scale in (0.0, 2.0):
+        model = random_model(position, seed).requires_grad_(False)
+        model.transformer.wte.weight[EOT] *= scale  # 2: EOT is often the most likely token
+        decoder, count = decoder_in(dtype, model), 50
+        expected = [expected_text(model, prompt, count) for prompt in PROMPTS]
+        steps = list(generate(decoder, PROMPTS, max_new_tokens=count, sampling=Sampling(temperature=0)))
+        actual = [[step.tokens[row] for step in steps if step.tokens[row] is not None] for row in range(len(PROMPTS))]
+        assert actual == expected
+        for prompt, tokens in zip(PROMPTS, expected, strict=True):
+            assert model.generate(torch.tensor([prompt]), count, top_k=1)[0].tolist() == prompt + tokens
+
+
+@pytest.mark.parametrize("stride", [None, 1, 5, T])
+@pytest.mark.parametrize("dtype, ahead", [("float32", 0), ("torch float32", 1)])
+def test_a_full_context_slides_within_a_document(dtype, ahead, stride, seed, monkeypatch):
+    """A document that follows others has as much room as the first one, and its context slides as that of a prompt."""
+    monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
+    model, count = random_model("learned", seed).requires_grad_(False), 3 * T
+    model.transformer.wte.weight[EOT] = 0.0
+    prompts = [[5, EOT, 6, 7], [5, 6, EOT], [EOT, *range(1, 40), EOT, *range(2, 40), *range(3, 40)]]
+    sampling = Sampling(temperature=0, logit_bias=((EOT, -100.0),))
+    run = partial(generate, decoder_in(dtype, model), sampling=sampling, stride=stride)
+    steps = list(run(prompts, max_new_tokens=count))
+    for row, prompt in enumerate(prompts):
+        tokens = [step.tokens[row] for step in steps if step.tokens[row] is not None]
+        if prompt[-1] == EOT:  # its first token comes from the document before; then it is a prompt of one token
+            begin = tokens[:1]
+            assert begin == expected_text(model, prompt, 1)
+        else:
+            begin = prompt[-prompt[::-1].index(EOT) :]
+        alone = [step.tokens[0] for step in run([begin], max_new_tokens=count) if step.tokens[0] is not None]
+        assert tokens[len(begin) if prompt[-1] == EOT else 0 :] == alone[: count - (prompt[-1] == EOT)]
+
+
+# --- everything that computes the model -------------------------------------------------------------------------------
+
+CHARACTERS = CharTokenizer("\nabcdefghijklmnop", eot=True)
+TEXT = f"abc\nab{EOT_TEXT}\nponm{EOT_TEXT}{EOT_TEXT}gfedcbaaaa\n"
+IDS = encode_prompt(CHARACTERS, TEXT).ids
+
+
+def losses(logits: Tensor, ids: list[int]) -> np.ndarray:
+    """The loss of each of the ids except the first. logits: (T, V)."""
+    return F.cross_entropy(logits[:-1].float(), torch.tensor(ids)[1:], reduction="none").numpy()
+
+
+def save_masked_run(folder: Path, position: str, recorded: str = "model", tokenizer: Tokenizer = CHARACTERS) -> GPT:
+    """Save step 100 and the snapshot of step 50 of a run with mask_documents, and return its model.
+
+    recorded: "setting", as before the model's configuration had the token.
+    """
+    model = random_model(position, 3, tokenizer.vocab_size, tokenizer.eot).requires_grad_(False)
+    save_run(folder, {100: model}, tokenizer, {50: model}, {"mask_documents": True})
+    edit_state(folder / "step-000100", lambda state: state["dataset"].update(folder="texts"))
+    if recorded == "setting":
+        edit_state(folder / "step-000100", lambda state: state["model"].pop("document_token"))
+    return model
+
+
+def decoded(run: str, dtype: str) -> np.ndarray:
+    gpt = LanguageModel.load(run, device="cpu", dtype=dtype)
+    completion = Completion(IDS, Sampling(), 0, logprobs=0, prompt_logprobs=True)
+    scheduler = Scheduler(gpt.decoder, rows=1)
+    scheduler.add(completion)
+    while scheduler.is_busy:
+        scheduler.step()
+    return np.array([-entry.logprob for entry in completion.prompt_token_logprobs[1:]])
+
+
+def decoded_with_torch(run: str) -> np.ndarray:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("folio.decoding.cpu_decoder.unsupported_reason", lambda model: "a test")
+        return decoded(run, "float32")
+
+
+def served(run: str) -> np.ndarray:
+    gpt = LanguageModel.load(run, device="cpu", dtype="float32")
+    request = read_request({"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 0}, gpt, Limits())
+    (answer,) = sample_lines(BatchEngine(gpt, rows=2), CompletionAnswer(request, "run", "", gpt.tokenizer))
+    return -np.array(answer["choices"][0]["logprobs"]["token_logprobs"][1:])
+
+
+def viewed(run: str, step: int | None = None) -> np.ndarray:
+    provider = TraceProvider([ViewedModel(run, "best", CPU)], "")
+    return provider.answer({"kind": "overview", "ids": IDS, "step": step}).tensors["loss"].numpy()
+
+
+def evaluated(run: str) -> np.ndarray:
+    loaded = load_model(run, MeasurementConfig(device="cpu", dtype="float32"))
+    return token_losses(loaded.model, np.array(IDS), loaded.runtime, stride=T)
+
+
+def finetuned(run: str) -> np.ndarray:
+    start = load_start(TrainConfig(init_from=run, out_dir=f"{run}-2"))
+    return losses(start.build_model(CHARACTERS).eval().logits(torch.tensor([IDS]))[0].detach(), IDS)
+
+
+WAYS = {
+    **{dtype: partial(decoded, dtype=dtype) for dtype in ("float32", "bfloat16", "int8", "int4")},
+    "torch": decoded_with_torch,
+    "server": served,
+    "viewer": viewed,
+    "viewer, snapshot": partial(viewed, step=50),
+    "evaluate": evaluated,
+    "finetuning": finetuned,
+}
+
+
+@pytest.mark.parametrize("recorded", ["model", "setting"])
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_loss_of_several_documents_is_that_of_training(way, position, recorded, tmp_path):
+    """Everything except train.py and evaluate.py computed it without the mask: 0.94 nats instead of 0.46."""
+    model = save_masked_run(tmp_path / "run", position, recorded)
+    if way in ("int8", "int4"):
+        model = quantized(model, way)
+    expected = losses(one_by_one(model, torch.tensor([IDS]), CHARACTERS.eot)[0], IDS)
+    idx, targets = torch.tensor([IDS[:-1]]), torch.tensor([IDS[1:]])
+    assert float(model(idx, targets)[1]) == pytest.approx(expected.mean(), rel=1e-4)
+    tolerance = 0.03 if way in ("bfloat16", "int8", "int4") else 1e-3
+    np.testing.assert_allclose(WAYS[way](str(tmp_path / "run")), expected, atol=tolerance)
+    unmasked = losses(without_mask(model).logits(torch.tensor([IDS]))[0], IDS)
+    assert np.abs(unmasked - expected).max() > 5 * tolerance
+
+
+def test_samples_without_a_prompt_are_those_of_training(tmp_path):
+    """In training, in sample.py, and of tools/memorized.py: from the end-of-text token, and then from position 0."""
+    model = save_masked_run(tmp_path / "run", "learned")
+    model.transformer.wte.weight[CHARACTERS.eot] = 0.0  # so that documents are long
+    gpt = LanguageModel(model, CHARACTERS, "cpu", "float32")
+    config = GenerationConfig(max_new_tokens=40, temperature=0)
+    expected = expected_text(model, [CHARACTERS.eot], 40, CHARACTERS.eot)
+    assert expected != expected_text(without_mask(model), [CHARACTERS.eot], 40, eot=-1)
+    assert [sample.tolist() for sample in generate_samples(gpt, 2, config)] == [expected] * 2
+    assert gpt.generate("", max_new_tokens=40, temperature=0) == CHARACTERS.decode(expected)
+    settings = dict(max_new_tokens=40, temperature=0.8, top_k=None, seed=5)
+    assert "".join(sample_text(model, CHARACTERS, gpt.runtime, 5, 40)) == gpt.generate("", **settings)
+
+
+@pytest.mark.architecture("folio/web/browser, which computes GPT-2's architecture only")
+@in_browser
+@pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
+def test_an_html_file_computes_the_loss_of_training(position, browser, tmp_path):
+    model = save_masked_run(tmp_path / "run", position)
+    run_export("--to=html", tmp_path / "run", tmp_path / "model.html", "--dtype=float32", f"--text={TEXT}")
+    file = read_html(tmp_path / "model.html")
+    script = """(async () => {
+      globalThis.host = new EngineHost(() => 0);
+      host.gpt = new GPT(header, await makeKernels(null));
+      finish(host.gpt.setWeights(weights));
+      const answers = new Answers(host.gpt, makeTokenizer(header.tokenizer), header);
+      return [finish(answers.answer({kind: "overview", ids})).tensors.loss.data, finish(host.difference(header.check))];
+    })()"""
+    with engine_in(browser, *ENGINE_SCRIPTS) as engine:
+        actual, difference = engine(f"await {script}", header=file.header, weights=file.weights.content, ids=IDS)
+    expected = losses(one_by_one(model, torch.tensor([IDS]), CHARACTERS.eot)[0], IDS)
+    np.testing.assert_allclose(actual, expected, atol=1e-3)
+    assert difference < 1e-4
+
+
+@pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
+@pytest.mark.needs("transformers", "gguf", "onnx", "onnxruntime", "onnxscript")
+@pytest.mark.parametrize("to", [*FORMATS, "onnx"])
+def test_an_export_without_the_mask_is_exact_for_one_document_and_says_so(to, tmp_path, capsys):
+    """The check failed, or passed on text that a user does not have; bos_token put the token before each text."""
+    tokenizer = trained() if to == "gguf" else CHARACTERS
+    model = save_masked_run(tmp_path / "run", "learned", tokenizer=tokenizer)
+    output = tmp_path / "exported" if to == "onnx" else output_path(tmp_path, to)
+    run_export(f"--to={to}", tmp_path / "run", output)
+    assert "mask_documents=True: attention does not cross" in capsys.readouterr().out
+    exported = onnx_export.open_with_onnxruntime(output) if to == "onnx" else FORMATS[to].open(output)
+    (ids,) = torch.tensor([tokenizer.encode("hello" if to == "gguf" else "abcponmaa").tolist()])
+    with torch.inference_mode():
+        torch.testing.assert_close(exported.logits(ids[None]), model.logits(ids[None]), atol=1e-3, rtol=1e-3)
+    if to in ("hf", "onnx"):
+        assert read_json(output / "config.json").get("bos_token_id") is None
+        assert read_json(output / "tokenizer_config.json").get("bos_token") is None
+    if to == "gguf":
+        assert b"tokenizer.ggml.bos_token_id" not in output.read_bytes()
+    if to == "hf":
+        assert "mask_documents=True" in (output / "README.md").read_text()
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_texts(tmp_path) -> str:
+    """A folder with the data sets "texts", of short documents, and "more", with the same tokenizer."""
+    for name, tokenizer in (("texts", "char"), ("more", str(tmp_path / "data" / "texts"))):
+        rows = [json.dumps({"text": "abcdef"[n % 5 :] * (1 + n % 3)}) + "\n" for n in range(400)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+        inputs = (str(tmp_path / f"{name}.jsonl"),)
+        prepare_text.main(TextConfig(inputs=inputs, name=name, tokenizer=tokenizer, data_dir=str(tmp_path / "data")))
+    return str(tmp_path / "data")
+
+
+def test_a_run_records_the_document_token_and_finetuning_keeps_the_mask(tiny, short_texts, tmp_path, capsys):
+    small = dict(dataset="texts", data_dir=short_texts, max_iters=4, eval_interval=4, eval_iters=None, dropout=0.0)
+    train(tiny(**small, mask_documents=True, out_dir=str(tmp_path / "masked")))
+    saved = foreign.load(str(tmp_path / "masked"), "last")
+    assert saved.config().document_token == saved.tokenizer.eot == saved.state["model"]["document_token"]
+    (evaluation,) = [
+        row
+        for row in evaluate_model(str(tmp_path / "masked"), MeasurementConfig(device="cpu", dtype="float32")).measures
+        if row.name == LOSS
+    ]
+    assert evaluation.ratio == pytest.approx(saved.state["best_val_loss"], rel=1e-4)
+    capsys.readouterr()
+    for changes, masked in (({}, True), ({"mask_documents": False}, False)):
+        cfg = tiny(
+            **{**small, "dataset": "more"}, init_from=str(tmp_path / "masked"), out_dir=str(tmp_path / f"{masked}")
+        )
+        origins = dict.fromkeys(changes, COMMAND_LINE)
+        train(cfg.replace(origins, **changes))
+        assert f"mask_documents={masked}: the weights were trained with True" in capsys.readouterr().out
+        finetuned = foreign.load(str(tmp_path / f"{masked}"), "last")
+        assert (finetuned.config().document_token is not None) == finetuned.settings()["mask_documents"] == masked
+
+
+def test_data_without_the_token_is_an_error(tiny):
+    with pytest.raises(UserError, match="mask_documents=True: the data is one text"):
+        train(tiny(mask_documents=True))

@@ -40,6 +40,7 @@ from folio.checkpoints.export_formats import (  # noqa: E402
     FORMATS,
     check_fits,
     check_tokenizer,
+    describe_documents,
     with_position_table,
 )
 from folio.checkpoints.find_runs import resolve  # noqa: E402
@@ -125,7 +126,7 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
         if target.card:
             (output / "README.md").write_text(target.card(loaded, output.name, checked), encoding="utf-8")
     print(f"{output}: {target.content}")
-    print(f"checked: {checked}")
+    print(f"checked: {checked}", *describe_documents(loaded), sep="\n")
     if target.card:
         print(f"{output / 'README.md'} describes the model and its use")
 
@@ -139,7 +140,7 @@ def export_onnx(cfg: ExportConfig, output: Path) -> None:
         onnx_export.write_onnx(loaded, output)
         checked = compare_export(loaded, onnx_export.open_with_onnxruntime(output))
     print(f"{output}: {onnx_export.MODEL} for ONNX Runtime, and a tokenizer for transformers' AutoTokenizer")
-    print(f"checked: {checked}")
+    print(f"checked: {checked}", *describe_documents(loaded), sep="\n")
 
 
 def export_html(cfg: ExportConfig, output: Path) -> None:

@@ -46,7 +46,7 @@ from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
 from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import limit_validation, make_loss, measure_step, open_data  # noqa: E402
-from folio.training.start import MODEL_SETTINGS  # noqa: E402
+from folio.training.start import MODEL_SETTINGS, model_config  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
@@ -88,7 +88,7 @@ def main(cfg: PlanConfig) -> None:
     data = find_data(cfg)
     settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
     with torch.device("meta"):
-        model = GPT(GPTConfig(vocab_size=data.vocab_size if data else GPT2_VOCABULARY, **settings))
+        model = GPT(model_config(cfg, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **settings))
     machine = from_data_sheet(cfg, model) if find_gpu(cfg.device) else from_measurement(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:

@@ -41,9 +41,8 @@ from folio.training.guard import JudgedStep  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.schedule import Schedule  # noqa: E402
 from folio.training.setup import LossFunction, build_state, make_loss, wrap  # noqa: E402
-from folio.training.start import MODEL_SETTINGS, Start, load_weights, unknown_order  # noqa: E402
+from folio.training.start import Start, load_weights, model_config, unknown_order  # noqa: E402
 from folio.training.state import TrainState  # noqa: E402
-from model import GPTConfig  # noqa: E402
 from train import TrainConfig, train_step  # noqa: E402
 
 
@@ -82,8 +81,7 @@ class Training(NamedTuple):
     def of(cls, start: Start, part: Part, runtime: Runtime, data: Mixture) -> "Training":
         """Set up a part as train.train does."""
         cfg = start.cfg
-        gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
-        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime, data.tokenizer.eot)
+        model, net = wrap(start.build_model(data.tokenizer), model_config(cfg, data), cfg, runtime)
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         schedule = cfg.schedule(cfg.step_counts, part.record)
         state = build_state(start, model, net, runtime)

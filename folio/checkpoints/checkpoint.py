@@ -58,6 +58,9 @@ from folio.data.shards import PromptFormat
 from folio.data.tokenizer import Tokenizer
 from model import GPT, GPTConfig
 
+# The fields of GPTConfig that are settings of train.py. The data determine the others.
+MODEL_SETTINGS = [field.name for field in fields(GPTConfig) if field.name not in ("vocab_size", "document_token")]
+
 
 class LazyTensors(Mapping[str, Tensor]):
     """Tensors by name, read on each access and not cached, so that only tensors in use take memory."""
@@ -97,7 +100,7 @@ class Checkpoint:
     def settings(self) -> dict[str, Any]:
         """The run's settings, with defaults for model settings that were added later; empty if none are saved."""
         saved = self.state.get("config")
-        defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
+        defaults = {name: getattr(GPTConfig, name) for name in MODEL_SETTINGS}
         return {**defaults, **saved} if saved else {}
 
     @property
@@ -384,5 +387,14 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
             for check in checks.values():
                 check.result()
         check_regular(path / "model.safetensors")
+        state = with_document_token(state, saved_tokenizer)
         load_tensors = LazyTensors.from_file if lazy else load_file
         return Checkpoint(path, load_tensors(path / "model.safetensors"), saved_tokenizer, state)
+
+
+def with_document_token(state: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """state.json with the model's document_token, which older versions recorded only as the setting mask_documents."""
+    model = state["model"]
+    if "document_token" not in model and state["config"].get("mask_documents") is True:
+        model = {**model, "document_token": tokenizer.eot}
+    return {**state, "model": model}

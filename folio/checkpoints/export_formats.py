@@ -4,7 +4,7 @@ FORMATS has the formats for GPT-2; tools/export.py also writes onnx and html, wh
 """
 
 import pickle
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ EMBEDDINGS = ("wte", "wpe")  # modules without a bias
 POSITION_EMBEDDINGS = "transformer.wpe.weight"
 TOKEN_EMBEDDINGS = "transformer.wte.weight"  # also the output matrix
 DROPOUTS = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # not needed for inference
+SUPPORTED = (*DROPOUTS, "activation", "position", "document_token")  # settings with their own checks, or a line
 GELUS = ("gelu_new", "gelu")  # GPT-2's tanh approximation, and the exact function
 NANOGPT_DATASET = "folio_char"  # name of the data set with the exported meta.pkl
 
@@ -46,6 +47,35 @@ def with_position_table(loaded: Checkpoint) -> Checkpoint:
     config = loaded.config()
     tensors = {**loaded.model, POSITION_EMBEDDINGS: sinusoids(torch.arange(config.block_size), config.n_embd)}
     return replace(loaded, model=tensors, state={**loaded.state, "model": {**shape, "position": "learned"}})
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def masks_documents(loaded: Checkpoint) -> bool:
+    """Whether attention is confined to documents, which no other program computes."""
+    return loaded.state["model"].get("document_token") is not None
+
+
+def describe_documents(loaded: Checkpoint) -> Iterator[str]:
+    """Yield a line about the limits of an export if `masks_documents`."""
+    if masks_documents(loaded):
+        no_template = " and no chat template" if loaded.prompt_format and not chat_template(loaded) else ""
+        yield (
+            f"the model was trained with mask_documents=True: attention does not cross {EOT_TEXT}, after which "
+            f"positions restart. Other programs do not compute this, so the export is exact only for text without that "
+            f"token. It sets no token at the beginning{no_template}"
+        )
+
+
+def chat_template(loaded: Checkpoint) -> str | None:
+    """The template for the prompts of the model, if they have a format that the exported model computes.
+
+    The turns of a chat end with the end-of-text token.
+    """
+    if loaded.prompt_format is None or (loaded.prompt_format == "chat" and masks_documents(loaded)):
+        return None
+    return CHAT_TEMPLATES[loaded.prompt_format]
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -68,9 +98,11 @@ def write_tokenizer(loaded: Checkpoint, folder: Path) -> None:
 
     settings: dict[str, Any] = {"model_max_length": loaded.state["model"]["block_size"]}
     if loaded.tokenizer.eot is not None:
-        settings |= {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
-        if loaded.prompt_format:
-            settings["chat_template"] = CHAT_TEMPLATES[loaded.prompt_format]
+        settings["eos_token"] = EOT_TEXT
+        if not masks_documents(loaded):
+            settings["bos_token"] = EOT_TEXT
+        if template := chat_template(loaded):
+            settings["chat_template"] = template
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=to_hugging_face(loaded.tokenizer), **settings)
     tokenizer.save_pretrained(folder)
 
@@ -91,7 +123,8 @@ def hugging_face_config(shape: dict[str, Any], eot: int | None) -> Any:
 
     settings = dict(n_positions=shape["block_size"], activation_function=shape.get("activation", GPTConfig.activation))
     settings |= {name: shape[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-    return GPT2Config(**settings, bos_token_id=eot, eos_token_id=eot, architectures=["GPT2LMHeadModel"])
+    bos = eot if shape.get("document_token") is None else None
+    return GPT2Config(**settings, bos_token_id=bos, eos_token_id=eot, architectures=["GPT2LMHeadModel"])
 
 
 def conv1d_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -142,7 +175,7 @@ print(tokenizer.decode(outputs[0]))
 - The prompt and the generated text must fit the context. Otherwise transformers fails with
   `IndexError: index out of range in self`. The code above therefore keeps only the end of a long prompt, leaving
   space for `n` new tokens.
-- {unknown}
+- {unknown}{documents}
 
 ## Export
 
@@ -185,6 +218,7 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
         new_tokens=max(1, shape["block_size"] // 2),
         prompt=tokenizer.decode([0]) if tokenizer.count_unknown("The") else "The",
         unknown=unknown,
+        documents="".join(f"\n- {line[0].upper()}{line[1:]}." for line in describe_documents(loaded)),
         checked=checked,
         transformers=__version__,
     )
@@ -218,11 +252,12 @@ def write_gguf(loaded: Checkpoint, path: Path, matrices: str = "F32") -> None:
     writer.add_token_list([*spelled, EOT_TEXT, *padding])
     writer.add_token_types(types)
     writer.add_token_merges([f"{spelled[left]} {spelled[right]}" for left, right in merge_pairs(tokenizer.ranks)])
-    writer.add_bos_token_id(tokenizer.eot)
+    if not masks_documents(loaded):
+        writer.add_bos_token_id(tokenizer.eot)
     writer.add_eos_token_id(tokenizer.eot)
     writer.add_add_bos_token(False)
-    if loaded.prompt_format:
-        writer.add_chat_template(CHAT_TEMPLATES[loaded.prompt_format])
+    if template := chat_template(loaded):
+        writer.add_chat_template(template)
     names = gguf_names(shape["n_layer"])
     for name, tensor in with_biases(loaded.model).items():
         array, kind = tensor.float().contiguous().numpy(), gguf_type(name, tensor, matrices)
@@ -368,7 +403,7 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
     for name in NANOGPT_ARGUMENTS:
         if name not in shape:
             raise UserError(f"{source} requires the model's setting {name}, which the checkpoint does not have")
-    check_settings(shape, (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation", "position"), source)
+    check_settings(shape, (*NANOGPT_ARGUMENTS, *SUPPORTED), source)
     position = shape.get("position", "learned")
     if position != "learned":
         raise UserError(f"{source} does not support position={position!r}, only learned and sinusoidal")

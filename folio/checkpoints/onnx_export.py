@@ -82,7 +82,7 @@ def write_onnx(loaded: Checkpoint, folder: Path) -> None:
     cannot trace model.py.
     """
     folder.mkdir(parents=True)
-    trace(loaded.build().eval()).save(folder / MODEL)
+    trace(loaded.build(document_token=None).eval()).save(folder / MODEL)  # a cache does not record where documents end
     write_tokenizer(loaded, folder)
     hugging_face_config(loaded.state["model"], loaded.tokenizer.eot).save_pretrained(folder)
 

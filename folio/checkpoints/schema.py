@@ -77,6 +77,7 @@ class ModelRecord(TypedDict, total=False):
     n_layer: Annotated[int, Ge(1), Le(MAX_LAYERS)]
     n_head: PositiveInt
     n_embd: PositiveInt
+    document_token: NonNegativeInt | None
     dropout: Probability
     embd_pdrop: Probability | None
     attn_pdrop: Probability | None

@@ -3,6 +3,8 @@
 Dimensions: B batch (rows), T time, S keys, H heads, D head size, L layers.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from model import AttentionKernel, CausalSelfAttention, GPTConfig
+
+
+def split_documents(ids: Sequence[int], document_token: int | None) -> list[list[int]]:
+    """Split ids after each document token (GPTConfig.document_token; None: one document). The last part is not empty.
+
+    A model predicts the next token from the last part alone. If this ends with the document token, the next token
+    begins a document, at position 0.
+    """
+    ends = [position + 1 for position, token in enumerate(ids[:-1]) if token == document_token]
+    return [list(ids[begin:end]) for begin, end in pairwise([0, *ends, len(ids)])]
 
 
 class Prefix(NamedTuple):
@@ -23,7 +35,7 @@ class KVCache(AttentionKernel):
     """A cache of the keys and values of the newest block_size tokens, (L, 2, B, H, S, D).
 
     Row b has had `lengths[b]` tokens, at positions 0, 1, ...; position p is in slot p % S, where it replaces position
-    p - S. Queries never attend to empty slots.
+    p - S. Queries never attend to empty slots. A row holds tokens of one document (see split_documents).
 
     capacity: for CUDA graphs, the number of slots that every row attends to, under a mask; otherwise None. With it, the
     device counts the positions (`last`), so that a captured step can be replayed.
@@ -68,6 +80,9 @@ class KVCache(AttentionKernel):
         last.add_(1)
         self.new_slot = last % S
         return last[:, None], self.positions_in_slots(last[:, None], used_slots)
+
+    def first_keys(self, idx: Tensor, document_token: int | None) -> None:
+        """A row holds one document, so no key is hidden."""
 
     def positions_in_slots(self, last: Tensor, used_slots: int) -> Tensor:
         """The position in each of the first slots, if `last` is the newest one. For empty slots it is after `last`."""

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from folio import UserError
 from folio.data.tokenizer import EOT_TEXT, OnUnknown, Tokenizer
+from folio.decoding.kv_cache import split_documents
+from model import GPTConfig
 
 
 class Prompt(NamedTuple):
@@ -40,16 +42,22 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
     return Prompt(ids or default_prompt(tokenizer), known_text, unknown)
 
 
-def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, block_size: int) -> list[str]:
-    """Warnings about unknown characters in the text of a prompt, and tokens that do not fit into the context."""
+def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, config: GPTConfig) -> list[str]:
+    """Warnings about unknown characters in the text of a prompt, and tokens that the model does not use."""
     lines = []
     if prompt.unknown:
         action = "left out" if tokenizer.on_unknown == "skip" else "replaced"
         count = f"{prompt.unknown:,} of {len(text):,} characters"
         characters = " ".join(dict.fromkeys(repr(c) for c in text if tokenizer.count_unknown(c)))
         lines.append(f"{action} {count} of {name}, not in the vocabulary: {characters}")
-    if len(prompt.ids) > block_size:
-        lines.append(f"{name} has {len(prompt.ids):,} tokens, but the model uses only the last {block_size:,}")
+    *unused, document = split_documents(prompt.ids, config.document_token)
+    if unused:
+        lines.append(
+            f"the model was trained with mask_documents=True, so it uses only the last of the "
+            f"{len(unused) + 1:,} documents in {name}"
+        )
+    if len(document) > config.block_size:
+        lines.append(f"{name} has {len(prompt.ids):,} tokens, but the model uses only the last {config.block_size:,}")
     return lines
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from folio import UserError
 from folio.decoding.decoders import Decoder
-from folio.decoding.kv_cache import Prefix
+from folio.decoding.kv_cache import Prefix, split_documents
 from folio.decoding.sampling import Sample, Sampling
 
 NAN = "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
@@ -69,6 +69,7 @@ class Scheduler:
         self.batch = decoder.batch(rows, vocab_size)
         self.block_size, self.can_slide = decoder.config.block_size, decoder.config.can_slide
         self.vocab_size, self.eot = vocab_size or decoder.config.vocab_size, eot
+        self.document_token = decoder.config.document_token
         self.capacity = self.block_size - self.batch.steps_ahead  # maximum length of a context that a step can extend
         self.logits = self.batch.logits  # from which the tokens that `step` returned were sampled
         self.waiting: deque[Completion] = deque()
@@ -77,15 +78,18 @@ class Scheduler:
         # sampled, and may not be in the cache yet.
         self.contexts: list[list[int]] = [[] for _ in range(rows)]
         self.free_rows = list(range(rows))  # the least recently used row first
-        self.partial_prefill: tuple[int, list[int]] | None = None  # a row, and its context, which is cached in part
-        self.truncated: dict[int, list[int]] = {}  # rows whose context was full, and what remains of it, to prefill
+        self.partial_prefill: tuple[int, list[int], int] | None = (
+            None  # a row, its context, and the ids computed so far
+        )
+        self.shortened: dict[int, list[int]] = {}  # rows whose context is prefilled again, and what remains of it
         self.prefilled: list[int] = []  # rows whose next token is sampled from the logits of the prefill
         self.decoding: dict[int, Completion] = {}  # rows whose next token is computed from the newest one
         self.in_flight: deque[LaunchedStep] = deque()
 
     def add(self, completion: Completion) -> None:
         if completion.max_new_tokens is None:
-            completion.max_new_tokens = max(1, self.block_size - len(completion.prompt))
+            document = split_documents(completion.prompt, self.document_token)[-1]
+            completion.max_new_tokens = max(1, self.block_size - len(document))
         self.waiting.append(completion)
 
     def cancel(self, completion: Completion) -> None:
@@ -113,14 +117,13 @@ class Scheduler:
             count = prefix.length if prefix else 0
             part = context[: count + remaining]
             remaining -= len(part) - count
-            self.contexts[row] = part
             if self.completions[row].prompt_logprobs and not self.completions[row].tokens:
-                self._score(self.completions[row], part, context, count)
+                self.contexts[row] = self._score(self.completions[row], part, context, count)
             else:
-                contexts[row] = part
+                self.contexts[row] = contexts[row] = part
             if prefix:
                 prefixes[row] = prefix
-            self.partial_prefill = (row, context) if len(part) < len(context) else None
+            self.partial_prefill = (row, context, len(part)) if len(part) < len(context) else None
             if not self.partial_prefill:
                 complete.append(row)
         if contexts:
@@ -130,15 +133,18 @@ class Scheduler:
     def _next_context(self, chunk: Container[int]) -> tuple[int, list[int], Prefix | None] | None:
         """The next row to prefill, its context, and the cached prefix. chunk: the rows of the same chunk so far."""
         if self.partial_prefill:
-            row, context = self.partial_prefill
-            return row, context, Prefix(row, len(self.contexts[row]))
-        if self.truncated:
-            return *self.truncated.popitem(), None
+            row, context, count = self.partial_prefill
+            return row, context, Prefix(row, count)
+        if self.shortened:
+            return *self.shortened.popitem(), None
         if not self.waiting or not self.free_rows:
             return None
         completion = self.waiting[0]
-        context = list(completion.prompt[-self.block_size :])
-        prefix = None if completion.prompt_logprobs else self._longest_prefix(context, chunk)
+        if completion.prompt_logprobs:
+            context, prefix = list(completion.prompt[-self.block_size :]), None
+        else:
+            context = split_documents(completion.prompt, self.document_token)[-1][-self.block_size :]
+            prefix = self._longest_prefix(context, chunk)
         if prefix and prefix.row in chunk:  # the prefix is not computed yet
             return None
         self.waiting.popleft()
@@ -185,16 +191,22 @@ class Scheduler:
         self.prefilled += [row for row in rows if row not in ended]
         return ended
 
-    def _score(self, completion: Completion, part: list[int], context: list[int], count: int) -> None:
+    def _score(self, completion: Completion, part: list[int], context: list[int], count: int) -> list[int]:
         """Prefill the ids of `part` after the first `count`, and record log-probabilities of the ids that follow them.
 
-        part: the beginning of the context.
+        part: the beginning of the context. Returns the ids of its last document, which are in the cache now.
         """
         if count == 0:
             completion.prompt_token_logprobs = [None] * (len(completion.prompt) - len(context) + 1)
-        targets = context[count + 1 : len(part) + 1]
-        logits = self.batch.score(completion.row, part, count)[: len(targets)]
-        completion.prompt_token_logprobs += self._logprobs(logits, targets, completion.logprobs or 0)
+        begin = 0
+        for document in split_documents(part, self.document_token):
+            end = begin + len(document)
+            if count < end:
+                targets = context[max(count, begin) + 1 : end + 1]
+                logits = self.batch.score(completion.row, document, max(count - begin, 0))[: len(targets)]
+                completion.prompt_token_logprobs += self._logprobs(logits, targets, completion.logprobs or 0)
+            begin = end
+        return document
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -208,13 +220,14 @@ class Scheduler:
         if self.decoding:
             fetch = self.batch.step(list(self.decoding))
         ended = self._prefill()
-        while whole_prompts and (self.partial_prefill or self.truncated or (self.waiting and self.free_rows)):
+        while whole_prompts and (self.partial_prefill or self.shortened or (self.waiting and self.free_rows)):
             ended |= self._prefill()
         if self.prefilled:
             fetch = self.batch.sample(self.prefilled)  # fetches the newest token of every row, also of the step's rows
         for row in self.prefilled:
             launched[row] = self.completions[row]
-            if len(self.contexts[row]) <= self.capacity or self._slides(self.completions[row]):
+            can_grow = len(self.contexts[row]) <= self.capacity or self._slides(self.completions[row])
+            if can_grow and self.contexts[row][-1] != self.document_token:
                 self.decoding[row] = self.completions[row]
         self.prefilled = []
         if launched:
@@ -237,10 +250,15 @@ class Scheduler:
             context.append(token)
             if len(completion.tokens) == completion.max_new_tokens:
                 self._end(completion, "length")
+            elif context[-2] == self.document_token:  # no step is in flight
+                self.decoding.pop(row, None)
+                self.shortened[row], self.contexts[row] = [token], []
+            elif token == self.document_token and self.in_flight and row in self.decoding:
+                del self.decoding[row]  # the step in flight samples the first token of the next document
             elif len(context) > self.capacity and not self._slides(completion):
                 self.decoding.pop(row, None)
                 if len(context) > self.block_size:  # no step is in flight
-                    self.truncated[row], self.contexts[row] = context[-self._window(completion) - 1 :], []
+                    self.shortened[row], self.contexts[row] = context[-self._window(completion) - 1 :], []
         return completions
 
     def _slides(self, completion: Completion) -> bool:
@@ -276,7 +294,7 @@ class Scheduler:
         row = completion.row
         del self.completions[row]
         self.decoding.pop(row, None)
-        self.truncated.pop(row, None)
+        self.shortened.pop(row, None)
         if row in self.prefilled:
             self.prefilled.remove(row)
         if self.partial_prefill and self.partial_prefill[0] == row:
@@ -333,6 +351,9 @@ def generate(
     context. The default, block_size // 2, costs a prefill of half a context every block_size // 2 tokens. If
     GPTConfig.can_slide, the default prefills nothing: the new token replaces the oldest one in the cache. (It still
     depends on older tokens, through the keys and values that later tokens computed from them.)
+
+    With GPTConfig.document_token, a context begins after the last document token of the prompt, and again after each
+    one that is sampled.
     """
     rows = range(len(prompts))
     ended = [False for _ in rows] if ended is None else ended

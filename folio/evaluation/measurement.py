@@ -114,7 +114,6 @@ def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
     note(f"{saved.path}: {runtime.description}")
     model = saved.build().eval().to(runtime.device)
     adapt(model, runtime)
-    model.document_token = saved.tokenizer.eot if saved.settings().get("mask_documents") else None
     if cfg.block_size:
         try:
             model.crop_block_size(cfg.block_size)

@@ -1,7 +1,7 @@
 """Read a run's folder: its metrics, its settings, and whether it is running, finished, stopped or failed."""
 
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import groupby
@@ -13,6 +13,7 @@ import torch
 from folio import UserError
 from folio.base.files import is_locked, read_json
 from folio.checkpoints import run_folder
+from folio.checkpoints.checkpoint import MODEL_SETTINGS
 from folio.checkpoints.find_runs import is_run, written_at
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord, measured_since
@@ -179,7 +180,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     for path in run_folder.newest_first(folder):
         with suppress(CheckpointError):  # it is damaged, or was removed by the training process
             state = run_folder.read_state(path)
-            defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
+            defaults = {name: getattr(GPTConfig, name) for name in MODEL_SETTINGS}
             return {**state, "config": {**defaults, **state["config"]}}
     return {}
 

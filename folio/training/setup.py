@@ -78,26 +78,18 @@ def check_memory(cfg: Any, start: Start, gpt_config: GPTConfig, runtime: Runtime
     print(forecast.memory_report(cfg, model, runtime, resident))
 
 
-def wrap(
-    model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime, eot: int | None = None
-) -> tuple[GPT, nn.Module]:
+def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -> tuple[GPT, nn.Module]:
     """Move the model to its device, or build a new one if it is None, and wrap it for several processes.
-
-    eot: the data's end-of-text token. Raises UserError if it has none and cfg.mask_documents needs it.
 
     Returns the model, and the module that computes its loss: DDP's, FSDP's, or the model itself. Under FSDP no process
     holds all of a new model: it is built on the meta device, and each process fills its shards with initial values,
     which depend only on the seed and the parameters' names.
     """
     group, device = runtime.group, runtime.device
-    if cfg.mask_documents and eot is None:
-        raise UserError("mask_documents=True: the data is one text, without end-of-text tokens; leave it out")
-    document_token = eot if cfg.mask_documents else None
     if cfg.parallel == "fsdp":
         weights = dict(model.named_parameters()) if model else {}
         with torch.device("meta"):
             model = GPT(model.config if model else gpt_config)
-        model.document_token = document_token
         shapes = {name: p.shape for name, p in model.named_parameters()}
         pad_vocabulary(model, runtime.size_multiple)
         adapt(model, runtime)
@@ -115,7 +107,6 @@ def wrap(
         distributed.fill_shards(model, full_value)
         return model, model
     model = (model or GPT(gpt_config, cfg.seed)).to(device)
-    model.document_token = document_token
     pad_vocabulary(model, runtime.size_multiple)
     adapt(model, runtime)
     if cfg.recompute:

@@ -8,6 +8,7 @@ A setting takes the first value available, in this order:
       step counts        as above; if max_iters changes, counts chosen for the old value are scaled
       device, dtype      as a new run, but "auto" keeps what it was resolved to (folio/machine/runtime.py)
     a finetuned run      as a new run
+      mask_documents     the arguments, the checkpoint
       model shape        the checkpoint (SHAPE), except a block_size that the positions allow; other values as above
 
 Arguments are config files and options; the last one to set a value wins. Where a config file contradicts a setting
@@ -30,7 +31,7 @@ from folio.base.files import locked
 from folio.base.settings import COMMAND_LINE, Config, ConfigError
 from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
-from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.find_runs import resolve
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
@@ -41,7 +42,6 @@ from folio.machine.runtime import Runtime
 from folio.training.schedule import STEP_COUNTS, Schedule
 from model import GPT, GPTConfig
 
-MODEL_SETTINGS = [field.name for field in fields(GPTConfig) if field.name != "vocab_size"]
 DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
 SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # determine the shapes or the meaning of the weights
 
@@ -172,7 +172,7 @@ class Start(Generic[Config]):
         return saved_tokenizer.eot is None and saved_tokenizer.with_eot().hash == tokenizer.hash
 
     def build_model(self, tokenizer: Tokenizer) -> GPT | None:
-        """Build the checkpoint's model with the run's dropout and block_size; None from scratch.
+        """Build the checkpoint's model with the run's dropout, block_size, and mask_documents; None from scratch.
 
         If the data's tokenizer adds an end-of-text token, the embedding table gets a row for it.
         """
@@ -190,6 +190,7 @@ class Start(Generic[Config]):
                 change = f"the first {block_size} of the {trained} trained positions are used"
             print(f"block_size {block_size}: {change}")
             model.crop_block_size(block_size)
+        model.config = replace(model.config, document_token=document_token(self.cfg, tokenizer))
         return model
 
     def parts(self, runtime: Runtime) -> list[PartRecord]:
@@ -230,6 +231,22 @@ def unknown_order(cfg: Any, part: Mapping[str, Any]) -> str | None:
     if cfg.sampling != "epoch" or part.get("windows") == WINDOWS_VERSION:
         return None
     return 'its sequences have an order that no longer exists: sampling="epoch" with one phase per epoch'
+
+
+def model_config(cfg: Any, data: Mixture) -> GPTConfig:
+    """The configuration of a new model. cfg: train.py's settings. Raises UserError."""
+    settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
+    return GPTConfig(vocab_size=data.vocab_size, document_token=document_token(cfg, data.tokenizer), **settings)
+
+
+def document_token(cfg: Any, tokenizer: Tokenizer) -> int | None:
+    """The token that ends a document in the data, if attention is confined to documents.
+
+    Raises UserError if the data have none.
+    """
+    if cfg.mask_documents and tokenizer.eot is None:
+        raise UserError("mask_documents=True: the data is one text, without end-of-text tokens; leave it out")
+    return tokenizer.eot if cfg.mask_documents else None
 
 
 def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
@@ -333,10 +350,15 @@ def merge_saved_settings(user_cfg: Config, saved_cfg: Config, path: Path, restar
 def finetune_run(user_cfg: Config, ckpt: Checkpoint) -> Start[Config]:
     """The start of a new run from trained weights."""
     cfg = user_cfg.replace(**shape_settings(user_cfg, ckpt))
+    is_masked = ckpt.config().document_token is not None
+    if not cfg.is_set("mask_documents"):
+        cfg = cfg.replace(mask_documents=is_masked)
     if distributed.rank_from_env() == 0 and not cfg.eval_only:
         print(f"a new run in {cfg.out_dir}, from the weights of {ckpt.path}")
         if run_folder.exists(Path(cfg.init_from)):
             print(f"(to continue the run in {cfg.init_from} instead: --init_from=resume --out_dir={cfg.init_from})")
+    if distributed.rank_from_env() == 0 and (is_masked or cfg.mask_documents):
+        print(f"mask_documents={cfg.mask_documents}: the weights were trained with {is_masked}")
     settings.check(cfg)
     return Start(cfg, ckpt)
 

@@ -20,6 +20,7 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
+from folio.decoding.kv_cache import split_documents
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.sampling import Sampling
@@ -293,7 +294,10 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
     scores_prompts = echo and logprobs is not None
     slides = fields.context_stride is not None and not scores_prompts
     lengths = [len(prompt.ids) for prompt in prompts]
-    new_tokens = check_context(max(lengths), max_tokens, gpt.model.config.block_size, slides)
+    config = gpt.model.config
+    documents = [split_documents(prompt.ids, config.document_token)[-1] for prompt in prompts]
+    contexts = lengths if scores_prompts else map(len, documents)
+    new_tokens = check_context(max(contexts), max_tokens, config.block_size, slides)
     check_size(limits, lengths, fields.n, new_tokens, logprobs, scores_prompts)
     sampling = fields.sampling(read_biases(body, tokenizer.vocab_size))
     seed = secrets.randbelow(2**63) if fields.seed is None else fields.seed

@@ -88,7 +88,14 @@ MAX_INDEXED_TOKENS = 5_000_000  # training tokens; the index has 5 or 6 bytes pe
 MAX_TRACED_PARAMETERS = 20_000_000  # larger models only generate; a trace would take seconds
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # no effect after training
-SETTINGS = (*SIZES, "bias", "activation", "position", *DROPOUT)  # fields of GPTConfig that the engine implements
+SETTINGS = (
+    *SIZES,
+    "bias",
+    "activation",
+    "position",
+    "document_token",
+    *DROPOUT,
+)  # fields of GPTConfig that the engine implements
 KNOWN_POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "alibi", "none")  # implemented by the engine
 CHECKED_TOKENS, CHECKED_LOGITS = 8, 32  # of the comparison with model.py when the file is opened
 
@@ -253,7 +260,7 @@ def make_header(
         "parameters": weights.parameters,
         "text": text,
         "music": viewed.music and asdict(viewed.music),
-        "probe_ids": probe_ids(tokenizer.vocab_size, viewed.limit),
+        "probe_ids": probe_ids(viewed.model.config, tokenizer.vocab_size, viewed.limit),
         "languages": languages,
         "losses": losses,
         "training": training,

@@ -29,7 +29,7 @@ from folio.web.engine import Engine
 from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
 from folio.web.viewed_model import LRUCache, ViewedModel
-from model import GPT, angles, sinusoids
+from model import GPT, GPTConfig, angles, sinusoids
 
 MAX_CHARACTERS = 100_000  # per text
 THUMBNAIL_SIZE = 64  # rows and columns of a head's thumbnail
@@ -272,7 +272,7 @@ class TraceProvider:
         viewed = self._viewed(question)
 
         def measure() -> Tensor:
-            ids = tuple(probe_ids(viewed.tokenizer.vocab_size, viewed.limit))
+            ids = tuple(probe_ids(viewed.model.config, viewed.tokenizer.vocab_size, viewed.limit))
             return ViewedTrace(viewed.model_at(question.step), ids, Switches()).scores["prefix"]
 
         return self.probes.get(self._version(question), measure)
@@ -371,14 +371,13 @@ class TraceProvider:
         model, states = trace.model, trace.stream[:, token]  # (2L + 1, C)
         target = trace.ids[token + 1].item() if token + 1 < len(trace.ids) else None
         lens = trace.lens(states, LENS_TOP_K, target)
-        position = torch.tensor(token, device=states.device)
         embedding = model.transformer.wte.weight[trace.ids[token]]
         tensors = {
             "states": states,
             "lens_ids": lens.ids,  # (2L + 1, k)
             "lens_probabilities": lens.probabilities,
             "embedding": embedding,
-            "position": model.embed(trace.ids[token], position) - embedding,
+            "position": model.embed(trace.ids[token], trace.positions[token]) - embedding,
         }
         if target is not None:
             tensors |= {"next_probability": lens.target_probability, "next_rank": lens.target_rank}  # (2L + 1) each
@@ -503,9 +502,10 @@ class TraceProvider:
         return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
 
 
-def probe_ids(vocab_size: int, limit: int) -> list[int]:
-    """Return repeated random ids for the prefix-matching score, at most `limit`."""
-    return repeated_random_ids(vocab_size, min(PROBE_TOKENS, limit)).tolist() or [0]
+def probe_ids(config: GPTConfig, vocab_size: int, limit: int) -> list[int]:
+    """Return repeated random ids for the prefix-matching score, at most `limit`, in one document."""
+    ids = repeated_random_ids(vocab_size, min(PROBE_TOKENS, limit)).tolist() or [0]
+    return [(token + 1) % vocab_size if token == config.document_token else token for token in ids]
 
 
 def require_ids(question: Question | GenerationQuestion) -> None:

@@ -26,7 +26,8 @@ CHUNK = 64  # tokens whose logits are computed at once
 class Switches:
     """Interventions in the forward pass. The defaults change nothing."""
 
-    mask: Literal["before", "after", "off"] = "before"  # -inf before the softmax, 0 after it, or no mask
+    # What a token may not see, the future and other documents: -inf before the softmax, 0 after it, or no mask.
+    mask: Literal["before", "after", "off"] = "before"
     scale: bool = True  # False: do not divide scores by sqrt(D)
     heads_off: tuple[tuple[int, int], ...] = ()  # (layer, head) whose output is set to 0
     mlps_off: tuple[int, ...] = ()  # layers whose MLP output is set to 0
@@ -52,20 +53,27 @@ class TracingAttention(AttentionKernel):
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """See AttentionKernel. The batch size must be 1."""
+        return self.per_document(layer, q, k, v, mask, torch.zeros_like(q[:, 0, :, 0], dtype=torch.long))
+
+    def per_document(
+        self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor
+    ) -> Tensor:
         q, k, v = q[0], k[0], v[0]
         scores = q @ k.transpose(-2, -1)  # (H, T, T)
         if self.switches.scale:
             scores = scores / math.sqrt(q.shape[-1])
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        keys = torch.arange(scores.shape[-1], device=q.device)
+        future = keys > keys[:, None]  # (T, T)
+        hidden = future | (keys < first_keys[0, :, None])  # also keys of earlier documents
         bias = None
         if mask is not None:  # future keys get the bias of the same distance, for mask="off"
             bias = torch.where(future, mask[0].transpose(-2, -1), mask[0]).expand_as(scores)
         biased = scores if bias is None else scores + bias
         if self.switches.mask == "before":
-            biased = biased.masked_fill(future, -math.inf)
+            biased = biased.masked_fill(hidden, -math.inf)
         weights = biased.softmax(dim=-1)
         if self.switches.mask == "after":
-            weights = weights.masked_fill(future, 0.0)
+            weights = weights.masked_fill(hidden, 0.0)
         z = weights @ v
         for index, head in self.switches.heads_off:
             if index == layer.index:
@@ -134,6 +142,12 @@ class Trace:
             for handle in handles:
                 handle.remove()
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """The position of each token in its document (T,)."""
+        _, positions = self.model.bind_attention(TracingAttention(self.switches, self.on_heads), self.ids[None])
+        return positions.expand(1, -1)[0]
+
     # --- one layer ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -142,7 +156,6 @@ class Trace:
         if self._newest and self._newest[0] == index:
             return self._newest[1]
         block: Block = self.model.transformer.h[index]
-        positions = torch.arange(len(self.ids), device=self.ids.device)
         outputs: dict[nn.Module, Tensor] = {}
         heads: list[Heads] = []
         modules = (block.ln_1, block.attn.c_attn, block.attn, block.ln_2, block.mlp.c_fc, block.mlp)
@@ -152,7 +165,7 @@ class Trace:
             return lambda x, y: outputs.update({module: y})
 
         with self._mlps_off(), forward_hooks({module: record(module) for module in modules}):
-            block(self.stream[2 * index][None], self.model.bind_attention(kernel, positions, positions))
+            block(self.stream[2 * index][None], self.model.bind_attention(kernel, self.ids[None])[0])
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
         traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)

@@ -74,13 +74,14 @@ def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Compl
         )
 
 
+@pytest.mark.parametrize("document_token", [None, 5])
 @pytest.mark.parametrize("position", ["learned", "rotary"])
 @pytest.mark.parametrize("dtype, ahead", [*((dtype, 0) for dtype in DTYPES), ("torch float32", 1)])
-def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, seed, monkeypatch):
+def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, document_token, seed, monkeypatch):
     """Completions join and leave at random steps. The compiled decoder's logits are bitwise equal."""
     rng = random.Random(seed)
     monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
-    model = random_model(seed, block_size=24, n_embd=32, position=position)
+    model = random_model(seed, block_size=24, n_embd=32, position=position, document_token=document_token)
     decoder = decoder_in(dtype, model)
     if "torch" not in dtype:
         monkeypatch.setattr(CPUBatch, "chunk", rng.choice([1, 5, 64]))

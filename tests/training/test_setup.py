@@ -185,7 +185,7 @@ for recompute, max_logits in ((False, 2**26), (True, 2**14)):
     counters.clear()
     runtime = replace(resolve_runtime("cpu", "bfloat16", False), compile=True, group=group)
     config = GPTConfig(block_size=16, vocab_size=64, n_layer=2, n_head=2, n_embd=32, position="rotary")
-    cfg = SimpleNamespace(parallel=parallel.replace("one", "ddp"), recompute=recompute, seed=1, mask_documents=False)
+    cfg = SimpleNamespace(parallel=parallel.replace("one", "ddp"), recompute=recompute, seed=1)
     model, net = wrap(None, config, cfg, runtime)
     loss_fn, idx = compile_loss(net, runtime), torch.zeros(16, 16, dtype=torch.long)
     for _ in range(3):

@@ -14,8 +14,7 @@ from folio.training.planning.law import ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw, typical_law
 from folio.training.planning.step_times import StepTimes
 from folio.training.setup import TrainStep, find_runtime, make_loss, measure_step, open_data, wrap
-from folio.training.start import MODEL_SETTINGS, Start
-from model import GPTConfig
+from folio.training.start import Start, model_config
 
 
 def choose_size(start: Start, train_step: TrainStep) -> Start:
@@ -62,10 +61,10 @@ def step_seconds(start: Start, train_step: TrainStep) -> float:
     """Measure the seconds per step of a model, without compilation, as setup.measure_step."""
     cfg = start.cfg.replace(compile=False)
     data = open_data(cfg)
-    config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
+    config = model_config(cfg, data)
     with redirect_stdout(io.StringIO()):
         runtime = find_runtime(cfg, start, config)
-    model, net = wrap(None, config, cfg, runtime, data.tokenizer.eot)
+    model, net = wrap(None, config, cfg, runtime)
     loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
     return measure_step(train_step, cfg, model, net, make_loss(net, runtime), loader)
 

@@ -270,7 +270,7 @@ class Answers {
     for (let i = 0; i < n; i++) states.set(trace.state(i, token, 1), i * C);
     const lens = yield* trace.lens(states, n, LENS_TOP_K, target), k = lens.ids.length / n;
     const embedding = this.gpt.row("transformer.wte.weight", ids[token]);
-    const position = this.gpt.embed([ids[token]], [token]).map((x, c) => x - embedding[c]);
+    const position = this.gpt.embed([ids[token]], [trace.positions[token]]).map((x, c) => x - embedding[c]);
     const tensors = {
       states: floats([n, C], states),
       lens_ids: integers([n, k], lens.ids),

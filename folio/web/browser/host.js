@@ -127,7 +127,7 @@ class Host {
 
   // The largest difference from model.py's logits in the header, relative to the largest of them.
   *difference({ids, logits: expected}) {
-    const cache = this.gpt.newCache(), logits = yield* this.gpt.prefill(cache, ids);
+    const cache = this.gpt.newCache(), logits = yield* this.gpt.prefill(cache, this.gpt.context(ids));
     this.gpt.freeCache(cache);
     const largest = Math.max(...expected.map(([, logit]) => Math.abs(logit)));
     return Math.max(...expected.map(([token, logit]) => Math.abs(logits[token] - logit))) / largest;

@@ -57,7 +57,7 @@ class Sample {
     this.settings = settings;
     this.index = index; // number of the sample, for its random numbers
     this.cache = gpt.newCache();
-    this.context = settings.ids.slice(-gpt.config.block_size); // tokens in the context
+    this.context = gpt.context(settings.ids); // tokens in the context
     this.text = new TextStream(tokenizer, settings.stop);
     this.occurred = new Uint8Array(tokenizer.vocabSize); // 1 for each token of the text so far
     for (const id of settings.ids) this.occurred[id] = 1;
@@ -99,7 +99,7 @@ class Sample {
 // caller may pause.
 function* generate(gpt, tokenizer, question) {
   const settings = readSettings(question, tokenizer.vocabSize), {ids, begun, context_stride: stride} = settings;
-  const {block_size: S, vocab_size} = gpt.config;
+  const {block_size: S, vocab_size, document_token} = gpt.config;
   // When the context is full, its newest `window` tokens are recomputed at positions 0, 1, ... Models with relative
   // positions do not need this: a new token replaces the oldest one in the cache.
   const slides = stride === null && gpt.canSlide;
@@ -125,6 +125,10 @@ function* generate(gpt, tokenizer, question) {
       const active = samples.filter(sample => !sample.ended);
       if (!active.length) break;
       for (const {cache, context} of active) {
+        if (context.at(-2) === document_token) { // the newest token begins a document
+          context.splice(0, context.length - 1);
+          cache.length = 0;
+        }
         if (slides || cache.length < S) continue;
         context.splice(0, context.length - 1 - window);
         yield* gpt.prefill(cache, context.slice(0, -1)); // without the newest token, which follows

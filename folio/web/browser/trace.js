@@ -43,6 +43,8 @@ function* inSlices(x, T, cols, slice, compute) {
 class Trace {
   constructor(gpt, products, ids, switches) {
     Object.assign(this, {gpt, products, ids, switches, T: ids.length, C: gpt.config.n_embd});
+    this.starts = gpt.documentStarts(ids);
+    this.positions = this.starts.map((start, t) => t - start); // in their documents
     this.lastLayer = null; // [index, layer], cache of `layer`
   }
 
@@ -51,7 +53,7 @@ class Trace {
   *compute(onHeads) {
     const {T, C} = this, {n_layer: L} = this.gpt.config;
     this.stream = new Float32Array((2 * L + 1) * T * C);
-    this.stream.set(this.gpt.embed(this.ids, range(this.T)));
+    this.stream.set(this.gpt.embed(this.ids, this.positions));
     for (let index = 0; index < L; index++) {
       const layer = yield* this.computeLayer(index);
       this.stream.set(layer.between, (2 * index + 1) * T * C);
@@ -107,10 +109,15 @@ class Trace {
     for (let h = 0; h < H; h++) {
       const weights = yield* this.scores(heads, h); // after the softmax
       for (let t = 0; t < T; t++) {
-        const row = t * T, keys = switches.mask === "before" ? t + 1 : T;
-        for (let key = 0; biases && key < keys; key++) weights[row + key] += this.biasAt(h, t, key);
-        softmax(weights.subarray(row, row + keys));
-        if (switches.mask !== "off") weights.fill(0 * weights[row], row + t + 1, row + T); // 0 or NaN
+        const row = t * T, isMasked = switches.mask === "before";
+        const first = isMasked ? this.starts[t] : 0, end = isMasked ? t + 1 : T; // of the keys
+        for (let key = first; biases && key < end; key++) weights[row + key] += this.biasAt(h, t, key);
+        softmax(weights.subarray(row + first, row + end));
+        if (switches.mask !== "off") {
+          const hidden = 0 * weights[row + t]; // 0 or NaN
+          weights.fill(hidden, row, row + this.starts[t]);
+          weights.fill(hidden, row + t + 1, row + T);
+        }
         if (t % CHUNK_TOKENS === 0) yield;
       }
       heads.weights.set(weights, h * T * T);

@@ -150,7 +150,7 @@ SCENES.push({
       + `with each other have cosines of about ±${chanceOf(n_embd)}.`],
   ],
   async draw(context) {
-    const {ids, labels, token, config} = context, {position} = config;
+    const {ids, labels, token, config} = context, {position} = config, place = token - context.starts[token];
     const [{tensors: {embedding, position: added, states}}, {tensors: vocabulary}, {tensors: {angles, bias}}] =
       await Promise.all([context.ask("token", {token}), context.ask("vocabulary", {row: ids[token]}),
         context.ask("positions")]);
@@ -159,7 +159,7 @@ SCENES.push({
     const near = range(nearest.data.length).filter(i => nearest.data[i] !== ids[token]).slice(0, STORY_NEIGHBORS);
     const clear = near.filter(i => similarity.data[i] > 3 * chanceOf(config.n_embd));
     const strips = vectorPicture("story-vector", `Token ${tokenAt(context, token)} as ${config.n_embd} numbers`, [
-      {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${token}`, vector: added.data},
+      {label: "embedding", vector: embedding.data}, isAdded && {label: `position ${place}`, vector: added.data},
       isAdded && {label: "sum", vector: start, rule: true},
     ].filter(Boolean), {textWidth: 60, width});
     const neighbors = vectorPicture("story-near", `Nearest to ${quoted(labels[token])}, with cosine`, [
@@ -175,7 +175,7 @@ SCENES.push({
         clear.length ? `Training moved tokens with similar use together: clearly near ${quoted(labels[token])} `
           + `${clear.length > 1 ? "are" : "is"} ${listed(clear.map(i => nearest.data[i]))}.`
           : `No token is clearly near ${quoted(labels[token])}: its use is its own.`,
-        POSITION_WORDS[position](token),
+        POSITION_WORDS[position](place),
       ],
       action: token ? ["Select the token before it", () => selectToken(token - 1)]
         : ["Select the token after it", () => selectToken(1)],
@@ -189,9 +189,9 @@ function chanceOf(n) {
 }
 
 const POSITION_WORDS = {
-  learned: token => `A second vector, for position ${token}, is added, so the model knows where the token is.`,
-  sinusoidal: token => `Sines and cosines of position ${token} are added, so the model knows where the token is.`,
-  rotary: token => `The position is not added: queries and keys turn with it, here to position ${token}.`,
+  learned: place => `A second vector, for position ${place}, is added, so the model knows where the token is.`,
+  sinusoidal: place => `Sines and cosines of position ${place} are added, so the model knows where the token is.`,
+  rotary: place => `The position is not added: queries and keys turn with it, here to position ${place}.`,
   relative: () => "The position is not added: each head has a bias for the distance of two tokens.",
   alibi: () => "The position is not added: each head subtracts a slope times the distance of two tokens.",
   none: () => "This model has no positions: only the mask tells it what comes before.",
@@ -216,9 +216,10 @@ function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_pl
 }
 
 // A picture of the position method: arrows that turn, or biases by distance. Added vectors are strips.
-function positionPicture({token, config: {n_head}, ...context}, angles, bias) {
+function positionPicture({token, starts, config: {n_head}, ...context}, angles, bias) {
+  const place = token - starts[token];
   if (bias) {
-    const {head} = storyHead({...context, config: {n_head}}), points = pointsOf(rowOf(bias, head).slice(0, token + 1));
+    const {head} = storyHead({...context, config: {n_head}}), points = pointsOf(rowOf(bias, head).slice(0, place + 1));
     if (points.length < 2) return "";
     return chartPicture("story-bias", `Added to the scores of head ${head}`, [{name: "bias", points}],
       {width: fitWidth(430), height: 170, xTitle: "distance in tokens"});
@@ -237,9 +238,9 @@ function positionPicture({token, config: {n_head}, ...context}, angles, bias) {
     arrow.setAttribute("y2", size / 2 - (size / 2 - 10) * Math.sin(angle));
   });
   turn(0);
-  requestAnimationFrame(() => animate(drawing, 1200, t => turn(t * token)));
-  return picture("story-rotary", `Turned to position ${token}`, () => ({
-    columns: ["pair", "angle"], rows: shown.map(pair => [pair, angles.data[token * angles.shape[1] + pair]]),
+  requestAnimationFrame(() => animate(drawing, 1200, t => turn(t * place)));
+  return picture("story-rotary", `Turned to position ${place}`, () => ({
+    columns: ["pair", "angle"], rows: shown.map(pair => [pair, angles.data[place * angles.shape[1] + pair]]),
   }), drawing, "Each pair of channels turns by its own angle per position: fast pairs see near tokens, slow ones far.");
 }
 
@@ -347,15 +348,16 @@ SCENES.push({
         element("p", {}, `${sum}${state.scale ? `, divided by √${D}` : ""}`),
         bias ? element("p", {}, `bias for the distance: ${signed(bias.data[tokens[i] * T + tokens[j]])}`) : "",
         element("p", {class: "result"}, `score: ${short(score(i, j))}`),
-        j > i ? element("p", {}, "hidden by the mask: the key comes later") : "");
+        isHidden(context, tokens[i], tokens[j]) ? element("p", {},
+          `hidden by the mask: the key ${j > i ? "comes later" : "belongs to an earlier document"}`) : "");
       pointAtTokens(tokens[i], tokens[j]);
     };
     const strip = isWide() ? 60 : 40;
     const {drawing, X, Y, size, left, above} = attentionGrid(context, tokens, (i, j, x, y, size) => {
-      const value = score(i, j), isFuture = j > i;
+      const value = score(i, j), hidden = isHidden(context, tokens[i], tokens[j]);
       return svg("circle", {cx: x + size / 2, cy: y + size / 2, r: Math.sqrt(Math.abs(value) / max) * (size / 2 - 1.5),
-        fill: isFuture ? "none" : css(colorOf("signed", value / max)), stroke: isFuture ? PALE : GRAY,
-        "stroke-width": isFuture ? 1 : 0.5});
+        fill: hidden ? "none" : css(colorOf("signed", value / max)), stroke: hidden ? PALE : GRAY,
+        "stroke-width": hidden ? 1 : 0.5});
     }, describe, strip);
     const [maxQuery, maxKey] = [q, k].map(matrix => maxAbs(tokens.map(t => maxAbs(rowOf(matrix, t)))));
     drawing.append(...tokens.flatMap((t, i) => [
@@ -368,7 +370,8 @@ SCENES.push({
           shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
             score(i, j)))),
         }), div("beside", div("", scrolling(drawing), colorBar("signed", max),
-          div("note", "Hollow: keys that come later, which the next scene hides.")), detail)),
+          div("note", `Hollow: keys that come later${context.starts[token] > tokens[0]
+            ? ", or belong to an earlier document" : ""}, which the next scene hides.`)), detail)),
       words: [
         `In this head, each token has a query of ${D} numbers, what it looks for (at the left), and a key, what it can `
           + "be found by (above).",
@@ -393,7 +396,8 @@ SCENES.push({
   async draw(context) {
     const {labels, names, token} = context, {layer, head} = storyHead(context), tokens = storyTokens(context);
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head}), T = names.length;
-    const isMasked = (i, j) => j > i && state.mask === "before", score = (i, j) => scoreOf(scores, bias, tokens, i, j);
+    const isMasked = (i, j) => isHidden(context, tokens[i], tokens[j]) && state.mask === "before";
+    const score = (i, j) => scoreOf(scores, bias, tokens, i, j);
     const max = maxAbs(tokens.flatMap((_, i) => tokens.map((_, j) => score(i, j))));
     const stages = [
       {name: "Scores", value: score, scale: "signed", max},

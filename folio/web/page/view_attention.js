@@ -148,7 +148,7 @@ defineView({
     const scale = state.scale ? Math.sqrt(D) : 1, query = rowOf(q, token), weights = rowOf(matrix, token);
     const rows = labels.map((label, j) => {
       const product = dot(query, rowOf(k, j)), score = product / scale, added = bias ? [rowOf(bias, token)[j]] : [];
-      const masked = j > token && state.mask === "before" ? -Infinity : score + sumOf(added);
+      const masked = isHidden(context, token, j) && state.mask === "before" ? -Infinity : score + sumOf(added);
       return [j, label, product, score, ...added, masked];
     });
     const max = Math.max(...rows.map(row => row.at(-1)));
@@ -176,7 +176,8 @@ defineView({
     const {names, labels, token, layer, head} = context, T = names.length;
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});
     const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, max = maxAbs(biased);
-    const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
+    const masked = biased.map((x, i) =>
+      isHidden(context, Math.floor(i / T), i % T) && state.mask === "before" ? -Infinity : x);
     const total = fitWidth(1800), room = (total < 760 ? total : total / 3 - 20) - LABEL_WIDTH;
     const cell = clamp(Math.floor(room / T), 1, 44), numbers = cell >= MIN_NUMBER_CELL;
     const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names], {

@@ -144,13 +144,16 @@ function cumulativeBar(parts, u, drawn, width = fitWidth(900)) {
 // --- the cache ---
 
 // The cache of generate() after a prompt of `prompt` tokens, at steps 0, 1, ..., stepCount - 1: {slots (position of the
-// token in each slot), computed (tokens computed in this step)}.
-function cacheSteps(prompt, stepCount, size, slides) {
-  const window = size - Math.max(1, Math.floor(size / 2)), first = Math.max(0, prompt - size);
+// token in each slot), computed (tokens computed in this step)}. start: of the prompt's last document. isComplete:
+// whether the prompt ends it, so that the next token begins another one.
+function cacheSteps(prompt, stepCount, size, slides, start = 0, isComplete = false) {
+  const window = size - Math.max(1, Math.floor(size / 2));
+  let first = Math.max(start, prompt - size);
   let slots = range(prompt - first).map(i => first + i);
   const steps = [{slots, computed: slots.length}];
   for (let token = prompt; steps.length < stepCount; token++) {
     let computed = 1;
+    if (isComplete && token === prompt) [slots, first] = [[], prompt];
     if (slots.length < size) {
       slots = [...slots, token];
     } else if (slides) { // replace the oldest token
@@ -172,9 +175,9 @@ defineView({
   id: "cache", title: "KV cache",
   about: "Keys and values of earlier tokens are cached, so each step computes only one token. When the context is "
     + "full, old tokens are dropped.",
-  draw(box, {names, token, config: {n_layer: L, n_embd: C, block_size: S, position}, model}) {
-    const prompt = token + 1, max = Math.max(0, S - prompt) + S + 1;
-    const steps = cacheSteps(prompt, max, S, model.can_slide);
+  draw(box, {ids, names, starts, token, config: {n_layer: L, n_embd: C, block_size: S, position, ...config}, model}) {
+    const prompt = token + 1, max = Math.max(0, S - prompt) + S + 1, isComplete = ids[token] === config.document_token;
+    const steps = cacheSteps(prompt, max, S, model.can_slide, starts[token], isComplete);
     const result = element("div"), value = clamp(state.draws, 1, max), kinds = Object.keys(CACHE_COLORS);
     box.append(controls(slider("generated tokens", {min: 1, max, value, move: draws => {
       remember({draws});
@@ -186,7 +189,7 @@ defineView({
       const {slots, computed} = steps[n - 1], past = steps.slice(0, n);
       const newest = prompt + n - 2, used = slots.length;
       const total = sumOf(past.map(step => step.computed)), bytes = 2 * L * C * 4;
-      const uncached = sumOf(past.map((_, i) => Math.min(prompt + i, S)));
+      const uncached = sumOf(past.map((_, i) => Math.min(isComplete && i ? i : prompt - starts[token] + i, S)));
       const kind = t => kinds[n === 1 || t === newest ? 2 : computed > 1 ? 1 : 0];
       const data = Float32Array.from({length: L * S}, (_, i) => i % S < used ? CACHE_COLORS[kind(slots[i % S])] : NaN);
       const facts = [["tokens in the cache", used], ["bytes used", bytes * used], ["bytes allocated", bytes * S],

@@ -30,6 +30,8 @@ OTHERS: dict[str, tuple[Tokenizer, dict[str, Any]]] = {  # models in addition to
     "sinusoidal": (trained(), dict(position="sinusoidal", activation="gelu")),
     "alibi": (CharTokenizer.of(TEXT, eot=True), dict(position="alibi", n_head=3, n_embd=33, bias=False)),
     "none": (ByteTokenizer(), dict(position="none", n_layer=1, n_head=1)),
+    "documents": (CharTokenizer.of("abcd", eot=True), dict(position="learned", document_token=4)),
+    "documents, biased": (CharTokenizer.of("abcd", eot=True), dict(position="relative", document_token=4)),
     "score": (tokenizer_of(SCORE), dict(position="relative")),
     "performance": (tokenizer_of(PERFORMANCE), dict(position="learned", vocab_size=20)),
     "large": (GPT2Tokenizer(LARGE), dict(position="learned", n_layer=1, n_head=2, n_embd=80, block_size=100)),
@@ -158,7 +160,7 @@ def header_of(provider: TraceProvider) -> dict[str, Any]:
         "tokenizer": tokenizer,
         "text": STRANGE,
         "music": music,
-        "probe_ids": probe_ids(viewed.tokenizer.vocab_size, viewed.limit),
+        "probe_ids": probe_ids(viewed.model.config, viewed.tokenizer.vocab_size, viewed.limit),
     }
 
 

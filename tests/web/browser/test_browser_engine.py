@@ -293,11 +293,15 @@ def sample_tokens(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list
 
 
 CHARACTERS = CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True)
+MASKED = dict(document_token=CHARACTERS.eot)
 QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # tokenizer, fields of GPTConfig, question
     (CHARACTERS, dict(vocab_size=32), dict(num_samples=3)),
     (CHARACTERS, dict(vocab_size=32), dict(temperature=0, repetition_penalty=1.2)),
     (CHARACTERS, {}, dict(num_samples=3, max_new_tokens=30, stop="a", begun=2, temperature=1.5, top_k=None)),
     (CHARACTERS, {}, dict(ids=[2, 3, 4], begun=5, stop="b")),
+    (CHARACTERS, MASKED, dict(ids=[2, 3, 24], num_samples=3, max_new_tokens=60)),
+    (CHARACTERS, {**MASKED, "position": "rotary"}, dict(ids=[24, 2, 3, 24, 24, 5, 6], num_samples=2)),
+    (CHARACTERS, {**MASKED, "position": "alibi"}, dict(ids=[24], num_samples=2, context_stride=3)),
     (CHARACTERS, {}, dict(ids=[5] * 40, num_samples=2, top_p=0.9, repetition_penalty=1.1)),
     (CHARACTERS, dict(position="rotary"), dict(num_samples=2, ids=[5] * 40, min_p=0.05)),
     (CHARACTERS, dict(position="alibi"), dict(num_samples=2, max_new_tokens=1)),
