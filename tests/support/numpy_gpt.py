@@ -103,13 +103,13 @@ class NumpyGPT:
         normed = (x - x.mean(-1, keepdims=True)) / deviation
         return normed * self.parameters[f"{name}.weight"] + self.parameters.get(f"{name}.bias", 0)
 
-    def positions(self, T: int) -> Array:
-        """The position embeddings: (T, C)."""
+    def positions(self, places: Array) -> Array:
+        """The embeddings of positions (T,): (T, C)."""
         if self.config.position == "learned":
-            return self.parameters["wpe.weight"][:T]
+            return self.parameters["wpe.weight"][places]
         if self.config.position == "sinusoidal":
-            return sinusoids(T, self.config.n_embd).astype(self.dtype)
-        return np.zeros((T, self.config.n_embd), self.dtype)
+            return sinusoids(len(places), self.config.n_embd).astype(self.dtype)[places]
+        return np.zeros((len(places), self.config.n_embd), self.dtype)
 
     def bias(self, T: int) -> Array | None:
         """The position method's bias of the scores, (H, T, T); None if it has none."""
@@ -120,8 +120,8 @@ class NumpyGPT:
             return -np.array(alibi_slopes(self.config.n_head), self.dtype)[:, None, None] * distance
         return None
 
-    def layer(self, index: int, x: Array) -> NumpyLayer:
-        """The activations of a layer for its input (T, C)."""
+    def layer(self, index: int, x: Array, hidden_keys: Array) -> NumpyLayer:
+        """The activations of a layer for its input (T, C). hidden_keys (T, T): of each query."""
         (T, C), H, name = x.shape, self.config.n_head, f"h.{index}"
         ln_1 = self.norm(f"{name}.ln_1", x)
         qkv = self.linear(f"{name}.attn.c_attn", ln_1)
@@ -129,11 +129,11 @@ class NumpyGPT:
         if self.config.position == "rotary":
             q, k = rotated(q), rotated(k)
         scores = q @ k.transpose(0, 2, 1) / (math.sqrt(C // H) if self.scale else 1)
-        bias, future = self.bias(T), np.arange(T)[:, None] < np.arange(T)
+        bias = self.bias(T)
         biased = scores if bias is None else scores + bias
-        weights = softmax(np.where(future, -np.inf, biased) if self.mask == "before" else biased)
+        weights = softmax(np.where(hidden_keys, -np.inf, biased) if self.mask == "before" else biased)
         if self.mask == "after":
-            weights = np.where(future, 0, weights)
+            weights = np.where(hidden_keys, 0, weights)
         z = weights @ v
         for layer, head in self.heads_off:
             if layer == index:
@@ -154,16 +154,20 @@ class NumpyRun:
 
     def __init__(self, gpt: NumpyGPT, ids: Array):
         self.gpt, self.ids = gpt, ids
-        self.embeddings, self.positions = gpt.parameters["wte.weight"][ids], gpt.positions(len(ids))
+        token, T = gpt.config.document_token, len(ids)
+        starts = [max([0, *(t + 1 for t in range(query) if ids[t] == token)]) for query in range(T)]  # of documents
+        queries, keys = np.arange(T)[:, None], np.arange(T)
+        self.hidden_keys = (keys > queries) | (keys < np.array(starts)[:, None])  # (T, T)
+        self.embeddings, self.positions = gpt.parameters["wte.weight"][ids], gpt.positions(keys - starts)
         states = [self.embeddings + self.positions]
         for index in range(gpt.config.n_layer):
-            layer = gpt.layer(index, states[-1])
+            layer = gpt.layer(index, states[-1], self.hidden_keys)
             states.append(states[-1] + layer.attention)
             states.append(states[-1] + layer.mlp)
         self.stream = np.stack(states)
 
     def layer(self, index: int) -> NumpyLayer:
-        return self.gpt.layer(index, self.stream[2 * index])
+        return self.gpt.layer(index, self.stream[2 * index], self.hidden_keys)
 
     def logits_of(self, states: Array) -> Array:
         """Logits (..., V) of states of the residual stream (..., C)."""

@@ -42,9 +42,10 @@ def assert_same_run(trace: Trace, run: NumpyRun) -> None:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("document_token", [None, 7])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_trace_equals_the_model_and_numpy(position, seed):
-    trace, run = traced(seed, position=position)
+def test_a_trace_equals_the_model_and_numpy(position, document_token, seed):
+    trace, run = traced(seed, position=position, document_token=document_token)
     assert_same_run(trace, run)
     assert_same(trace.logits(trace.stream[-1]), trace.model.logits(trace.ids[None])[0])
     for index in range(3):

@@ -370,8 +370,9 @@ SCENES.push({
           shape: [tokens.length, tokens.length], data: Float32Array.from(tokens.flatMap((_, i) => tokens.map((_, j) =>
             score(i, j)))),
         }), div("beside", div("", scrolling(drawing), colorBar("signed", max),
-          div("note", `Hollow: keys that come later${context.starts[token] > tokens[0]
-            ? ", or belong to an earlier document" : ""}, which the next scene hides.`)), detail)),
+          div("note", "Hollow: keys that come later"
+            + (context.starts[token] > tokens[0] ? ", or belong to an earlier document" : "")
+            + ", which the next scene hides.")), detail)),
       words: [
         `In this head, each token has a query of ${D} numbers, what it looks for (at the left), and a key, what it can `
           + "be found by (above).",

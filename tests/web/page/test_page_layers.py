@@ -136,7 +136,7 @@ def check_positions(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     config = run.gpt.config
     T, C, H = config.block_size, config.n_embd, config.n_head
     if config.position in ("learned", "sinusoidal"):
-        table = run.gpt.positions(T)
+        table = run.gpt.positions(np.arange(T))
         unit = table / np.linalg.norm(table, axis=1, keepdims=True)
         assert_same(viewer.matrix("position-table"), table)
         assert_same(viewer.matrix("position-similarity"), unit @ unit.T)

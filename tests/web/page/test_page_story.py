@@ -121,7 +121,7 @@ def check_mask(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer, head = previous_token_head(run)
     tokens, activations = tokens_shown(place), run.layer(layer)
     scores = activations.scores if activations.bias is None else activations.scores + activations.bias
-    masked = np.where(np.triu(np.ones(scores.shape[1:], bool), 1), -np.inf, scores[head])
+    masked = np.where(run.hidden_keys, -np.inf, scores[head])
     for stage, expected in {"Scores": scores[head], "Masked": masked, "Weights": activations.weights[head]}.items():
         assert_same(viewer.column("story-mask", stage), expected[np.ix_(tokens, tokens)].flatten())
     row = activations.weights[head, place.token]

@@ -21,10 +21,13 @@ import torch
 
 from folio import UserError
 from folio.base import settings
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.prompts import encode_prompt
 from folio.decoding.sampling import Sampling, next_token_probabilities
 from folio.experiments.static_page import BASE_STYLE
 from folio.web.viewer import PAGE
 from model import GPT, GPTConfig
+from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import (
@@ -77,7 +80,7 @@ def check_attention_row(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer, D = run.layer(place.layer), run.gpt.config.n_embd // run.gpt.config.n_head
     scores = layer.scores[place.head, place.token]
     bias = [] if layer.bias is None else [layer.bias[place.head, place.token]]
-    masked = np.where(np.arange(len(run.ids)) > place.token, -np.inf, scores + sum(bias))
+    masked = np.where(run.hidden_keys[place.token], -np.inf, scores + sum(bias))
     weights = layer.weights[place.head, place.token]
     columns = [scores * math.sqrt(D), scores, *bias, masked, np.exp(masked - masked.max()), weights]
     table = np.array([row[:1] + row[2:] for row in viewer.table("attention-row")["rows"]], dtype=np.float64)
@@ -96,6 +99,27 @@ def test_views_equal_numpy(new_viewer, served, seed):
         run = NumpyGPT(model).run(viewer.open("tokens", token=place.token).column("tokens", "id"))
         for view, check in CHECKS.items():
             check(viewer.show(view, **vars(place)), run, place)
+
+
+@in_browser
+@pytest.mark.parametrize("position", ["learned", "alibi"])
+def test_views_of_several_documents_equal_numpy(position, new_viewer, tmp_path):
+    """With a mask of documents. The page showed scores of the other documents, and positions from the first one."""
+    tokenizer, text = CharTokenizer("abcdef", eot=True), "abc<|endoftext|>fed<|endoftext|>abcdef"
+    model = random_model(1, block_size=48, vocab_size=7, n_embd=32, position=position, document_token=tokenizer.eot)
+    run, place = NumpyGPT(model).run(encode_prompt(tokenizer, text).ids), Place(layer=1, head=0, token=10)
+    with serving([save_run(tmp_path / "run", {1: model}, tokenizer, {})], text) as served:
+        viewer = new_viewer(served).open("tokens", token=place.token)
+        assert viewer.column("tokens", "id") == run.ids.tolist()
+        for view in viewer.views():
+            viewer.show(view, **vars(place))
+            assert not viewer.page.locator("#view .error:not(:empty)").count(), view
+            if view in CHECKS and view != "training-examples":
+                CHECKS[view](viewer, run, place)
+        masked = viewer.show("story", story=4, token=place.token).column("story-mask", "Masked")
+        assert np.isinf(masked).tolist() == run.hidden_keys[:11, :11].flatten().tolist()
+        if position == "learned":
+            assert "position 2," in viewer.show("story", story=2, token=place.token).page.locator("#view").inner_text()
 
 
 SWITCHES = {  # by kind of model: state in the link, arguments of NumpyGPT
