@@ -78,9 +78,8 @@ class Scheduler:
         # sampled, and may not be in the cache yet.
         self.contexts: list[list[int]] = [[] for _ in range(rows)]
         self.free_rows = list(range(rows))  # the least recently used row first
-        self.partial_prefill: tuple[int, list[int], int] | None = (
-            None  # a row, its context, and the ids computed so far
-        )
+        # A row, its context, and the number of its ids that have been computed.
+        self.partial_prefill: tuple[int, list[int], int] | None = None
         self.shortened: dict[int, list[int]] = {}  # rows whose context is prefilled again, and what remains of it
         self.prefilled: list[int] = []  # rows whose next token is sampled from the logits of the prefill
         self.decoding: dict[int, Completion] = {}  # rows whose next token is computed from the newest one

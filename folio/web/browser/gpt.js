@@ -497,19 +497,10 @@ class GPT {
     this.kernels.floats.copyWithin(to.index, from.index, from.index + this.cacheSize);
   }
 
-  // The index of the first token of each token's document. A document token belongs to the document that it ends.
-  documentStarts(ids) {
-    let start = 0;
-    return ids.map((id, t) => {
-      const begin = start;
-      if (id === this.config.document_token) start = t + 1;
-      return begin;
-    });
-  }
-
   // The tokens that predict the next one: those of the last document, at most S.
   context(ids) {
-    return ids.slice(Math.max(this.documentStarts(ids).at(-1) ?? 0, ids.length - this.config.block_size));
+    const {document_token, block_size: S} = this.config;
+    return ids.slice(Math.max(documentStarts(ids, document_token).at(-1), ids.length - S));
   }
 
   // Replace the contents of the cache by at most S tokens of one document. Returns the logits (V,) after the last one,

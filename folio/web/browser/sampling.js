@@ -1,5 +1,5 @@
 // Sampling of a token from logits, as in folio/decoding/sampling.py: filters, random numbers, and the draw. Used by the
-// engine, and by the page for its charts of sampling.
+// engine, and by the page for its charts of sampling and of attention.
 //
 // Dimensions: V vocabulary of the tokenizer; a model's logits may have padding, which is never sampled.
 
@@ -23,6 +23,14 @@ function topIndices(values, k) {
     if (indices.length > k) indices.pop();
   }
   return indices;
+}
+
+// The index of the first token of each token's document, to which attention is confined if the model has a document
+// token (GPTConfig.document_token). The token belongs to the document that it ends.
+function documentStarts(ids, documentToken) {
+  const starts = [0];
+  ids.forEach((id, t) => starts.push(id === documentToken ? t + 1 : starts[t]));
+  return starts.slice(0, ids.length);
 }
 
 // --- filters ---------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ function* inSlices(x, T, cols, slice, compute) {
 class Trace {
   constructor(gpt, products, ids, switches) {
     Object.assign(this, {gpt, products, ids, switches, T: ids.length, C: gpt.config.n_embd});
-    this.starts = gpt.documentStarts(ids);
+    this.starts = documentStarts(ids, gpt.config.document_token);
     this.positions = this.starts.map((start, t) => t - start); // in their documents
     this.lastLayer = null; // [index, layer], cache of `layer`
   }

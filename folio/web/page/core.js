@@ -271,13 +271,6 @@ async function loadContext() {
   };
 }
 
-// The index of the first token of each token's document, to which attention is confined if there is a document token.
-function documentStarts(ids, documentToken) {
-  const starts = [0];
-  ids.forEach((id, t) => starts.push(id === documentToken ? t + 1 : starts[t]));
-  return starts.slice(0, ids.length);
-}
-
 // Whether the mask hides a key from a query: it comes later, or belongs to an earlier document.
 function isHidden({starts}, query, key) {
   return key > query || key < starts[query];
