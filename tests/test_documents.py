@@ -26,7 +26,7 @@ from folio.decoding import torch_decoder
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.quantize import quantized
-from folio.decoding.sampling import Sampling
+from folio.decoding.sampling import Sampling, next_token_probabilities, sample_token, uniforms
 from folio.decoding.scheduler import Completion, Scheduler, generate
 from folio.decoding.text_stream import sample_text
 from folio.evaluation.extraction import generate_samples
@@ -45,7 +45,7 @@ from folio.web.viewed_model import ViewedModel
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
 from prepare import text as prepare_text
 from prepare.text import TextConfig
-from tests.support.decoding import decoder_in
+from tests.support.decoding import GREEDY, decoder_in
 from tests.support.engine import engine_in
 from tests.support.exports import output_path, run_export
 from tests.support.questions import sample_lines
@@ -150,12 +150,15 @@ def test_the_document_token_must_be_in_the_vocabulary(token):
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
-def expected_text(model: GPT, prompt: list[int], tokens: int, eot: int = EOT) -> list[int]:
-    """The most likely tokens: each document is computed alone, and begins after the end of the previous one."""
-    model, text = without_mask(model), list(prompt)
-    for _ in range(tokens):
+def expected_text(
+    model: GPT, prompt: list[int], tokens: int, eot: int = EOT, sampling: Sampling = GREEDY, sample: int = 0
+) -> list[int]:
+    """The sampled tokens: each document is computed alone, and begins after the end of the previous one."""
+    model, text, numbers = without_mask(model), list(prompt), uniforms(1337, [sample], 0, tokens)  # (1, tokens)
+    for t in range(tokens):
         begin = len(text) - next((n for n, id in enumerate(reversed(text[:-1]), 1) if id == eot), len(text))
-        text.append(int(model(torch.tensor([text[begin:]]))[0].argmax()))
+        probabilities = next_token_probabilities(model(torch.tensor([text[begin:]]))[0][:, -1], sampling)
+        text.append(int(sample_token(probabilities, numbers[:, t : t + 1])))
     return text[len(prompt) :]
 
 
@@ -167,20 +170,20 @@ PROMPTS = [[EOT], [5, 6, EOT], [5, EOT, 6, EOT], [EOT, EOT], [5, EOT, 7, 8], [EO
 def test_sampling_computes_each_document_alone(dtype, ahead, position, seed, monkeypatch):
     """Samples attended to the end-of-text token before them, at positions that were shifted by one or more.
 
-    In a batch, with prompts that contain or end with the token, and with models that often predict it (no `eot` ends
-    the text). GPT.generate samples the same.
+    In a batch, with prompts that contain or end with the token, and with a bias that makes it likely (no `eot` ends the
+    text). GPT.generate computes the same most likely tokens.
     """
     monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
-    for scale in (0.0, 2.0):
-        model = random_model(position, seed).requires_grad_(False)
-        model.transformer.wte.weight[EOT] *= scale  # 2: EOT is often the most likely token
-        decoder, count = decoder_in(dtype, model), 20
-        expected = [expected_text(model, prompt, count) for prompt in PROMPTS]
-        steps = list(generate(decoder, PROMPTS, max_new_tokens=count, sampling=Sampling(temperature=0)))
+    model, count = random_model(position, seed).requires_grad_(False), 20
+    for sampling in (GREEDY, Sampling(logit_bias=((EOT, 4.0),))):
+        expected = [expected_text(model, prompt, count, EOT, sampling, row) for row, prompt in enumerate(PROMPTS)]
+        steps = list(generate(decoder_in(dtype, model), PROMPTS, max_new_tokens=count, sampling=sampling))
         actual = [[step.tokens[row] for step in steps if step.tokens[row] is not None] for row in range(len(PROMPTS))]
         assert actual == expected
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
-            assert model.generate(torch.tensor([prompt]), count, top_k=1)[0].tolist() == prompt + tokens
+            if sampling == GREEDY:
+                assert model.generate(torch.tensor([prompt]), count, top_k=1)[0].tolist() == prompt + tokens
+    assert 0 < sum(tokens.count(EOT) for tokens in expected) < count * len(PROMPTS)
 
 
 @pytest.mark.parametrize("stride", [None, 1, 5, T])
@@ -294,6 +297,15 @@ def test_the_loss_of_several_documents_is_that_of_training(way, position, record
     np.testing.assert_allclose(WAYS[way](str(tmp_path / "run")), expected, atol=tolerance)
     unmasked = losses(without_mask(model).logits(torch.tensor([IDS]))[0], IDS)
     assert np.abs(unmasked - expected).max() > 5 * tolerance
+
+
+def test_the_viewer_shows_the_position_in_the_document(tmp_path):
+    """The embedding of the position in the text was shown, which is not in the residual stream."""
+    save_masked_run(tmp_path / "run", "learned")
+    provider = TraceProvider([ViewedModel(str(tmp_path / "run"), "best", CPU)], "")
+    for token in range(len(IDS)):
+        tensors = provider.answer({"kind": "token", "ids": IDS, "token": token}).tensors
+        torch.testing.assert_close(tensors["embedding"] + tensors["position"], tensors["states"][0])
 
 
 def test_samples_without_a_prompt_are_those_of_training(tmp_path):

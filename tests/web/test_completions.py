@@ -158,6 +158,17 @@ def test_prompt_and_new_tokens_must_fit_in_the_context():
             read({"prompt": "a" * (CONTEXT + 1), **scored, **extra})
 
 
+def test_with_a_mask_of_documents_only_the_last_one_must_fit_in_the_context():
+    """Unless the log-probabilities of the whole prompt are requested."""
+    eot = CHARACTERS.eot
+    model = random_model(1, vocab_size=CHARACTERS.vocab_size, block_size=CONTEXT, document_token=eot)
+    gpt, body = LanguageModel(model, CHARACTERS, "cpu"), {"prompt": [*[1] * CONTEXT, eot, 2, 3], "max_tokens": 5}
+    assert read(body, gpt).completions[0].prompt == body["prompt"]
+    for other, changes in ((gpt, {"echo": True, "logprobs": 0}), (GPT, {})):
+        with pytest.raises(RequestError, match=f"the prompt has {CONTEXT + 3}"):
+            read(body | changes, other)
+
+
 def test_request_size_is_limited():
     read({"prompt": ["a", "b"], "n": 3, "max_tokens": 5}, choices=6, new_tokens=30, prompt_tokens=2)
     for limits, param in (({"choices": 5}, "n"), ({"new_tokens": 29}, "max_tokens"), ({"prompt_tokens": 1}, "prompt")):
