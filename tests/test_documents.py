@@ -392,13 +392,13 @@ def test_a_run_records_the_document_token_and_finetuning_keeps_the_mask(tiny, sh
     ]
     assert evaluation.ratio == pytest.approx(saved.state["best_val_loss"], rel=1e-4)
     capsys.readouterr()
-    for changes, masked in (({}, True), ({"mask_documents": False}, False)):
+    for changes, masked, words in (({}, True, "as the"), ({"mask_documents": False}, False, "but the")):
         cfg = tiny(
             **{**small, "dataset": "more"}, init_from=str(tmp_path / "masked"), out_dir=str(tmp_path / f"{masked}")
         )
         origins = dict.fromkeys(changes, COMMAND_LINE)
         train(cfg.replace(origins, **changes))
-        assert f"mask_documents={masked}: the weights were trained with True" in capsys.readouterr().out
+        assert f"mask_documents={masked}, {words} weights were trained" in capsys.readouterr().out
         finetuned = foreign.load(str(tmp_path / f"{masked}"), "last")
         assert (finetuned.config().document_token is not None) == finetuned.settings()["mask_documents"] == masked
 

@@ -358,7 +358,10 @@ def finetune_run(user_cfg: Config, ckpt: Checkpoint) -> Start[Config]:
         if run_folder.exists(Path(cfg.init_from)):
             print(f"(to continue the run in {cfg.init_from} instead: --init_from=resume --out_dir={cfg.init_from})")
     if distributed.rank_from_env() == 0 and (is_masked or cfg.mask_documents):
-        print(f"mask_documents={cfg.mask_documents}: the weights were trained with {is_masked}")
+        trained = "as the weights were trained" if is_masked else "but the weights were trained without it"
+        if not cfg.mask_documents:
+            trained = "but the weights were trained with it"
+        print(f"mask_documents={cfg.mask_documents}, {trained}")
     settings.check(cfg)
     return Start(cfg, ckpt)
 
