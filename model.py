@@ -383,7 +383,7 @@ class GPT(nn.Module):
             if block_size > self.config.block_size:
                 raise ValueError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
             first_positions = self.transformer.wpe.weight[:block_size].clone()
-            self.transformer.wpe = nn.Embedding.from_pretrained(first_positions, freeze=False)
+            self.transformer.wpe = Embedding.from_pretrained(first_positions, freeze=False)
         self.config = self.position_encoding.config = replace(self.config, block_size=block_size)
 
     @classmethod
