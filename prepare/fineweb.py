@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.download import hub_files, hub_parquet  # noqa: E402
-from folio.base.files import replace_folder  # noqa: E402
+from folio.base.files import replace_folder, settle_folder  # noqa: E402
 from folio.base.settings import PositiveInt  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.corpus import Corpus, parquet_sources  # noqa: E402
@@ -56,6 +56,7 @@ def main(cfg: FineWebConfig) -> None:
 def download_shards(cfg: FineWebConfig) -> None:
     """Download the validation shard and the first training shards to the data set's folder, atomically."""
     folder = data_root(cfg.data_dir) / cfg.name
+    settle_folder(folder)
     if folder.exists() and not cfg.overwrite:
         raise UserError(f"{folder} already exists: set another --name, or --overwrite=True")
     part = folder.with_name(f".{folder.name}.part")

@@ -136,14 +136,36 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:
-    """Rename the folder `temporary` to `folder`, replacing any folder of that name."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
-    sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    """Rename the complete folder `temporary` to `folder`, replacing any folder of that name.
+
+    The replaced folder is kept under the path replaced(folder) until the other one is in its place. Call
+    settle_folder() after a kill. If the new folder cannot be renamed, raises OSError, and the replaced one stays.
+    """
+    old = replaced(folder)
+    settle_folder(folder)
+    try:
+        if os.path.lexists(folder):
+            old.parent.mkdir(exist_ok=True)
+            folder.rename(old)
+        temporary.rename(folder)
+        sync(folder.parent)
+    finally:
+        settle_folder(folder)
+
+
+def replaced(folder: Path) -> Path:
+    """The path of a folder while another one takes its place. The name is the same, but the parent is hidden."""
+    return folder.with_name(f".{folder.name}.replaced") / folder.name
+
+
+def settle_folder(folder: Path) -> None:
+    """Restore a folder whose replacement was interrupted before the new one was in its place. Remove what remains of a
+    replaced one. Raises OSError if it cannot be restored. Not while another process replaces the folder.
+    """
+    old = replaced(folder)
+    if os.path.lexists(old) and not os.path.lexists(folder):
+        old.rename(folder)
+    shutil.rmtree(old.parent, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -11,7 +11,8 @@
 
 The state.json files of the checkpoints determine both pointers, and take precedence over a damaged or wrong pointer.
 
-While a directory is written or removed, its name begins with a dot. After a kill, the next start removes it.
+While a directory is written or removed, its name begins with a dot. After a kill, the next start removes it. While a
+directory is replaced by another one of the same step, it is in a hidden folder, where it is found if there is no other.
 
 docs/code/files.md describes each file.
 """
@@ -39,6 +40,8 @@ from folio.base.files import (
     check_regular,
     json_bytes,
     read_json,
+    replace_folder,
+    settle_folder,
     sha256,
     sync,
 )
@@ -51,6 +54,7 @@ from folio.checkpoints.run_folder import (
     as_checkpoint_error,
     check_file,
     check_state,
+    replaced_directories,
 )
 from folio.checkpoints.snapshots import write_snapshot
 from folio.data import tokenizer
@@ -179,7 +183,10 @@ def _write(
     tokenizer: Tokenizer,
     state: dict[str, Any],
 ) -> None:
-    """Write a checkpoint's directory under a temporary name, sync it and rename it. Raises OSError."""
+    """Write a checkpoint's directory under a temporary name, sync it and rename it.
+
+    If this fails, raises OSError, and an existing checkpoint of the same step stays.
+    """
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -195,28 +202,11 @@ def _write(
             shutil.copymode(temporary / "manifest.json", path)  # safetensors makes files readable by the owner only
             sync(path)
         sync(temporary)
-        _replace(final, temporary)
+        replace_folder(temporary, final)  # one exists if the run has reached this step before, or was rolled back to it
     except SafetensorError as error:  # raised for a full disk
         raise OSError(str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _replace(final: Path, temporary: Path) -> None:
-    """Rename a complete checkpoint to `final`. If this fails, an existing checkpoint stays. Raises OSError.
-
-    One exists if the run was resumed from an earlier checkpoint and has reached the same step again.
-    """
-    hidden = _hide(final)
-    try:
-        temporary.rename(final)
-    except OSError:
-        if hidden:
-            hidden.rename(final)
-        raise
-    sync(final.parent)
-    if hidden:
-        shutil.rmtree(hidden, ignore_errors=True)
 
 
 class Saver:
@@ -318,8 +308,14 @@ def _lower_priority() -> None:
 
 
 def clear_unfinished(out_dir: Path) -> None:
-    """Remove partly written or partly removed files of a killed run. Not while another run writes to the folder."""
-    for path in [*out_dir.glob(".step-*.tmp"), *out_dir.glob(".*.json*.tmp")]:
+    """Restore checkpoints that a killed run was replacing, and remove its partly written or partly removed files.
+
+    Not while another run writes to the folder. Raises OSError if a checkpoint cannot be restored.
+    """
+    for old in replaced_directories(out_dir):
+        settle_folder(out_dir / old.name)
+    leftovers = (".step-*.tmp", ".step-*.replaced", ".*.json*.tmp")
+    for path in [path for pattern in leftovers for path in out_dir.glob(pattern)]:
         with suppress(OSError):  # a leftover is harmless
             if path.is_dir():
                 shutil.rmtree(path)
@@ -328,22 +324,13 @@ def clear_unfinished(out_dir: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, so that it is never visible incomplete. Raises OSError."""
-    if hidden := _hide(path):
-        shutil.rmtree(hidden)
-
-
-def _hide(path: Path) -> Path | None:
-    """Rename a checkpoint to a hidden temporary name, and return its new path. Removes a link, and returns None for it
-    or if nothing exists. Raises OSError.
-    """
+    """Remove a checkpoint, or a link to one, so that it is never visible incomplete. Raises OSError."""
     if path.is_symlink():
         path.unlink()
-    if not path.is_dir():
-        return None
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.removed.tmp")
+        return
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.rename(hidden)
-    return hidden
+    shutil.rmtree(hidden)
 
 
 def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool = False) -> Checkpoint:

@@ -41,9 +41,22 @@ class NoCheckpointError(CheckpointError):
 
 
 def directories(out_dir: Path) -> list[Path]:
-    """The checkpoints in a run's folder, oldest first."""
-    numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and step_number(path.name) is not None]
-    return sorted(numbered, key=lambda path: step_number(path.name))
+    """The checkpoints in a run's folder, oldest first.
+
+    A checkpoint whose replacement was interrupted by a kill is found at its temporary path; see files.replace_folder.
+    """
+    by_name = {path.name: path for path in _numbered(out_dir, "step-*")}
+    by_name = {path.name: path for path in replaced_directories(out_dir)} | by_name
+    return sorted(by_name.values(), key=lambda path: step_number(path.name))
+
+
+def replaced_directories(out_dir: Path) -> list[Path]:
+    """Checkpoints that a save was replacing: it still does, or was killed, or could not remove them afterwards."""
+    return _numbered(out_dir, ".step-*.replaced/step-*")
+
+
+def _numbered(out_dir: Path, pattern: str) -> list[Path]:
+    return [path for path in out_dir.glob(pattern) if path.is_dir() and step_number(path.name) is not None]
 
 
 def newest_first(out_dir: Path) -> Iterator[Path]:
@@ -56,12 +69,26 @@ def precedes(state: dict[str, Any], newest: dict[str, Any]) -> bool:
 
     state, newest: state.json of the two.
     """
-    is_same_run = state.get("run_id") == newest.get("run_id")
+    following = _parts_after(state, newest)
+    return following is not None and state["step"] < newest["step"] and all(p[0] >= state["step"] for p in following)
+
+
+def supersedes(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a checkpoint was saved after another one of the same run: at a later step, or after a resume or rollback
+    that the other one does not know. state, other: state.json of the two.
+    """
+    following = _parts_after(other, state)
+    return following is not None and (bool(following) or state["step"] > other["step"])
+
+
+def _parts_after(state: dict[str, Any], later: dict[str, Any]) -> list[list[Any]] | None:
+    """The parts of a run that began after a state was saved, according to a later one; None if they are not in one
+    history.
+    """
     names = ("from_step", "after", "changes", "exact")  # of a part; the other fields may be filled in later
-    parts, newest_parts = ([[part[name] for name in names] for part in s["parts"][1:]] for s in (state, newest))
-    following = newest_parts[len(parts) :]
-    is_same_history = parts == newest_parts[: len(parts)] and all(part[0] >= state["step"] for part in following)
-    return is_same_run and is_same_history and state["step"] < newest["step"]
+    parts, later_parts = ([[part[name] for name in names] for part in s["parts"][1:]] for s in (state, later))
+    is_one_history = state.get("run_id") == later.get("run_id") and parts == later_parts[: len(parts)]
+    return later_parts[len(parts) :] if is_one_history else None
 
 
 class RunFolder:
@@ -91,7 +118,7 @@ class RunFolder:
     def newest_first(self) -> Iterator[Path]:
         """The checkpoints from the newest back, without those after a step from which the run was resumed.
 
-        The newest is named by last.json, or continues the named one, if a kill or a full disk prevented the update of
+        The newest is named by last.json, or supersedes the named one, if a kill or a full disk prevented the update of
         the pointer. Other checkpoints with higher steps are from another run, or from before a resume at an earlier
         step.
         """
@@ -99,14 +126,12 @@ class RunFolder:
         if last is None:
             yield from reversed(self.paths)
             return
-        end = self.paths.index(last)
-        if not self.last:
-            for number, path in enumerate(self.paths[end + 1 :], start=end + 1):
-                state, next_state = self.state(last), self.state(path)
-                end = number if state and next_state and precedes(state, next_state) else end
-        last = self.paths[end]
+        for path in self.paths if not self.last else ():
+            state, last_state = self.state(path), self.state(last)
+            last = path if state and last_state and supersedes(state, last_state) else last
         yield last
-        yield from (path for path in reversed(self.paths[:end]) if self._precedes(path, last))
+        earlier = self.paths[: self.paths.index(last)]
+        yield from (path for path in reversed(earlier) if self._precedes(path, last))
 
     def _precedes(self, path: Path, last: Path) -> bool:
         """Whether a checkpoint precedes the last one; True if a state is unreadable."""

@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from folio import UserError
 from folio.base.commands import STARTED_BY_TRAINING, command
-from folio.base.files import locked, read_json, replace_folder, write_json
+from folio.base.files import locked, read_json, replace_folder, replaced, settle_folder, write_json
 from folio.base.number_format import counted
 from folio.base.progress import note, progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
@@ -65,6 +65,7 @@ VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
 @dataclass(frozen=True)
 class PrepareConfig(Settings):
     config_file: ClassVar[str] = "config/shakespeare_char.py"  # for the training command that `prepare` prints
+    accepts_any_path: ClassVar[bool] = True  # a collection of texts may have names in an old encoding
 
     # --- the data set ---
     name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
@@ -145,6 +146,9 @@ def prepare(
     job = _Job(cfg, corpus, name, tokenizer, max_checked_bytes, max_compared_documents)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
+    if replaced(job.folder).exists():  # a killed process was replacing the data set
+        with _only_process(job.part):
+            settle_folder(job.folder)
     if job.folder.exists():
         refuse_inputs_inside(job.folder, (source.path for source in corpus.sources))
     if not cfg.overwrite and _is_prepared(job):

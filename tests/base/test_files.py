@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from folio.base.files import FolderWatch, is_locked, read_json, read_text, sha256, short_repr, write_json
-from tests.support.disk import assert_durable, record_disk
+from folio.base.files import (
+    FolderWatch,
+    is_locked,
+    read_json,
+    read_text,
+    replace_folder,
+    settle_folder,
+    sha256,
+    short_repr,
+    write_json,
+)
+from tests.support.disk import assert_durable, record_disk, run_killed_at
 
 
 def test_only_regular_files_are_read(tmp_path):
@@ -66,6 +76,29 @@ def test_a_file_is_synced_before_it_replaces_another(tmp_path, monkeypatch):
     calls = record_disk(monkeypatch)
     write_json(tmp_path / "a.json", 1)
     assert_durable(calls, tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_kill_while_a_folder_is_replaced_loses_neither(tmp_path, is_link):
+    """Between two renames, none had the name, and the next replacement removed the old one."""
+    contents, killed, event = [], True, 0
+    while killed:
+        parent = tmp_path / str(event)
+        for name in ("target", "new"):
+            (parent / name).mkdir(parents=True)
+            (parent / name / "file").write_text(name)
+        if is_link:
+            (parent / "folder").symlink_to("target", target_is_directory=True)
+        else:
+            (parent / "target").rename(parent / "folder")
+        killed = run_killed_at(event, lambda parent=parent: replace_folder(parent / "new", parent / "folder"))
+        settle_folder(parent / "folder")
+        contents.append((parent / "folder" / "file").read_text())
+        assert not list(parent.glob(".*")) and (parent / "new").exists() == (contents[-1] == "target")
+        event += 1
+    assert contents == sorted(contents, reverse=True) and {*contents} == {"target", "new"} and event > 5
+    if is_link:
+        assert (parent / "target" / "file").read_text() == "target"
 
 
 def test_an_io_error_does_not_mean_that_the_folder_was_moved(tmp_path, monkeypatch):

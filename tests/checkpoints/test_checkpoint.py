@@ -11,8 +11,8 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError
 from folio.data.tokenizer import CharTokenizer
 from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
-from tests.support.disk import assert_durable, record_disk
-from tests.support.runs import same_tensors
+from tests.support.disk import assert_durable, record_disk, run_killed_at
+from tests.support.runs import blank_part, blank_state, same_tensors
 
 
 def test_a_saved_checkpoint_loads_unchanged(tmp_path):
@@ -77,6 +77,40 @@ def test_a_failed_save_keeps_an_existing_checkpoint_of_the_same_step(tmp_path, m
         save(tmp_path, 1)
     assert checkpoint.load(tmp_path).path == path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "last.json", "step-000001"]
+
+
+@pytest.mark.parametrize("saved_step, after", [(10, "a rollback"), (20, "a kill")])
+def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(tmp_path, saved_step, after):
+    """Between two renames, the old and the new checkpoint had temporary names, and the next start deleted both.
+
+    The run has checkpoints of steps 10 and 20, and a new part from step 10: after a rollback, which is saved at once,
+    or because step 20 was damaged, which is reached again. While last.json named step 20, a rollback was not found.
+    """
+    for step in (10, 20):
+        save(tmp_path / "before", step, best=False, keep_last=2)
+    parts = [blank_part(0), blank_part(10, after=after)]
+    state = blank_state(saved_step, best_step=0, best_val_loss=None, parts=parts)
+
+    def save_again(out_dir: Path) -> Path:
+        return checkpoint.save(out_dir, saved_step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last=2)
+
+    event, outcomes = 0, []
+    while True:
+        out_dir = shutil.copytree(tmp_path / "before", tmp_path / f"killed-{event}")
+        if not run_killed_at(event, lambda out_dir=out_dir: save_again(out_dir)):
+            break
+        found = checkpoint.load(out_dir).state
+        checkpoint.clear_unfinished(out_dir)
+        run_folder.restore_pointers(out_dir)
+        last = checkpoint.load(out_dir)
+        assert last.state == found and last.path.parent == out_dir and not list(out_dir.glob(".*"))
+        replaced = run_folder.read_state(out_dir / f"step-0000{saved_step}")
+        is_new = len(replaced["parts"]) == 2
+        assert last.state == (replaced if is_new else run_folder.read_state(out_dir / "step-000020"))
+        outcomes.append(is_new)
+        assert save_again(out_dir) == checkpoint.load(out_dir).path == out_dir / f"step-0000{saved_step}"
+        event += 1
+    assert outcomes == sorted(outcomes) and outcomes.count(False) > 5 and outcomes.count(True) > 3
 
 
 def test_a_renamed_checkpoint_is_an_error(tmp_path):

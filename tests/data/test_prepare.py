@@ -585,6 +585,16 @@ def test_ctrl_c_while_the_workers_start_terminates_them(monkeypatch):
     assert set(multiprocessing.active_children()) <= {*before}, interrupt
 
 
+def test_a_data_set_whose_replacement_was_killed_is_restored(lines, tmp_path, capsys):
+    """The data set was missing, and the next preparation removed it."""
+    folder = prepare(config(tmp_path), lines, "a")
+    before = content(folder)
+    (tmp_path / "data" / ".a.replaced").mkdir()
+    folder.rename(tmp_path / "data" / ".a.replaced" / "a")
+    assert prepare(config(tmp_path), lines, "a") == folder and "is already prepared" in capsys.readouterr().out
+    assert content(folder) == before and [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+
+
 def test_a_killed_worker_is_reported(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "encode", kill_itself)
     with pytest.raises(UserError, match="a smaller --num_workers"):

@@ -262,7 +262,11 @@ def test_git_tracks_only_the_prepare_scripts_in_data(tmp_path):
     shutil.copy(ROOT / ".gitignore", tmp_path)
     tracked = [f"data/{name}/prepare.py" for name in ("openwebtext", "shakespeare", "shakespeare_char")]
     ignored = ["data/mine/prepare.py", "data/mine/train.bin", "data/.mine.part/train_000000.bin", "data/.mine.lock"]
-    ignored += ["data/shakespeare_char/train.bin", "data/.shakespeare_char.old/prepare.py", "data/shakespeare/a/b"]
+    ignored += [
+        "data/shakespeare_char/train.bin",
+        "data/.shakespeare_char.replaced/shakespeare_char/prepare.py",
+        "data/shakespeare/a/b",
+    ]
     for file in (*tracked, *ignored):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("content")

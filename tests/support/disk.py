@@ -1,6 +1,9 @@
-"""Records syncs and renames in order, to test what would survive a power failure."""
+"""Records syncs and renames in order, to test what would survive a power failure; kills at a file-system event."""
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,35 @@ def assert_durable(calls: Calls, path: Path, *contents: str) -> int:
     synced = {path for call, path, _ in calls[:renamed] if call == SYNC}
     assert synced >= {old, *(old / name for name in contents)}
     return calls.index((SYNC, path.parent, path.parent), renamed)
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+EVENTS = [(os, name) for name in ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "truncate", "ftruncate")]
+EVENTS += [(Path, name) for name in ("mkdir", "rename", "touch", "unlink", "write_bytes")]
+
+
+def run_killed_at(event: int, run: Callable[[], object]) -> bool:
+    """Run a function whose process is killed at this file-system event, counted from 0: it and all later ones raise
+    Killed. Returns whether there was such an event.
+    """
+    numbers, killed = count(), False
+
+    def counted(original: Callable) -> Callable:
+        def call(*arguments, **options):
+            nonlocal killed
+            killed = killed or next(numbers) == event
+            if killed:
+                raise Killed
+            return original(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in EVENTS:
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        with suppress(Killed):
+            run()
+    return killed
