@@ -73,7 +73,7 @@ from folio.training.setup import (
     time_budget,
     wrap,
 )
-from folio.training.start import load_start, model_config, reserve, resolve_latest
+from folio.training.start import load_start, model_config, repair, reserve, resolve_latest
 from folio.training.state import TrainState
 from model import ACTIVATIONS, GPT, POSITIONS
 
@@ -259,6 +259,8 @@ def train(user_cfg: TrainConfig) -> Result:
         state = build_state(start, model, net, runtime)
         restart_history(start, state, data)
         group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
+        if group.rank == 0:
+            repair(Path(cfg.out_dir), start.resuming)
 
         # --- batches and schedule ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)

@@ -65,11 +65,10 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def remove_snapshots(out_dir: Path, after: int) -> None:
-    """Remove the snapshots after a step from which the run is resumed (-1: all), and incomplete files of a killed run.
-
-    Raises OSError.
+def remove_snapshots(out_dir: Path, after: int | None) -> None:
+    """Remove the snapshots after the step from which a run is resumed (None: all), and incomplete files of a killed
+    run. Raises OSError.
     """
-    abandoned = [path for step, path in find_snapshots(out_dir).items() if step > after]
+    abandoned = [path for step, path in find_snapshots(out_dir).items() if after is None or step > after]
     for path in [*abandoned, *(out_dir / "snapshots").glob(".step-*.tmp")]:
         path.unlink()

@@ -52,22 +52,28 @@ class StepReader:
 class Metrics:
     """Writes one JSON line per logged step. A context manager, which closes the progress bar and the loggers.
 
-    step: the number of steps done; existing lines after it are removed, except those of earlier rollbacks, of which
-    there are `rollbacks`. config: the settings, which the loggers show. wandb_id: the wandb run to resume, or None.
+    step: the step from which the run is resumed; existing lines after it are removed, except those of earlier
+    rollbacks, of which there are `rollbacks`. None: a new run, which removes all lines. config: the settings, which the
+    loggers show. wandb_id: the wandb run to resume, or None.
     """
 
     def __init__(
-        self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None, rollbacks: int = 0
+        self,
+        out_dir: Path,
+        step: int | None,
+        max_iters: int,
+        config: dict[str, Any],
+        wandb_id: str | None,
+        rollbacks: int = 0,
     ):
-        last_step = step or -1  # -1: also step 0 is obsolete
-        self.loggers = start_loggers(out_dir, last_step, config, wandb_id)
+        self.loggers = start_loggers(out_dir, -1 if step is None else step, config, wandb_id)
         self.wandb_id = next((logger.run_id for logger in self.loggers if logger.run_id), wandb_id)
         self.failed_loggers: set[str] = set()
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _drop_lines_after(out_dir / name, last_step, rollbacks)
+            _drop_lines_after(out_dir / name, step, rollbacks)
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
-        self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
+        self.bar = progress_bar(total=max_iters, initial=step or 0, unit="step", smoothing=0.05)
         self.has_gaps = False  # whether a line could not be written
 
     def log(self, line: dict[str, Any], remark: str = "") -> None:
@@ -132,8 +138,8 @@ class Metrics:
             self.say(f"{name} cannot be written ({error}); training continues without it")
         self.has_gaps = True
 
-    def roll_back(self, step: int, number: int, max_iters: int) -> None:
-        """Mark the lines after `step` as abandoned by the rollback with this number."""
+    def abandon_after(self, step: int, number: int) -> None:
+        """Mark the lines after `step` as abandoned by the rollback with this number. Raises OSError."""
         for name, file in self.files.items():
             path = Path(file.name)
             lines = [line for content in _complete_lines(path) if (line := _parse(content))]
@@ -143,14 +149,17 @@ class Metrics:
             file.close()
             _write_lines(path, [json.dumps(line).encode() for line in lines])
             self.files[name] = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
-        self._send(lambda logger: logger.roll_back(step))
-        self.bar.n = step
-        self.set_max_iters(max_iters)
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
         tqdm.write(text)
         sys.stdout.flush()
+
+    def roll_back(self, step: int, max_iters: int) -> None:
+        """Continue the loggers and the progress bar after a rollback to `step`."""
+        self._send(lambda logger: logger.roll_back(step))
+        self.bar.n = step
+        self.set_max_iters(max_iters)
 
     def set_max_iters(self, max_iters: int) -> None:
         self.bar.total = max_iters
@@ -189,7 +198,7 @@ class NullMetrics(Metrics):
 
     def append(self, name: str, line: dict[str, Any]) -> None: ...
 
-    def roll_back(self, step: int, number: int, max_iters: int) -> None: ...
+    def abandon_after(self, step: int, number: int) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -214,10 +223,13 @@ def read_lines(path: Path, since: int = 0, abandoned: bool = False) -> tuple[lis
 
 
 def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> None:
-    """Add the sample after `step` to samples.jsonl if the run was killed between the evaluation and the sample."""
+    """Add the sample after `step` to samples.jsonl if the run was killed between the evaluation and the sample.
+
+    There is no sample before the first step.
+    """
     try:
         numbers, samples = (read_lines(out_dir / name)[0] for name in ("metrics.jsonl", "samples.jsonl"))
-        was_evaluated = any(line["step"] == step and line.get("val_loss") is not None for line in numbers)
+        was_evaluated = step and any(line["step"] == step and line.get("val_loss") is not None for line in numbers)
         if was_evaluated and all(line["step"] != step for line in samples):
             old_lines = b"".join(line + b"\n" for line in _complete_lines(out_dir / "samples.jsonl"))
             with atomic_write(out_dir / "samples.jsonl") as temporary:
@@ -226,13 +238,20 @@ def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> No
         print(f"step {step:,}: no sample ({type(error).__name__}: {error})")
 
 
-def _drop_lines_after(path: Path, step: int, rollbacks: int) -> None:
-    """Remove the lines after `step`, except those of earlier rollbacks, and damaged or incomplete lines."""
+def _drop_lines_after(path: Path, step: int | None, rollbacks: int) -> None:
+    """Remove the lines after `step` (None: all), and damaged or incomplete lines. The lines of earlier rollbacks stay.
 
-    def is_kept(line: dict[str, Any] | None) -> bool:
-        return line is not None and (line[ABANDONED] <= rollbacks if ABANDONED in line else line["step"] <= step)
-
-    _write_lines(path, [content for content in _complete_lines(path) if is_kept(_parse(content))])
+    A rollback with a higher number than `rollbacks` was not saved, because of a kill: it has abandoned no lines.
+    """
+    kept = []
+    for content in _complete_lines(path) if step is not None else []:
+        line = _parse(content)
+        if line and line.get(ABANDONED, 0) > rollbacks:
+            del line[ABANDONED]
+            content = json.dumps(line).encode()
+        if line and (ABANDONED in line or line["step"] <= step):
+            kept.append(content)
+    _write_lines(path, kept)
 
 
 def _write_lines(path: Path, lines: list[bytes]) -> None:

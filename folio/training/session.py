@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from folio import UserError
 from folio.base.progress import note
-from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
 from folio.checkpoints.schema import PartRecord
 from folio.checkpoints.snapshots import remove_snapshots
@@ -112,16 +112,13 @@ class Session:
             return NullMetrics(), NullSaver()
         replaces = self.cfg.overwrite and not self.start.resuming
         try:
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-            checkpoint.clear_unfinished(self.out_dir)
-            if self.start.resuming:
-                run_folder.restore_pointers(self.out_dir)
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
-            remove_snapshots(self.out_dir, self.state.step or -1)  # from another run, or after the resumed step
+            step = self.state.step if self.start.resuming else None
+            remove_snapshots(self.out_dir, step)
             wandb_id, config = self.start.saved_state.get("wandb_id"), self.record["config"]
             rollbacks = self.record["parts"][-1].get("rollbacks", 0)
-            metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id, rollbacks)
+            metrics = Metrics(self.out_dir, step, self.schedule.max_iters, config, wandb_id, rollbacks)
         except OSError as error:
             raise cannot_write(self.out_dir, error) from None
         return metrics, Saver(self.out_dir, self.data.tokenizer, self.cfg.keep_last, replaces)
@@ -257,8 +254,16 @@ class Session:
         return True
 
     def _roll_back(self, saved: Checkpoint, part: PartRecord, reason: str) -> None:
-        """Continue from a checkpoint of this run, with the sequences and the learning rates of a new part."""
+        """Continue from a checkpoint of this run, with the sequences and the learning rates of a new part.
+
+        Raises TrainingError if it cannot be written. The run then resumes from before the rollback, which is repeated.
+        """
         step, (begin, end) = saved.state["step"], part["skipped_sequences"]
+        if failure := self.group.broadcast(self._abandon_after(step, part["rollbacks"])):
+            raise TrainingError(
+                f"stopped at step {self.reader.step:,}: {reason}; the rollback to step {step:,} cannot be written "
+                f"({failure}); make space in {self.out_dir}, and resume"
+            )
         self.metrics.say(
             f"step {self.reader.step:,}: {reason}; rollback {part['rollbacks']} of {MAX_ROLLBACKS} to step {step:,}: "
             f"skipping sequences {begin:,} to {end - 1:,}, and learning rates times {part['lr_factor']:g}"
@@ -270,11 +275,23 @@ class Session:
             self.schedule.decisions = [tuple(decision) for decision in saved.state["parts"][-1]["decisions"]]
         self.reader, self.watch = StepReader(self.state.guard), OverfittingWatch(self.state, self.schedule, None)
         self.saved_best = self.pending_best = self.state.best_val_loss, self.state.best_step
-        if self.group.rank == 0:
-            remove_snapshots(self.out_dir, step)
-        self.metrics.roll_back(step, part["rollbacks"], self.schedule.max_iters)
+        self.metrics.roll_back(step, self.schedule.max_iters)
         self.pacer.replan(step, min_steps=1)
-        self.save()
+        self.save(is_required=True)
+
+    def _abandon_after(self, step: int, rollbacks: int) -> str | None:
+        """Mark the lines that were logged after a step as abandoned, and remove the snapshots after it.
+
+        Returns the reason of a failure, or None.
+        """
+        if self.group.rank:
+            return None
+        try:
+            self.metrics.abandon_after(step, rollbacks)
+            remove_snapshots(self.out_dir, step)
+        except OSError as error:
+            return str(error)
+        return None
 
     def _moved_error(self) -> TrainingError:
         """The error for a run whose folder was moved or removed: another run may write to the same path."""
@@ -365,8 +382,11 @@ class Session:
         if failure := self.saver.wait_for_snapshot():
             self.metrics.say(f"the snapshot of {failure}; training continues without it")
 
-    def save(self) -> None:
-        """Write a checkpoint, in the background unless it is the last one."""
+    def save(self, is_required: bool = False) -> None:
+        """Write a checkpoint, in the background unless it is the last one or required.
+
+        Training continues if it cannot be written, unless it is the last one or required: then raises TrainingError.
+        """
         self._wait_for_checkpoint()
         self.pending_best = self.state.best_val_loss, self.state.best_step
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
@@ -381,15 +401,15 @@ class Session:
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
         self.saver.begin(self.state.step, weights, optimizer, state)
-        if self.finished or not self.cfg.async_save:
-            self._wait_for_checkpoint(last=self.finished)
+        is_required = is_required or self.finished
+        if is_required or not self.cfg.async_save:
+            self._wait_for_checkpoint(is_required)
         self.last_save, self.signals.save = time.perf_counter(), False
         self._barrier()
 
-    def _wait_for_checkpoint(self, last: bool = False) -> None:
-        """Wait for the checkpoint that is being written. If it failed, it does not count as the best one.
-
-        Training continues, but if it is the `last` checkpoint, this raises TrainingError.
+    def _wait_for_checkpoint(self, is_required: bool = False) -> None:
+        """Wait for the checkpoint that is being written. If it failed, it does not count as the best one, and, if it is
+        required, raises TrainingError.
         """
         self._wait_for_snapshot()
         failure = self.group.broadcast(self.saver.wait())
@@ -399,7 +419,7 @@ class Session:
         self.state.best_val_loss, self.state.best_step = self.pending_best = self.saved_best
         if self.group.broadcast(not self.saver.folder_is_in_place()):
             raise self._moved_error()
-        if last:
+        if is_required:
             raise TrainingError(f"{failure}; the checkpoints before it are unchanged")
         self.metrics.say(f"{failure}; training continues, and the next save tries again")
 

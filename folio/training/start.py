@@ -95,6 +95,19 @@ def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
                 out_dir.rmdir()
 
 
+def repair(out_dir: Path, resuming: bool) -> None:
+    """Finish or undo what a killed run left unfinished in out_dir. Raises UserError if it cannot be written.
+
+    resuming: otherwise, the files of an earlier run stay until the new one has saved.
+    """
+    try:
+        checkpoint.clear_unfinished(out_dir)
+        if resuming:
+            run_folder.restore_pointers(out_dir)
+    except OSError as error:
+        raise cannot_write(out_dir, error) from None
+
+
 def cannot_write(out_dir: Path, error: OSError) -> UserError:
     return UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir")
 

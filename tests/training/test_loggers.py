@@ -78,22 +78,23 @@ def test_tensorboard_shows_the_lines_of_metrics_jsonl_and_samples_jsonl(tiny):
 @tensorboard
 def test_tensorboard_removes_what_a_resumed_or_new_run_replaces(tmp_path):
     config = {**CONFIG, "tensorboard_log": True}
-    with Metrics(tmp_path, 0, 20, config, None) as metrics:
+    with Metrics(tmp_path, None, 20, config, None) as metrics:
         log_losses(metrics, 1.0, 0, 1, 2, 3, 4)
     with Metrics(tmp_path, 2, 20, config, None) as metrics:  # killed before the checkpoint of step 4
         log_losses(metrics, 2.0, 3)
         assert shown(tmp_path)["loss"] == {0: 1, 1: 1, 2: 1, 3: 2}  # also if this run is killed
-    with Metrics(tmp_path, 0, 20, config, None) as metrics:
+    with Metrics(tmp_path, None, 20, config, None) as metrics:
         log_losses(metrics, 3.0, 0)
     assert shown(tmp_path)["loss"] == {0: 3}
 
 
 @tensorboard
 def test_tensorboard_removes_what_a_rollback_replaces(tmp_path):
-    with Metrics(tmp_path, 0, 20, {**CONFIG, "tensorboard_log": True}, None) as metrics:
+    with Metrics(tmp_path, None, 20, {**CONFIG, "tensorboard_log": True}, None) as metrics:
         log_losses(metrics, 1.0, 1, 2, 3, 4)
         metrics.sample(4, lambda: "a text")
-        metrics.roll_back(2, 1, 20)
+        metrics.abandon_after(2, 1)
+        metrics.roll_back(2, 20)
         log_losses(metrics, 2.0, 3)
     values = shown(tmp_path)
     assert values["loss"] == {1: 1, 2: 1, 3: 2} and values["sample"] == {}
@@ -101,9 +102,10 @@ def test_tensorboard_removes_what_a_rollback_replaces(tmp_path):
 
 def test_wandb_shows_the_steps_after_a_rollback(tmp_path):
     """wandb ignored all values until the run had passed the step at which it was rolled back."""
-    with Metrics(tmp_path, 0, 20, {**CONFIG, "wandb_log": True}, None) as metrics:
+    with Metrics(tmp_path, None, 20, {**CONFIG, "wandb_log": True}, None) as metrics:
         log_losses(metrics, 1.0, 1, 2, 30)
-        metrics.roll_back(2, 1, 20)
+        metrics.abandon_after(2, 1)
+        metrics.roll_back(2, 20)
         log_losses(metrics, 2.0, 3)
     losses = [(values["step"], values["loss"]) for values in accepted_by_wandb(tmp_path)]
     assert losses == [(1, 1.0), (2, 1.0), (30, 1.0), (3, 2.0)]

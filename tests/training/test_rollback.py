@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,17 @@ import pytest
 import torch
 
 import train as train_script
-from folio.checkpoints import checkpoint
+from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.snapshots import find_snapshots
 from folio.data.find_data import open_mixture
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
+from folio.training import run_log
 from folio.training.guard import JudgedStep, StepGuard
 from folio.training.run_log import ABANDONED, Metrics, read_lines
-from folio.training.session import TrainingError
-from tests.support.runs import assert_same_run, read_losses
+from folio.training.session import Session, TrainingError
+from tests.support.disk import run_killed_at
+from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses
 from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import run_ranks
 from tools import replay
@@ -160,6 +163,79 @@ def test_a_run_whose_validation_loss_rises_is_rolled_back(tiny, monkeypatch, cap
     assert [line["val_loss"] for line in read_all_lines(cfg.out_dir)] == [3.0, 2.0, 1.8, 2.5, 1.7, 1.6]
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert state["guard"]["val_losses"] == [2.0, 1.8, 1.7, 1.6] and state["parts"][-1]["skipped_sequences"] == [8, 12]
+
+
+def rising_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the validation loss of a run rise at step 3, but not after a rollback, whatever process evaluates it."""
+    record = Session.record_evaluation
+
+    def record_evaluation(self, losses, due):
+        rises = self.state.step == 3 and not self.record["parts"][-1].get("rollbacks")
+        return record(self, {"val_loss": 9.0 if rises else 3.0 - self.state.step / 10}, due)
+
+    monkeypatch.setattr(Session, "record_evaluation", record_evaluation)
+
+
+def test_a_rollback_on_a_full_disk_stops_the_run_in_one_line_and_is_repeated_on_resume(tiny, tmp_path, monkeypatch):
+    """It ended in a traceback. A rollback that was not saved had already marked the lines after it as abandoned, so
+    that the resumed run removed those of its own history.
+    """
+    rising_at_step_3(monkeypatch)
+    settings = dict(max_iters=4, eval_interval=1, snapshots=20, on_divergence="rollback")
+    whole, divided = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("whole", "divided"))
+    train(whole)
+    write_lines, write = run_log._write_lines, checkpoint._write
+
+    def fail_to_mark(path, lines):
+        if any(ABANDONED.encode() in line for line in lines):
+            raise OSError(28, "No space left on device")
+        write_lines(path, lines)
+
+    def fail_to_save(*arguments):
+        if arguments[-1]["parts"][-1].get("rollbacks"):
+            raise OSError(28, "No space left on device")
+        write(*arguments)
+
+    for cfg, module, name, fail in (
+        (divided, run_log, "_write_lines", fail_to_mark),
+        (replace(divided, init_from="resume"), checkpoint, "_write", fail_to_save),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail)
+            with pytest.raises(TrainingError, match="No space left on device"):
+                train(cfg)
+    train(cfg)
+    assert_same_history(whole.out_dir, divided.out_dir)
+
+
+def assert_same_history(first: str, second: str) -> None:
+    """Assert that two runs are the same, including snapshots, samples, and the lines that rollbacks have abandoned."""
+    assert_same_run(first, second)
+    assert_same_snapshots(first, second)
+    a, b = (read_all_lines(out_dir) for out_dir in (first, second))
+    names = ("step", "val_loss", ABANDONED)
+    assert [[line.get(name) for name in names] for line in a] == [[line.get(name) for name in names] for line in b]
+    assert Path(first, "samples.jsonl").read_text() == Path(second, "samples.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a killed run closes no files
+def test_a_run_that_is_killed_at_any_file_system_event_of_a_rollback_resumes(tiny, tmp_path, monkeypatch):
+    """A kill between two renames lost the checkpoint that the run had returned to."""
+    rising_at_step_3(monkeypatch)
+    monkeypatch.setattr(train_script, "reserve", lambda *arguments: nullcontext())  # a kill would release the lock
+    settings = dict(max_iters=4, eval_interval=1, snapshots=20, on_divergence="rollback")
+    whole = tiny(**settings, out_dir=str(tmp_path / "whole"))
+    train(whole)
+    for event in count():
+        cfg = tiny(**settings, out_dir=str(tmp_path / f"killed-{event}"))
+        if not run_killed_at(event, lambda cfg=cfg: train(cfg)):
+            break
+        cfg = replace(cfg, init_from="resume") if run_folder.exists(Path(cfg.out_dir)) else cfg
+        train(cfg)
+        assert_same_history(whole.out_dir, cfg.out_dir)
+        shutil.rmtree(cfg.out_dir)
+    assert event > 100
 
 
 def test_after_three_rollbacks_the_run_stops(tiny, monkeypatch, capsys):

@@ -16,7 +16,7 @@ def read_lines(path) -> list[dict]:
 
 
 def test_each_logged_step_is_a_line_in_the_file_and_in_the_output(tmp_path, capsys):
-    with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
+    with Metrics(tmp_path, None, 20, CONFIG, None) as metrics:
         metrics.log({**LINE, "step": 1, "loss": 4.0})
         evaluation = {**LINE, "step": 2, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1234.5, "mfu": 0.41}
         metrics.log(evaluation, " (0.1 above the best)")
@@ -31,7 +31,7 @@ def test_each_logged_step_is_a_line_in_the_file_and_in_the_output(tmp_path, caps
 
 
 def test_resuming_removes_later_lines_and_an_incomplete_line(tmp_path):
-    with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
+    with Metrics(tmp_path, None, 20, CONFIG, None) as metrics:
         for step in range(1, 6):
             metrics.log({**LINE, "step": step, "loss": 1.0})
     with open(tmp_path / "metrics.jsonl", "a") as file:
@@ -42,7 +42,7 @@ def test_resuming_removes_later_lines_and_an_incomplete_line(tmp_path):
 
 
 def test_a_full_disk_leaves_no_incomplete_line(tmp_path, capsys):
-    with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
+    with Metrics(tmp_path, None, 20, CONFIG, None) as metrics:
         metrics.log({**LINE, "step": 1, "loss": 4.0})
         file = metrics.files["metrics.jsonl"]
 
@@ -78,7 +78,7 @@ def test_evaluations_remain_visible_in_a_terminal(tmp_path, monkeypatch):
     with open(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal)
         patch.setattr(sys, "stderr", terminal)
-        with Metrics(tmp_path, 0, 3, CONFIG, None) as metrics:
+        with Metrics(tmp_path, None, 3, CONFIG, None) as metrics:
             for step, val_loss in ((1, None), (2, 3.5), (3, None)):
                 metrics.advance()
                 metrics.log({**LINE, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")

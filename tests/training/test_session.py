@@ -438,6 +438,53 @@ def test_a_sample_that_a_kill_prevented_is_added_on_resume(tiny, tmp_path, kille
     assert samples[0] == samples[1] and samples[0].count(b"\n") == 2
 
 
+def test_a_run_killed_before_its_first_evaluation_keeps_that_of_step_0(tiny, tmp_path, monkeypatch):
+    """Resuming from the checkpoint of step 0 removed the evaluation and the snapshot of that step."""
+    settings = dict(on_divergence="rollback", snapshots=5, async_save=False)
+    train(tiny(**settings, out_dir=str(tmp_path / "uninterrupted")))
+    log = Metrics.log
+
+    def log_or_die(self, line, *remark):
+        if line["step"] == 2:
+            raise KeyboardInterrupt
+        log(self, line, *remark)
+
+    monkeypatch.setattr(Metrics, "log", log_or_die)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(**settings))
+    monkeypatch.undo()
+    train(tiny(**settings, init_from="resume"))
+    folders = tiny().out_dir, str(tmp_path / "uninterrupted")
+    assert_same_run(*folders)
+    assert_same_snapshots(*folders)
+    samples = [Path(folder, "samples.jsonl").read_bytes() for folder in folders]
+    assert samples[0] == samples[1]  # none before the first step
+
+
+def test_resuming_a_complete_run_repairs_what_a_kill_left(tiny, monkeypatch, capsys):
+    """A kill before best.json was written: there was nothing to train, and the file was never repaired."""
+    write = run_folder.write_json
+
+    def write_or_die(path, value):
+        if value["checkpoint"] == "step-000012" and path.name == "best.json":
+            raise KeyboardInterrupt
+        write(path, value)
+
+    monkeypatch.setattr(run_folder, "write_json", write_or_die)
+    losses = iter([3.0, 2.0, 1.0])
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(losses)})
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny())
+    best = Path(tiny().out_dir, "best.json")
+    assert read_json(best)["checkpoint"] == "step-000006"
+    monkeypatch.undo()
+    for reported in (True, False):
+        train(tiny(init_from="resume"))
+        out, err = capsys.readouterr()
+        assert "nothing to train" in out and ("best.json names step-000006" in err) == reported
+        assert read_json(best)["checkpoint"] == "step-000012"
+
+
 def test_an_evaluation_does_not_wait_for_the_previous_checkpoint(tiny, monkeypatch):
     """Writing a checkpoint overlaps the steps and the evaluation that follow it."""
     evaluated, save, evaluate = threading.Event(), checkpoint.save, train_script.evaluate
