@@ -56,7 +56,7 @@ def main(cfg: ReportConfig) -> None:
     content = report_page(runs)
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:
-        output.write_text(content, encoding="utf-8")
+        output.write_text(content, encoding="utf-8", errors="backslashreplace")  # a run's name may not be UTF-8
     except OSError as error:
         raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
     print(f"{output}: {len(content) / 2**20:.1f} MiB; open it in a browser")

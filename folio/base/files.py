@@ -205,6 +205,17 @@ def shorten(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text or path can be encoded in UTF-8. On Linux, a path may be any bytes, and Python keeps the others as
+    lone surrogates.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def short_repr(value: Any) -> str:
     """The repr of an untrusted value for a message, cut to about 120 characters."""
     short = reprlib.Repr()

@@ -39,7 +39,7 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from folio import UserError
-from folio.base.files import read_text, short_repr, shorten
+from folio.base.files import is_utf8, read_text, short_repr, shorten
 from folio.base.packages import describe_missing
 from folio.base.progress import filter_controls, note
 from folio.base.workers import end_with_parent
@@ -50,6 +50,7 @@ Config = TypeVar("Config", bound="Settings")
 MAX_CONFIG_BYTES = 1 << 16  # of a config file; also the maximum length of a string in it
 MAX_ASSIGNMENTS = 1000  # in a config file
 MAX_NESTING = 50  # levels of an expression
+NOT_UTF8 = "it is not UTF-8; if it is a path, rename the file or folder"  # libraries such as safetensors need UTF-8
 MAX_DIGITS = 100  # of an integer; Python prints at most 4,300
 type_hints = functools.cache(get_type_hints)  # a call takes half a millisecond
 
@@ -90,6 +91,7 @@ class Settings(metaclass=SettingsType):
 
     origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
     other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # name used elsewhere -> setting, for a message
+    accepts_any_path: ClassVar[bool] = False  # whether positional arguments may be paths that are not UTF-8
 
     def problems(self) -> list[tuple[str, str]]:
         """Violations of rules that involve several settings: (setting, what is wrong and how to fix it) for each.
@@ -147,6 +149,9 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         if hints[name] == tuple[str, ...]:
             errors.append(f"{origin}: name the {name} without --{name}")
             return
+        if isinstance(value, str) and not is_utf8(value):
+            errors.append(f"{origin}: {name}={shorten(value)}: {NOT_UTF8}")
+            return
         if hints[name] == CommaSeparated:
             values[name], origins[name] = (*values[name], *comma_separated(value)), origin
             return
@@ -161,6 +166,8 @@ def load(cls: type[Config], argv: list[str]) -> Config:
     for option, text in _split_options(argv, hints, errors):
         if option:
             assign(option, text, COMMAND_LINE, from_text=True)
+        elif not (is_utf8(text) or cls.accepts_any_path):
+            errors.append(f"{COMMAND_LINE}: {shorten(text)}: {NOT_UTF8}")
         elif positional:
             values[positional] += (text,)
             origins[positional] = COMMAND_LINE

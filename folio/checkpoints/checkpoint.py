@@ -38,6 +38,7 @@ from torch import Tensor
 from folio.base.files import (
     FolderWatch,
     check_regular,
+    is_utf8,
     json_bytes,
     read_json,
     replace_folder,
@@ -46,6 +47,7 @@ from folio.base.files import (
     sync,
 )
 from folio.base.progress import note
+from folio.base.settings import NOT_UTF8
 from folio.checkpoints.run_folder import (
     FORMAT_VERSION,
     CheckpointError,
@@ -341,6 +343,8 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool 
     checkpoint are reported, and the next best or newest checkpoint is loaded instead. "best" loads the last checkpoint
     of a run without evaluations. Raises CheckpointError.
     """
+    if not is_utf8(str(path)):
+        raise CheckpointError(f"{path}: {NOT_UTF8}")
     if (path / "manifest.json").exists():
         return _read(path, optimizer, lazy)
     folder = RunFolder(path)

@@ -660,7 +660,8 @@ def open_parquet(source: Source, field: str) -> Any:
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(source.path, buffer_size=source.limits.block)  # default: complete columns in memory
+        content = pyarrow.OSFile(os.fsencode(source.path))  # ParquetFile requires that a path is UTF-8
+        file = parquet.ParquetFile(content, buffer_size=source.limits.block)  # default: complete columns in memory
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     schema = file.schema_arrow
@@ -721,7 +722,8 @@ def _parquet_rows(source: Source, field: str) -> Iterator[RowBlock]:
             text_bytes = 0 if is_encoded else sum(chunk.total_uncompressed_size for chunk in run)
             batch_rows = source.limits.block * sum(chunk.num_values for chunk in run) // max(1, text_bytes)
             encoded = [field] if is_encoded else None
-            file = parquet.ParquetFile(source.path, buffer_size=source.limits.block, read_dictionary=encoded)
+            content = pyarrow.OSFile(os.fsencode(source.path))
+            file = parquet.ParquetFile(content, buffer_size=source.limits.block, read_dictionary=encoded)
             for batch in file.iter_batches(max(1, min(1 << 14, batch_rows)), groups, columns=[field]):
                 column = batch.column(0)
                 for texts in _decode_dictionary(column, source.limits.block) if is_encoded else [column]:

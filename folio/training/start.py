@@ -27,8 +27,8 @@ import torch
 
 from folio import UserError
 from folio.base import settings
-from folio.base.files import locked
-from folio.base.settings import COMMAND_LINE, Config, ConfigError
+from folio.base.files import is_utf8, locked
+from folio.base.settings import COMMAND_LINE, NOT_UTF8, Config, ConfigError
 from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
@@ -77,6 +77,8 @@ def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
     if eval_only:
         yield
         return
+    if not is_utf8(str(out_dir)):
+        raise UserError(f"out_dir={out_dir}: {NOT_UTF8}")
     existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
     # A failed node's lock can remain for a while, and is_locked() briefly acquires a free one.

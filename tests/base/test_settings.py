@@ -1,5 +1,6 @@
 import contextlib
 import io
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from folio.base import settings
 from folio.base.settings import ConfigError, Settings
+from prepare.text import TextConfig
 from sample import SampleConfig
 from tests.support.repository import shipped
 from tools.verify_resume import VerifyConfig
@@ -268,6 +270,22 @@ def test_origins_say_where_settings_were_set(write):
     config = settings.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
     assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
     assert Config().origins == {}
+
+
+def test_a_value_that_is_not_utf8_is_refused(write):
+    """A run in such a folder was trained and saved, and could not be loaded. Names of texts to prepare may be any."""
+    name = os.fsdecode(b"out-\xe9")
+    for argument in (f"--name={name}", write(f"name = {name!r}"), f"{name}.py"):
+        with pytest.raises(ConfigError, match=r"out-\udce9.*: it is not UTF-8; .*rename the file or folder$"):
+            settings.load(Config, [argument])
+
+    @dataclass(frozen=True)
+    class Paths(Settings):
+        paths: tuple[str, ...] = ()
+
+    with pytest.raises(ConfigError, match="it is not UTF-8"):
+        settings.load(Paths, [name])
+    assert settings.load(TextConfig, [name]).inputs == (name,)
 
 
 def test_positional_arguments_are_shown_as_given():

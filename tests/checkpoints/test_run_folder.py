@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,18 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_newest_runs(tmp_path, m
     with pytest.raises(NoCheckpointError, match=r"^a.step-000002 .*: try a$"):
         checkpoint.load(Path("a", "step-000002"))
     assert str(NoCheckpointError(tmp_path / "out", "--out_dir=")).endswith(f"or --out_dir={tmp_path / 'a'}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
+def test_a_run_whose_name_is_not_utf8_is_not_called_damaged(tmp_path):
+    """safetensors cannot open such a path."""
+    out_dir = tmp_path / os.fsdecode(b"out-\xe9")
+    path = save(out_dir, 1)
+    for source in (out_dir, path):
+        with pytest.raises(CheckpointError, match=r"out-.*: it is not UTF-8; .*rename the file or folder"):
+            checkpoint.load(source)
+    out_dir.rename(tmp_path / "out")
+    assert checkpoint.load(tmp_path / "out").state["step"] == 1
 
 
 @pytest.mark.parametrize("name", ["step-²", "step-٣", "step-", "step-1x", "step--1"])

@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,16 @@ def test_every_format_gives_the_same_documents(write, block_bytes, tmp_path):
     bytes_read = [block.bytes_read for block, _ in blocks]
     assert bytes_read == sorted(bytes_read)
     assert bytes_read[-1] == read.bytes == sum(source.bytes for source in read.sources)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
+@pytest.mark.parametrize("write", [write_texts, write_jsonl, write_csv, write_parquet])
+def test_files_whose_names_are_not_utf8_are_read(write, tmp_path):
+    """A parquet file with such a name ended in a traceback."""
+    write(tmp_path)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / os.fsdecode(os.fsencode(path.stem) + b"\xe9" + os.fsencode(path.suffix)))
+    assert documents_of(Corpus(find_sources([str(tmp_path)]))) == DOCUMENTS
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1000])

@@ -1,6 +1,8 @@
 import json
+import os
 import re
 import shutil
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,15 @@ def test_a_quoted_pattern_selects_runs(runs, tmp_path, monkeypatch):
     assert "a&lt;b&gt;, first" in (tmp_path / "page.html").read_text(encoding="utf-8")
     with pytest.raises(UserError, match=r"^out-\*: no folder matches this pattern$"):
         main(ReportConfig(runs=("out-*",)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
+def test_a_run_whose_name_is_not_utf8_is_shown(runs, tmp_path, monkeypatch):
+    """The report of a pattern that matches it ended in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    runs[0].rename(tmp_path / os.fsdecode(b"first-\xe9"))
+    main(settings.load(ReportConfig, ["*", "--output=page.html"]))
+    assert "first-\\udce9" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_unreadable_and_unwritable_files_are_an_error(runs, tmp_path):

@@ -61,6 +61,14 @@ def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, mo
     assert [path.name for path in Path(tiny().out_dir).glob("step-*")] == ["step-000003"]
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused(tiny, tmp_path):
+    """The run was trained and saved, and could not be loaded."""
+    out_dir = tmp_path / os.fsdecode(b"out-\xe9")
+    with pytest.raises(UserError, match=r"out_dir=.*it is not UTF-8; .*rename the file or folder"):
+        train(tiny(out_dir=str(out_dir)))
+    assert not out_dir.exists()
+
+
 def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
     """Both started. One crashed, and the other lost its metrics."""
     out_dir = tmp_path / "out"

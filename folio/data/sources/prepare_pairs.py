@@ -1,6 +1,7 @@
 """Prepares a data set of prompts and completions. A file in its folder contains the pairs for validation."""
 
 import csv
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def read_parquet(files: Iterable[Path], choose_columns: Callable[[Path, Any], Se
 
     for path in files:
         try:
-            with parquet.ParquetFile(path) as file:
+            with parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file:  # a path must be UTF-8
                 columns = choose_columns(path, file.schema_arrow)
                 for batch in file.iter_batches(columns=list(dict.fromkeys(column for column, _ in columns))):
                     for row in batch.to_pylist():
