@@ -107,8 +107,16 @@ class Wheel:
 
 
 def cache_folder() -> Path:
-    """The folder of downloaded files, each named by its sha256, and cached results: $FOLIO_CACHE, or ~/.cache/folio."""
-    return Path(os.environ.get("FOLIO_CACHE") or Path.home() / ".cache" / "folio")
+    """The folder of downloaded files, each named by its sha256, and cached results: $FOLIO_CACHE, or ~/.cache/folio.
+
+    Raises UserError if the user's home is unknown.
+    """
+    if folder := os.environ.get("FOLIO_CACHE"):
+        return Path(folder)
+    try:
+        return Path.home() / ".cache" / "folio"
+    except RuntimeError:  # HOME is not set, and the user id has no name
+        raise UserError("the home folder of this user is unknown: set FOLIO_CACHE to a folder for downloads") from None
 
 
 def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:

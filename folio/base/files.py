@@ -194,6 +194,49 @@ def check_regular(path: Path, max_bytes: int | None = None) -> None:
         raise ValueError(f"{path.name} has {info.st_size:,} bytes; the limit for this file is {max_bytes:,}")
 
 
+def why_untrusted(folder: Path) -> str | None:
+    """Why other users may have written files with code in a folder; None if only this user and root can.
+
+    For a folder that does not exist, the reason concerns its parents. Windows has no owners to check, and no shared
+    folders for temporary files.
+    """
+    if os.name == "nt":
+        return None
+    own = {os.geteuid(), 0}
+    trusted = {*own, Path("/").stat().st_uid}  # root, where a container does not show it as 0
+    real = Path(os.path.realpath(folder))
+    for part in dict.fromkeys([real, *real.parents, folder, *folder.absolute().parents]):
+        try:
+            info = part.lstat()
+        except OSError:  # missing or inaccessible, as everything below it
+            continue
+        if info.st_uid not in (own if part == real else trusted):
+            return f"{part} belongs to another user"
+        # In a sticky folder such as /tmp, others cannot rename or remove the next part of the path.
+        writable = 0o022 if part == real else 0 if info.st_mode & stat.S_ISVTX else 0o002
+        if info.st_mode & writable and not stat.S_ISLNK(info.st_mode):
+            return f"other users can write to {part}"
+    return None
+
+
+def read_own_bytes(path: Path) -> bytes:
+    """The content of a regular file that belongs to this user or root, and that others cannot write to.
+
+    Raises OSError. Check its folder with why_untrusted().
+    """
+    flags = os.O_RDONLY
+    for name in ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # O_BINARY on Windows, the others elsewhere
+        flags |= getattr(os, name, 0)
+    handle = os.open(path, flags)
+    with open(handle, "rb") as file:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        if os.name != "nt" and (info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022):
+            raise PermissionError(f"{path} was or can be written by another user")
+        return file.read()
+
+
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """The text of a regular file. Raises OSError, or ValueError if it is too large or not UTF-8."""
     check_regular(path, max_bytes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from folio import UserError
 from folio.base.download import cache_folder
 from folio.base.files import read_json, write_json
 from folio.base.progress import progress_bar
@@ -48,9 +49,8 @@ def measure_xz(name: str, dataset: Dataset) -> dict[str, Any]:
     """
     tokenizer = dataset.load_tokenizer()
     key = hashlib.sha256(f"{dataset.hash} {tokenizer.hash}".encode()).hexdigest()
-    cached = cache_folder() / f"xz-{key}.json"
-    with suppress(OSError, ValueError):
-        return read_json(cached)
+    with suppress(OSError, ValueError, UserError):
+        return read_json(cache_folder() / f"xz-{key}.json")
     train, val = shard_text(dataset.train, tokenizer), shard_text(dataset.val, tokenizer)
     with progress_bar(total=2 * len(train) + len(val), unit="byte", unit_scale=True, desc=f"xz, {name}") as progress:
         # An xz compressor cannot be copied, so the training set is compressed twice.
@@ -61,8 +61,8 @@ def measure_xz(name: str, dataset: Dataset) -> dict[str, Any]:
         "train_bytes": count_bytes(dataset.train, tokenizer),
         "val_bytes": val_bytes,
     }
-    with suppress(OSError):
-        write_json(cached, row)
+    with suppress(OSError, UserError):
+        write_json(cache_folder() / f"xz-{key}.json", row)
     return row
 
 

@@ -1,6 +1,7 @@
 """Functions compiled by numba, for decoding and for preparing texts. The machine code is cached on disk.
 
-Loading the cache needs neither numba nor a compiler, and takes milliseconds instead of seconds.
+Loading the cache needs neither numba nor a compiler, and takes milliseconds instead of seconds. Machine code is loaded
+only if no other user can have written it.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from folio import UserError
+from folio.base.files import read_own_bytes, why_untrusted
 from folio.base.progress import note
 
 LANES = 16  # floats per vector; LLVM splits it over the CPU's registers
@@ -93,7 +95,7 @@ def address(module: CompiledModule, function: str, format: str | None = None) ->
     """
     path = cache_file(module, function, format)
     try:
-        digest, content = path.read_bytes().split(b"\n", 1)
+        digest, content = read_file(path).split(b"\n", 1)
         if hashlib.sha256(content).hexdigest() == digest.decode():
             symbol, code = content.split(b"\n", 1)
             if loaded := load_object(code, symbol.decode()):
@@ -103,18 +105,35 @@ def address(module: CompiledModule, function: str, format: str | None = None) ->
     return compile_function(module, function, format, path)
 
 
-def cache_file(module: CompiledModule, function: str, format: str | None) -> Path:
-    """The path of a function's machine code in the user's cache."""
+@cache
+def cache_folder() -> Path | None:
+    """The folder of machine code in the user's cache; None if the user's home is unknown."""
+    try:
+        return user_cache_path("folio", appauthor=False) / "compiled"
+    except RuntimeError:  # HOME is not set, and the user id has no name
+        return None
+
+
+def cache_file(module: CompiledModule, function: str, format: str | None) -> Path | None:
+    """The path of a function's machine code in the user's cache; None without a cache."""
     key = hashlib.sha256(f"{function} {format} {cache_key(module)}".encode()).hexdigest()[:32]
-    return user_cache_path("folio", appauthor=False) / f"{key}.o"
+    folder = cache_folder()
+    return folder and folder / f"{key}.o"
+
+
+def read_file(path: Path | None) -> bytes:
+    """The content of a cache file. Raises OSError, also if another user may have written it."""
+    if path is None or why_untrusted(path.parent):
+        raise PermissionError
+    return read_own_bytes(path)
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a cache file atomically, because several processes may write it. Ignores a read-only folder."""
     with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(content)
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(content)
         partial.replace(path)
 
 
@@ -155,17 +174,20 @@ def load_object(code: bytes, symbol: str) -> int:
 _compiled: list = []  # references, without which numba frees the code
 
 
-def compile_function(module: CompiledModule, function: str, format: str | None, path: Path) -> int:
-    """Compile with numba, and save the machine code if the cache is writable. Raises CompileError."""
+def compile_function(module: CompiledModule, function: str, format: str | None, path: Path | None) -> int:
+    """Compile with numba, and save the machine code if there is a cache. Raises CompileError.
+
+    path: of the cache file, or None.
+    """
     numba = import_package("numba")
-    announce(path.parent)
+    is_saved = announce(path and path.parent)
     dispatcher = getattr(import_module(module.name), function)
     if format is not None:
         dispatcher = dispatcher(format)
     source = dispatcher.py_func
     native = numba.cfunc(numba.int64(*[numba.int64] * source.__code__.co_argcount))(source)
     _compiled.append(native)
-    if external_functions(native._library._final_module) <= NEVER_CALLED:
+    if is_saved and external_functions(native._library._final_module) <= NEVER_CALLED:
         code = native._library._get_compiled_object()
         content = f"{native._wrapper_name}\n".encode() + code
         write_file(path, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
@@ -179,14 +201,25 @@ def external_functions(module: Any) -> set[str]:
 
 
 @cache
-def announce(folder: Path) -> None:
-    """Print, once, that functions are compiled, and whether the cache saves them."""
+def announce(folder: Path | None) -> bool:
+    """Print, once, that functions are compiled. Returns whether the cache saves them."""
+    reason = prepare_cache(folder)
+    if reason:
+        note(f"compiling for this CPU, which takes a few seconds at every start, because {reason}")
+    else:
+        note("compiling for this CPU; this takes a few seconds and happens only once")
+    return reason is None
+
+
+def prepare_cache(folder: Path | None) -> str | None:
+    """Create the cache folder. Returns the reason why it cannot be used, or None."""
+    if folder is None:
+        return "the home folder of this user is unknown; set HOME"
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.access(folder, os.W_OK):
-        note("compiling for this CPU; this takes a few seconds and happens only once")
-    else:
-        note(f"compiling for this CPU, which takes a few seconds at every start, because {folder} cannot be written")
+    if reason := why_untrusted(folder):
+        return reason
+    return None if os.access(folder, os.W_OK) else f"{folder} cannot be written"
 
 
 @cache

@@ -1,12 +1,16 @@
 """Device, dtype and compilation: resolved once, printed in one line, and passed on as one frozen object."""
 
+import atexit
 import os
 import platform
+import shutil
 import sys
+import tempfile
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +18,9 @@ import torch
 from torch import Tensor
 
 from folio import UserError
+from folio.base.files import why_untrusted
 from folio.base.number_format import counted
+from folio.base.progress import note
 from folio.base.workers import under_torchrun
 from folio.machine import distributed
 from folio.machine.distributed import SINGLE_PROCESS, Group
@@ -279,6 +285,7 @@ def _resolve_compile(
         seconds = length.seconds or length.flops / (processes * EAGER_MFU * (_peak_flops(device) or UNKNOWN_GPU_FLOPS))
         if seconds * COMPILE_GAIN < COMPILE_SECONDS:
             return False, f"compiling would not pay off in a run of about {seconds:,.0f} s"
+    use_private_compiler_cache()
     try:
         x = torch.ones(8, device=device, requires_grad=True)
         with warnings.catch_warnings():
@@ -291,6 +298,25 @@ def _resolve_compile(
         return False, f"torch.compile fails here: {reason}"
     torch._dynamo.utils.counters.clear()  # for describe_compilation
     return (True, "it works here") if setting == "auto" else (setting, "")
+
+
+def use_private_compiler_cache() -> None:
+    """Make torch.compile use a temporary folder if other users can write to its cache, whose code it executes.
+
+    The cache has a predictable name in a shared folder, where another user can create it first.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:  # set by the user, or by torch
+        return
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = Path(default_cache_dir())
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if reason := why_untrusted(folder):
+        private = tempfile.mkdtemp(prefix="torchinductor-")
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = private
+        note(f"torch.compile does not use its cache, because {reason}")
 
 
 def describe_compilation() -> str:

@@ -29,6 +29,19 @@ def test_a_file_is_downloaded_once_and_then_cached(served, tmp_path):
     assert [file.name for file in download.cache_folder().iterdir()] == [DIGEST]
 
 
+def test_without_a_home_the_remedy_is_folio_cache(served, monkeypatch):
+    """Without HOME, and with a user id that has no name, a download ended in a traceback."""
+
+    def fail() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    assert download.fetch("the text", DIGEST, [served])
+    monkeypatch.delenv("FOLIO_CACHE")
+    with pytest.raises(UserError, match="home folder of this user is unknown: set FOLIO_CACHE"):
+        download.fetch("the text", DIGEST, [served])
+
+
 def test_a_damaged_file_in_the_cache_is_downloaded_again(served):
     download.fetch("the text", DIGEST, [served]).write_bytes(b"damaged")
     assert download.fetch("the text", DIGEST, [served]).read_bytes() == CONTENT

@@ -95,5 +95,13 @@ def test_results_are_cached(monkeypatch):
     assert rows_of(replace(dataset, hash="prepared again")) == rows
     cached.write_text("damaged", encoding="utf-8")
     assert rows_of(dataset) == rows
-    monkeypatch.setattr(compression, "cache_folder", lambda: cached / "below a file")  # which cannot be written
+    with monkeypatch.context() as patch:
+        patch.setattr(compression, "cache_folder", lambda: cached / "below a file")  # which cannot be written
+        assert rows_of(dataset) == rows
+    monkeypatch.delenv("FOLIO_CACHE")
+    monkeypatch.setattr(Path, "home", raise_runtime_error)  # no cache
     assert rows_of(dataset) == rows
+
+
+def raise_runtime_error() -> None:
+    raise RuntimeError

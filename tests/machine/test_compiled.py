@@ -28,9 +28,12 @@ FUNCTIONS += [("mix", "float32"), ("mix", "bfloat16")]
 def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache folder; no function is loaded yet."""
     monkeypatch.setattr(compiled, "user_cache_path", lambda *args, **kwargs: tmp_path / "cache")
-    compiled.address.cache_clear()
-    yield tmp_path / "cache"
-    compiled.address.cache_clear()
+    cached = (compiled.cache_folder, compiled.address, compiled.announce)
+    for function in cached:
+        function.cache_clear()
+    yield tmp_path / "cache" / "compiled"
+    for function in cached:
+        function.cache_clear()
 
 
 def record_compiled(monkeypatch) -> list[str]:
@@ -143,9 +146,86 @@ for option in (dict(dedup="near"), dict(check_leakage=True)):
 
 
 def test_an_unwritable_cache_is_not_an_error(cache, monkeypatch):
-    cache.write_text("a file")
+    cache.parent.write_text("a file")
     names = record_compiled(monkeypatch)
-    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"] and cache.read_text() == "a file"
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]
+    assert cache.parent.read_text() == "a file"
+
+
+OTHER = 12345  # a user id
+
+
+def give_away(path: Path) -> None:
+    """Give a file, folder or link to another user."""
+    os.chown(path, OTHER, OTHER, follow_symlinks=False)
+
+
+def move_and_link(path: Path) -> None:
+    """Replace a file or folder by a link to it."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda path: give_away(path.parent), r"compiled belongs to another user"),
+        (lambda path: path.parent.chmod(0o777), r"other users can write to .*compiled"),
+        (lambda path: path.parent.chmod(0o1777), r"other users can write to .*compiled"),
+        (lambda path: path.parent.chmod(0o720), r"other users can write to .*compiled"),
+        (lambda path: give_away(path.parent.parent), r"cache belongs to another user"),
+        (lambda path: path.parent.parent.chmod(0o777), r"other users can write to .*cache"),
+        (lambda path: (move_and_link(path.parent), give_away(path.parent)), r"compiled belongs to another user"),
+        (give_away, None),
+        (lambda path: path.chmod(0o606), None),
+        (lambda path: path.chmod(0o660), None),
+        (move_and_link, None),
+    ],
+)
+def test_machine_code_that_another_user_may_have_written_is_not_executed(change, reason, cache, monkeypatch, capfd):
+    """In a cache below /tmp or another shared folder, other users could leave code for this one to run."""
+    compiled.address(DECODE_STEP, "widen", "float32")
+    (path,) = cache.iterdir()
+    content, names = path.read_bytes(), record_compiled(monkeypatch)
+    change(path)
+    for function in (compiled.address, compiled.announce):
+        function.cache_clear()
+    capfd.readouterr()
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]
+    line = capfd.readouterr().err
+    assert line.count("\n") == 1
+    compiled.address.cache_clear()
+    assert compiled.address(DECODE_STEP, "widen", "float32")
+    if reason:  # compiled at every start, and not saved
+        assert re.search(f"takes a few seconds at every start, because .*{reason}", line) and len(names) == 2
+        assert path.read_bytes() == content
+    else:  # replaced by a file of this user
+        assert "happens only once" in line and len(names) == 1
+        assert path.stat().st_mode & 0o777 == 0o600 and path.lstat().st_uid == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_cache_in_a_sticky_folder_or_of_root_is_used(cache, monkeypatch):
+    """As in /tmp, where others can write, but not to what belongs to this user."""
+    compiled.address(DECODE_STEP, "widen", "float32")
+    cache.parent.chmod(0o1777)
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+    names = record_compiled(monkeypatch)
+    compiled.address.cache_clear()
+    assert compiled.address(DECODE_STEP, "widen", "float32") and not names
+
+
+def test_without_a_home_functions_are_compiled_and_the_line_says_so(cache, monkeypatch, capfd):
+    """Without HOME, and with a user id that has no name, commands ended in a traceback, or called a file changed."""
+
+    def fail(*arguments, **options):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(compiled, "user_cache_path", fail)
+    monkeypatch.setattr(Path, "home", fail)
+    assert compiled.address(DECODE_STEP, "widen", "float32")
+    assert "at every start, because the home folder of this user is unknown; set HOME" in capfd.readouterr().err
 
 
 def test_the_cache_key_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):

@@ -1,8 +1,11 @@
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch._inductor.runtime import cache_dir_utils
 
 from folio import UserError
 from folio.machine import runtime
@@ -198,3 +201,19 @@ def test_a_gpu_computes_in_the_chosen_dtype():
     (a,) = chosen.to_device(np.ones((4, 4), dtype=np.float32))
     with chosen.compute():
         assert (a @ a).dtype == chosen.dtype
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("is_own", [True, False])
+def test_torch_compile_does_not_execute_the_cache_of_another_user(is_own, tmp_path, monkeypatch, capfd):
+    """The cache has a predictable name in /tmp, where another user can create it first."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"})
+    monkeypatch.setattr(cache_dir_utils, "default_cache_dir", lambda: str(tmp_path / "torchinductor"))
+    (tmp_path / "torchinductor").mkdir(mode=0o755)
+    if not is_own:
+        os.chown(tmp_path / "torchinductor", 12345, 12345)
+    runtime.use_private_compiler_cache()
+    chosen, line = os.environ.get("TORCHINDUCTOR_CACHE_DIR"), capfd.readouterr().err
+    assert (chosen is None) == is_own == (not line)
+    if not is_own:
+        assert Path(chosen).stat().st_mode & 0o777 == 0o700 and "belongs to another user" in line
