@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from folio.base.files import (
@@ -59,6 +59,7 @@ from folio.checkpoints.run_folder import (
     replaced_directories,
 )
 from folio.checkpoints.snapshots import write_snapshot
+from folio.checkpoints.tensor_files import write_tensors
 from folio.data import tokenizer
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import Tokenizer
@@ -193,20 +194,18 @@ def _write(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        save_file({name: t.detach().contiguous().cpu() for name, t in model.items()}, temporary / "model.safetensors")
-        save_file({name: t.contiguous().cpu() for name, t in optimizer.items()}, temporary / "optimizer.safetensors")
+        for name, tensors in (("model", model), ("optimizer", optimizer)):
+            on_cpu = {key: tensor.detach().contiguous().cpu() for key, tensor in tensors.items()}
+            write_tensors(temporary / f"{name}.safetensors", on_cpu)
         (temporary / "tokenizer.json").write_bytes(json_bytes(tokenizer.to_json()))
         (temporary / "state.json").write_bytes(json_bytes(state))
         files = sorted(temporary.iterdir())
         manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
         (temporary / "manifest.json").write_bytes(json_bytes(manifest))
         for path in temporary.iterdir():
-            shutil.copymode(temporary / "manifest.json", path)  # safetensors makes files readable by the owner only
             sync(path)
         sync(temporary)
         replace_folder(temporary, final)  # one exists if the run has reached this step before, or was rolled back to it
-    except SafetensorError as error:  # raised for a full disk
-        raise OSError(str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from folio import UserError
@@ -25,6 +24,7 @@ from folio.checkpoints.foreign import (
     gguf_names,
 )
 from folio.checkpoints.foreign_tokenizers import merge_pairs, spell_tokens, to_hugging_face
+from folio.checkpoints.tensor_files import write_tensors
 from folio.data.sources.pairs import CHAT_TEMPLATES
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from folio.data.windows import parse_mixture
@@ -88,7 +88,7 @@ def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
     """
     folder.mkdir(parents=True)
     hugging_face_config(loaded.state["model"], loaded.tokenizer.eot).save_pretrained(folder)
-    save_file(conv1d_tensors(loaded.model), folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", conv1d_tensors(loaded.model), {"format": "pt"})
     write_tokenizer(loaded, folder)
 
 

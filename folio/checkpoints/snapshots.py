@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from folio import UserError
 from folio.base.files import atomic_write, check_regular, step_number
+from folio.checkpoints.tensor_files import write_tensors
 
 
 def find_snapshots(out_dir: Path) -> dict[int, Path]:
@@ -30,13 +30,7 @@ def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None
     (out_dir / "snapshots").mkdir(exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in weights.items()}
     with atomic_write(out_dir / "snapshots" / f"step-{step:06d}.safetensors") as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors makes files readable by the owner only
-        try:
-            save_file(tensors, temporary, {"step": str(step), "sha256": _digest(tensors)})
-        except SafetensorError as error:  # raised for a full disk
-            raise OSError(str(error)) from None
-        temporary.chmod(mode)
+        write_tensors(temporary, tensors, {"step": str(step), "sha256": _digest(tensors)})
 
 
 def read_snapshot(path: Path) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -6,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 
 import model as model_py
 from folio import UserError
 from folio.checkpoints import export_formats, foreign
 from folio.checkpoints.export_formats import FORMATS
+from folio.checkpoints.tensor_files import write_tensors
 from folio.web.html_file import read_html
 from tests.support.exports import checkpoint_of, output_path, run_export
 from tests.support.tiny_tokenizers import bpe
@@ -41,13 +42,28 @@ def test_an_export_is_verified_and_removed_on_a_difference(tiny, tmp_path, capsy
     with pytest.raises(UserError, match="already exists"):
         run_export(cfg.out_dir, tmp_path / "hf")
 
-    def save_other_weights(tensors, *args, **kwargs):
-        save_file({name: 1.1 * tensor for name, tensor in tensors.items()}, *args, **kwargs)
+    def write_other_weights(path, tensors, metadata):
+        write_tensors(path, {name: 1.1 * tensor for name, tensor in tensors.items()}, metadata)
 
-    monkeypatch.setattr(export_formats, "save_file", save_other_weights)
+    monkeypatch.setattr(export_formats, "write_tensors", write_other_weights)
     with pytest.raises(UserError, match="logits differ by"):
         run_export(cfg.out_dir, tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask for groups and others")
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_umask_decides_who_can_read_an_export(to, tmp_path):
+    """model.safetensors of a folder for transformers was readable by its owner only."""
+    for package in FORMATS[to].packages:
+        pytest.importorskip(package)
+    previous = os.umask(0o027)
+    try:
+        FORMATS[to].write(checkpoint_of(bpe(), bias=True), output_path(tmp_path / "new", to))
+    finally:
+        os.umask(previous)
+    modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (tmp_path / "new").rglob("*")}
+    assert modes <= {(True, 0o750), (False, 0o640)} and (False, 0o640) in modes
 
 
 class RMSNormAsLayerNorm(torch.nn.RMSNorm):

@@ -327,14 +327,14 @@ def test_a_moved_run_does_not_touch_a_new_run_at_its_old_path(tiny, tmp_path, mo
 
 @pytest.mark.parametrize("async_save", [True, False])
 def test_moving_the_folder_during_a_save_does_not_end_in_a_traceback(tiny, tmp_path, monkeypatch, async_save):
-    old, save_file = Path(tiny().out_dir), checkpoint.save_file
+    old, write_tensors = Path(tiny().out_dir), checkpoint.write_tensors
 
     def move_and_save(*args):
         monkeypatch.undo()
         old.rename(tmp_path / "moved")
-        save_file(*args)
+        write_tensors(*args)
 
-    monkeypatch.setattr(checkpoint, "save_file", move_and_save)
+    monkeypatch.setattr(checkpoint, "write_tensors", move_and_save)
     with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}, so the run stops"):
         train(tiny(async_save=async_save))
     assert not old.exists()
