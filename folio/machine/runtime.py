@@ -316,7 +316,8 @@ def use_private_compiler_cache() -> None:
         private = tempfile.mkdtemp(prefix="torchinductor-")
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = private
-        note(f"torch.compile does not use its cache, because {reason}")
+        if distributed.rank_from_env() == 0:
+            note(f"torch.compile does not use its cache, because {reason}")
 
 
 def describe_compilation() -> str:
