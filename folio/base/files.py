@@ -144,7 +144,7 @@ def replace_folder(temporary: Path, folder: Path) -> None:
     old = replaced(folder)
     settle_folder(folder)
     try:
-        if os.path.lexists(folder):
+        if folder.is_dir() or folder.is_symlink():  # a file with this name is not replaced: the rename below fails
             old.parent.mkdir(exist_ok=True)
             folder.rename(old)
         temporary.rename(folder)

@@ -101,6 +101,14 @@ def test_a_kill_while_a_folder_is_replaced_loses_neither(tmp_path, is_link):
         assert (parent / "target" / "file").read_text() == "target"
 
 
+def test_a_file_is_not_replaced_by_a_folder(tmp_path):
+    (tmp_path / "folder").write_text("mine")
+    (tmp_path / "new").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        replace_folder(tmp_path / "new", tmp_path / "folder")
+    assert (tmp_path / "folder").read_text() == "mine" and (tmp_path / "new").is_dir()
+
+
 def test_an_io_error_does_not_mean_that_the_folder_was_moved(tmp_path, monkeypatch):
     """A temporary failure of a network disk ended the run without a save, as if its folder had been removed."""
     watch, stat = FolderWatch(tmp_path), Path.stat
