@@ -35,7 +35,6 @@ from folio.experiments.selection import (  # noqa: E402
     Selection,
     check_column,
     column_value,
-    data_of,
     different_settings,
 )
 
@@ -67,8 +66,8 @@ def main(cfg: RunsConfig) -> None:
     names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # shown by "steps"
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
-    if sort_column == "loss" and len({data_of(run) for run in runs if run.state}) > 1:
-        print("losses on different data are not comparable, so the runs on each data set are sorted separately")
+    if sort_column == "loss" and len({run.evaluated_text for run in runs if run.state}) > 1:
+        print("losses on different text are not comparable, so the runs on each text are sorted separately")
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
     states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
     print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")

@@ -7,7 +7,7 @@ from folio.base.number_format import counted, format_seconds
 from folio.checkpoints.schema import PartRecord
 from folio.experiments.charts import Line, LineGroup, Mark, Panel, line_chart, page_with_charts
 from folio.experiments.runs import Run
-from folio.experiments.selection import data_of, different_settings
+from folio.experiments.selection import different_settings
 from folio.experiments.static_page import details, summary, table
 
 PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
@@ -36,9 +36,12 @@ def report_page(runs: list[Run], max_points: int = MAX_POINTS) -> str:
 
 def conclusion(runs: list[Run]) -> str:
     """Return a sentence: which run is the best, and by how much."""
-    if len({data_of(run) for run in runs} - {None}) > 1:
-        names = ", ".join(dict.fromkeys(str(run.config.get("dataset")) for run in runs if data_of(run)))
-        return f"The runs use different data ({names}), so their losses are not comparable."
+    if len({run.evaluated_text for run in runs} - {None}) > 1:
+        known = [run for run in runs if run.evaluated_text]
+        hashes = {run.state["dataset"]["hash"] for run in known}
+        names = ", ".join(dict.fromkeys(str(run.config.get("dataset")) for run in known))
+        different = f"use different data ({names})" if len(hashes) > 1 else "evaluate different parts of their data"
+        return f"The runs {different}, so their losses are not comparable."
     ranked = sorted((run for run in runs if run.best), key=lambda run: run.best)
     if not ranked:
         steps = counted(max(run.step for run in runs), "step")

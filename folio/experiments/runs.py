@@ -16,7 +16,7 @@ from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS
 from folio.checkpoints.find_runs import is_run, written_at
 from folio.checkpoints.run_folder import CheckpointError
-from folio.checkpoints.schema import PartRecord, measured_since
+from folio.checkpoints.schema import PartRecord, measured_since, measured_text
 from folio.training.run_log import ABANDONED, read_lines
 from model import GPT, GPTConfig
 
@@ -92,6 +92,18 @@ class Run:
     def parts(self) -> list[PartRecord]:
         """Parts of the run in its last checkpoint; empty without a checkpoint."""
         return self.state.get("parts", [])
+
+    @property
+    def evaluated_text(self) -> str | None:
+        """An identifier of the text of the validation losses; None without a checkpoint.
+
+        Only losses of runs with the same one are comparable.
+        """
+        if "dataset" not in self.state:
+            return None
+        windows, max_tokens = measured_text(self.parts[-1] if self.parts else {})
+        part = f"{max_tokens} in contexts of {self.config.get('block_size')}" if max_tokens else "all"
+        return f"{self.state['dataset']['hash']}: {part}, version {windows}"
 
     @property
     def max_iters(self) -> int | None:

@@ -167,15 +167,10 @@ def sort_runs(runs: list[Run], sort: str) -> list[Run]:
         return (True, value) if isinstance(value, str) else (False, value)
 
     known.sort(key=key, reverse=sort.startswith("-") != (column == "date"))
-    if column == "loss":  # losses on different data are not comparable
-        order = list(dict.fromkeys(map(data_of, known)))
-        known.sort(key=lambda run: order.index(data_of(run)))
+    if column == "loss":  # losses on different text are not comparable
+        order = list(dict.fromkeys(run.evaluated_text for run in known))
+        known.sort(key=lambda run: order.index(run.evaluated_text))
     return [*known, *(run for run in runs if values[id(run)] is None)]
-
-
-def data_of(run: Run) -> str | None:
-    """Return the hash of the data that a run's losses are on; None without a checkpoint."""
-    return run.state.get("dataset", {}).get("hash")
 
 
 def different_settings(runs: list[Run]) -> list[str]:

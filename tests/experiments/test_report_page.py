@@ -81,6 +81,16 @@ def test_losses_on_different_data_are_not_compared():
     assert conclusion([verse, tunes, other]) == warning and "best of 2 runs" in conclusion([verse, other])
 
 
+def test_losses_on_different_parts_of_the_data_are_not_compared():
+    """A run with eval_iters=1 was the best, or the worst, by the text that it evaluated."""
+    part = {"windows": 2, "max_val_tokens": None}
+    state = {"config": {"dataset": "verse", "block_size": 8}, "dataset": {"hash": "a"}, "parts": [part]}
+    limited = {**state, "parts": [{**part, "max_val_tokens": 64}]}
+    one, two, three = (run_of(str(i), [metrics(20, 2.0 + i)], s) for i, s in enumerate((state, limited, limited)))
+    assert "evaluate different parts of their data" in conclusion([one, two])
+    assert "best of 2 runs" in conclusion([two, three])
+
+
 def test_what_has_no_values_is_left_out():
     """A column and a chart of skipped steps showed only zeros, and sections of unknown settings were empty."""
     run = run_of("run", [metrics(1), {**metrics(20), "peak_memory": None}])

@@ -28,6 +28,7 @@ class Outcome:
     params: dict[str, Any]
     state: State
     loss: float | None = None  # lowest validation loss, nats per token
+    text: str | None = None  # Run.evaluated_text of the loss
     step: int | None = None  # of the lowest loss
     tokens: int | None = None  # number of training tokens
     seconds: float | None = None  # of training steps

@@ -23,6 +23,7 @@ class Row:
     point: int
     params: dict[str, Any]
     losses: dict[int, float]  # lowest loss of each finished run, by seed
+    texts: tuple[str | None, ...]  # Outcome.text of these losses, each once
     mean: Estimate | None  # over seeds; None: no run has finished
     difference: Estimate | None  # from the best, paired by seed; None: some seeds are missing
     verdict: str
@@ -76,6 +77,7 @@ def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:
                 point,
                 next((o.params for o in group if o.params), {}),
                 losses[point],
+                tuple(dict.fromkeys(o.text for o in group if o.state == "finished")),
                 estimate_mean(np.array(list(losses[point].values()))) if losses[point] else None,
                 difference,
                 verdict,
@@ -127,11 +129,12 @@ def conclusion(rows: Sequence[Row]) -> str:
 
 
 def describe_other_text(rows: Sequence[Row]) -> str:
-    """Return a warning if settings of the combinations change the text of the losses; empty if not."""
-    other = {"dataset", "eval_iters"} & {name for row in rows for name in row.params}
-    return (
-        f"Losses with different {' or '.join(sorted(other))} are on different text and not comparable." if other else ""
-    )
+    """Return a warning if the losses are not all on the same text; empty if they are."""
+    if len({text for row in rows for text in row.texts}) < 2:
+        return ""
+    changing = {"dataset", "eval_iters", "batch_size", "block_size"} & {name for row in rows for name in row.params}
+    settings = f" (they differ in {' and '.join(sorted(changing))})" if changing else ""
+    return f"The losses are on different parts of the validation text{settings} and not comparable."
 
 
 def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int], is_search: bool) -> list[str]:

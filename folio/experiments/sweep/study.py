@@ -97,7 +97,7 @@ class Study:
                 trial.set_user_attr("host", socket.gethostname())
                 trial.set_user_attr("error", None)  # of an earlier attempt
                 outcome = train(SearchTrial(*key_of(trial), self.suggest(trial), trial))
-                for name in ("loss", "step", "tokens", "seconds", "evaluations", "error"):
+                for name in ("loss", "text", "step", "tokens", "seconds", "evaluations", "error"):
                     trial.set_user_attr(name, getattr(outcome, name))
             except optuna.exceptions.UpdateFinishedTrialError:  # missing heartbeats: another worker took it over
                 lost.add(trial.number)
@@ -220,7 +220,7 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     if trial.state == TrialState.FAIL and not attributes.get("error"):
         return None
     evaluations = tuple((tokens, loss) for tokens, loss in attributes.get("evaluations", ()))
-    fields = {name: attributes.get(name) for name in ("loss", "step", "tokens", "seconds", "error", "host")}
+    fields = {name: attributes.get(name) for name in ("loss", "text", "step", "tokens", "seconds", "error", "host")}
     return Outcome(*key_of(trial), trial.params, STATES[trial.state], evaluations=evaluations, **fields)
 
 

@@ -69,6 +69,7 @@ def read_results(run: Run) -> dict[str, Any]:
     tokens_by_step = {line["step"]: line["tokens"] for line in run.lines}
     return {
         "loss": loss,
+        "text": run.evaluated_text,
         "step": step,
         "tokens": run.lines[-1]["tokens"],
         "seconds": run.totals()["seconds"],

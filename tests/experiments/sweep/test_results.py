@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,12 @@ OUTCOMES = [
     outcome(3, 2, 1.7, "pruned", evaluations=[(50, 1.7)]),
     outcome(4, 1, None, "failed", error="memory ran out", tokens=None, seconds=None),
     outcome(5, 1, 1.4),
+]
+
+
+OTHER_TEXT = [
+    outcome(1, 1, 2.0, params={"dataset": "a"}, text="a"),
+    outcome(2, 1, 1.0, params={"dataset": "b"}, text="b"),
 ]
 
 
@@ -68,8 +75,8 @@ def test_notes_list_failures_and_the_cost():
     rows = summarize(one_seed, [1])
     assert "--seeds=3" in "\n".join(notes(rows, one_seed, [1], is_search=False))
     assert [row.verdict for row in rows] == ["best", "unknown: one seed"]
-    text = "\n".join(notes(summarize([outcome(1, 1, 2.0, params={"dataset": "a"})], [1]), one_seed, [1], False))
-    assert "Losses with different dataset" in text
+    text = "\n".join(notes(summarize(OTHER_TEXT, [1]), one_seed, [1], False))
+    assert "different parts of the validation text (they differ in dataset)" in text
 
 
 def test_without_scipy_there_are_means_and_a_hint_to_install_it(monkeypatch):
@@ -94,8 +101,15 @@ def test_the_conclusion_names_the_best_trial_and_those_that_are_not_worse():
     text = conclusion(summarize([*OUTCOMES, *similar], SEEDS))
     assert text.endswith(" 1 other has no significant difference from it.")
     assert conclusion(summarize([outcome(4, 1, None, "failed", error="e")], SEEDS)) == "No run has finished."
-    other_text = [outcome(1, 1, 2.0, params={"dataset": "a"}), outcome(2, 1, 1.0, params={"dataset": "b"})]
-    assert conclusion(summarize(other_text, [1])).startswith("Losses with different dataset")
+    assert conclusion(summarize(OTHER_TEXT, [1])).startswith("The losses are on different parts")
+
+
+def test_losses_on_the_same_text_are_compared():
+    """A sweep over batch_size with eval_iters changes the text; one over batch_size alone does not."""
+    points = [outcome(n, 1, 2.0 + n, params={"batch_size": n}) for n in (1, 2)]
+    assert "has the lowest validation loss" in conclusion(summarize(points, [1]))
+    points[0] = replace(points[0], text="another")
+    assert "(they differ in batch_size) and not comparable" in conclusion(summarize(points, [1]))
 
 
 def test_results_are_json():

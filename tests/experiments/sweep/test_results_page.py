@@ -9,14 +9,17 @@ def test_html_in_names_is_escaped_and_long_names_are_shortened():
     """Parts of a name became tags, and the legend of a search with six settings covered the curves."""
     space = [Values("dataset", ("a<b>&c", "d" * 40)), Values("lr_schedule", ("cosine", "wsd"))]
     params = [{"dataset": "a<b>&c", "lr_schedule": "wsd"}, {"dataset": "d" * 40, "lr_schedule": "wsd"}]
-    outcomes = [Outcome(i, 5, p, "finished", loss=1.0 + i, evaluations=((9, 1.0 + i),)) for i, p in enumerate(params)]
+    outcomes = [
+        Outcome(i, 5, p, "finished", loss=1.0 + i, text=str(i), evaluations=((9, 1.0 + i),))
+        for i, p in enumerate(params)
+    ]
     rows = summarize(outcomes, [5])
     groups = charts_in(curves(rows, outcomes))["curves"]["groups"]
     assert [group["name"] for group in groups] == ["0: dataset=a<b>&c, lr_schedule=wsd", "trial 1"]
     assert "d" * 40 in groups[1]["lines"][0]["name"]
     remarks = notes(rows, outcomes, [5], is_search=False)
-    assert any("different dataset" in remark for remark in remarks)
-    assert sweep_page("a", space, rows, outcomes, {}, remarks).count("different dataset") == 1  # at the top
+    assert any("differ in dataset" in remark for remark in remarks)
+    assert sweep_page("a", space, rows, outcomes, {}, remarks).count("differ in dataset") == 1  # at the top
     failed = [Outcome(0, 5, params[0], "failed", error="<b>")]
     remarks = notes(summarize(failed, [5]), failed, [5], is_search=False)
     html = sweep_page("<i>", space, summarize(failed, [5]), failed, {}, remarks)

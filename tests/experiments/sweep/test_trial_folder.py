@@ -63,6 +63,7 @@ def test_results_have_the_lowest_loss_after_step_0(tmp_path):
     lines = [line_of(0, 1.0), line_of(2, 3.0), line_of(4, 2.5), line_of(6, 2.75), line_of(7, None)]
     assert read_results(Run(tmp_path, "run", lines, {}, "finished")) == {
         "loss": 2.5,
+        "text": None,
         "step": 4,
         "tokens": 448,
         "seconds": 14.0,
