@@ -154,12 +154,26 @@ class TrainingWindows(_Windows):
         return self.gather(self.locations(first, count))
 
 
+def divide(targets: int, block_size: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide a shard into windows for evaluation. Returns the first token and the last target of each, (windows,) each.
+
+    The shard is divided into segments of random lengths, fixed by its number, and each segment into windows of T
+    targets, the last of which may be shorter. So the windows have many phases, as in training: with a single one, the
+    loss on text whose period divides T would be that of one column at each position.
+    """
+    segments = max(1, targets // (VALIDATION_SEGMENT * block_size))
+    inner = np.arange(1, segments)
+    u = (hash64(shard, inner) % np.uint64(max(1, targets))).astype(np.int64)
+    bounds = [0, *((inner * targets + u) // segments).tolist(), targets]
+    starts = [np.arange(begin, end, block_size) for begin, end in pairwise(bounds)]
+    stops = [np.minimum(start + block_size, end) for start, end in zip(starts, bounds[1:], strict=True)]
+    return np.concatenate(starts), np.concatenate(stops)
+
+
 class ValidationWindows(_Windows):
     """Fixed windows for evaluation. Every token except the first of each shard is a target exactly once.
 
-    Every shard is divided into segments of random lengths, and each segment into windows, the last of which may be
-    shorter. So the windows have many phases, as in training: with a single one, the loss on text whose period divides
-    T would be that of one column at each position.
+    See `divide` for the windows of a shard.
 
     max_tokens: the number of tokens to measure, in whole windows that are evenly spaced; None: all. `tokens` is the
     number of targets that are measured, masked ones included.
@@ -168,8 +182,9 @@ class ValidationWindows(_Windows):
     def __init__(self, shards: list[Shard], block_size: int, vocab_size: int, max_tokens: int | None = None):
         super().__init__(shards, block_size, vocab_size)
         targets = np.maximum(0, self.lengths - 1)
-        windows = [self._divide(shard, int(count)) for shard, count in enumerate(targets)]
-        shard, start, stop = (np.concatenate(values) for values in zip(*windows, strict=True))  # (windows,) each
+        windows = [divide(int(count), block_size, number) for number, count in enumerate(targets)]
+        shard = np.repeat(np.arange(len(shards)), [len(start) for start, _ in windows])  # (windows,), as the next two
+        start, stop = (np.concatenate(values) for values in zip(*windows, strict=True))
         if not len(shard):
             raise DatasetError("the validation data has fewer than 2 tokens: use more text")
         count = len(shard) if max_tokens is None else min(len(shard), max(1, max_tokens // block_size))
@@ -183,17 +198,6 @@ class ValidationWindows(_Windows):
                 "no token of the validation data counts as a target, so there is no validation loss: use more text, "
                 "or a larger --eval_iters"
             )
-
-    def _divide(self, shard: int, targets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the shard, the first token, and the last target of each window of a shard, (windows,) each."""
-        segments = max(1, targets // (VALIDATION_SEGMENT * self.block_size))
-        inner = np.arange(1, segments)
-        u = (hash64(shard, inner) % np.uint64(max(1, targets))).astype(np.int64)
-        bounds = [0, *((inner * targets + u) // segments).tolist(), targets]
-        starts = [np.arange(begin, end, self.block_size) for begin, end in pairwise(bounds)]
-        stops = [np.minimum(start + self.block_size, end) for start, end in zip(starts, bounds[1:], strict=True)]
-        start = np.concatenate(starts)
-        return np.full(len(start), shard), start, np.concatenate(stops)
 
     def batches(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield inputs and targets, (batch_size, T) each. After the end of a window, inputs are 0 and targets -1.

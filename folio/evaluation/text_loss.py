@@ -20,6 +20,7 @@ from folio.data.blocks import DocumentPart
 from folio.data.corpus import Corpus
 from folio.data.shards import Shard
 from folio.data.tokenizer import Tokenizer
+from folio.data.windows import divide
 from folio.evaluation.scores import LOSS, Measure, PositionLoss
 from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
@@ -100,7 +101,7 @@ def measure_text(
 ) -> list[Measure]:
     """Measure loss, perplexity and bits per byte. Each token of a stream except the first is predicted once."""
     progress = progress_bar(total=sum(len(stream.ids) - 1 for stream in streams), unit="token", desc=name)
-    losses = [token_losses(model, stream.ids, runtime, stride, progress) for stream in streams]
+    losses = [token_losses(model, s.ids, runtime, stride, progress, number) for number, s in enumerate(streams)]
     progress.close()
     # (n,) each, over the tokens of all streams; a stream's first token is not predicted, so it is masked
     nats = np.concatenate([np.concatenate([[0.0], stream_losses]) for stream_losses in losses])
@@ -122,32 +123,36 @@ def measure_text(
     return measures
 
 
-def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, progress: Any = None) -> np.ndarray:
+def token_losses(
+    model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, progress: Any = None, shard: int = 0
+) -> np.ndarray:
     """Return the loss in nats of each token of ids (n,) except the first: (n - 1,).
 
-    A context of block_size tokens begins every `stride` tokens, and each token is predicted in the first context that
-    contains it. With stride = block_size the contexts do not overlap; with a smaller stride each token after the first
-    context has at least block_size - stride tokens before it.
+    With stride = block_size the contexts do not overlap: they are the validation windows of the shard with this number.
+    With a smaller stride, a context of block_size tokens begins every `stride` tokens, and each token is predicted in
+    the first context that contains it. So each token after the first context has at least block_size - stride tokens
+    before it.
     """
     logits_fn = make_logits(model, runtime)
     n = len(ids)
     T = min(model.config.block_size, max(1, n - 1))
     losses = np.empty(n - 1)
-    starts = list(range(0, max(1, n - 1 - T + stride), stride))
+    if stride < T:
+        starts = range(0, max(1, n - 1 - T + stride), stride)
+        contexts = [(start, start + (T - stride if start else 0), min(start + T, n - 1)) for start in starts]
+    else:
+        contexts = [(start, start, end) for start, end in zip(*divide(n - 1, T, shard), strict=True)]
     B = max(1, BATCH_TOKENS // T)
-    for first in range(0, len(starts), B):
-        batch_starts = starts[first : first + B]
-        windows = np.full((len(batch_starts), T + 1), -1)
-        for window, start in zip(windows, batch_starts, strict=True):
-            context = ids[start : start + T + 1]
-            window[: len(context)] = context
+    for first in range(0, len(contexts), B):
+        batch = contexts[first : first + B]
+        windows = np.full((len(batch), T + 1), -1)
+        for window, (start, _, end) in zip(windows, batch, strict=True):
+            window[: end - start + 1] = ids[start : end + 1]
         window_losses = batch_losses(logits_fn, torch.from_numpy(windows).to(runtime.device))  # (B, T)
-        for row, start in zip(window_losses, batch_starts, strict=True):
-            predicted = T - stride if start else 0  # by the previous context
-            end = min(start + T, n - 1)
-            losses[start + predicted : end] = row[predicted : end - start]
+        for row, (start, begin, end) in zip(window_losses, batch, strict=True):  # predicts the targets begin to end
+            losses[begin:end] = row[begin - start : end - start]
             if progress is not None:
-                progress.update(end - start - predicted)
+                progress.update(int(end - begin))
     return losses
 
 
