@@ -6,8 +6,8 @@
     POST /tokenize, /detokenize         and GET /tokenizer_info: the tokenizer, in the format of vLLM and lm-eval
     GET  /health                        number of rows in use; needs no key
 
-docs/use/serving.md is the documentation. The protocol is in folio/web/completions.py, batching in folio/web/engine.py,
-and streaming in folio/web/streaming.py.
+docs/use/serving.md is the documentation. The protocol is in folio/web/completions.py, the fields that it accepts or
+refuses in folio/web/unused_fields.py, batching in folio/web/engine.py, and streaming in folio/web/streaming.py.
 """
 
 import time

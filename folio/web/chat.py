@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from folio import UserError
+from folio.base.files import shorten
 from folio.data.blocks import END
 from folio.data.shards import PromptFormat
 from folio.data.sources.pairs import chat_segments
@@ -11,6 +12,8 @@ from folio.data.tokenizer import EOT_TEXT
 from folio.decoding.language_model import LanguageModel
 
 ROLES = ("system", "developer", "user", "assistant")
+MESSAGE_FIELDS = ("role", "content", "name")
+EMPTY = (None, False, "", [], {})  # values of a message's other fields that say nothing
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class ChatTemplate:
         """Return the prompt of a conversation.
 
         A message is {"role", "content"}; content is a string or a list of parts {"type": "text", "text"}, which are
-        joined by line breaks. For "chat", the prompt has the format of prepare/pairs.py, up to the assistant's turn.
-        For "pairs", it is the content of the only message. Raises UserError for messages that do not fit the format.
+        joined by line breaks. It may have a "name", but prompts have none, so that a role cannot have two names. For
+        "chat", the prompt has the format of prepare/pairs.py, up to the assistant's turn. For "pairs", it is the
+        content of the only message. Raises UserError for messages that do not fit the format.
         """
         if not isinstance(messages, list) or not messages:
             raise UserError('messages must be a list of at least one {"role": "user", "content": "..."}')
         texts = [self._read(f"messages[{n}]", message) for n, message in enumerate(messages)]
+        self._check_names(messages)
         if self.prompt_format == "chat":
             *segments, _, _ = chat_segments([*texts, {"role": "assistant", "content": ""}])
             end = EOT_TEXT if self.has_eot else ""
@@ -41,7 +46,8 @@ class ChatTemplate:
         if len(texts) > 1:
             raise UserError(
                 f"messages has {len(texts)} messages, but this model was trained on single prompts, not on "
-                f"conversations; send only the last message"
+                f"conversations; send only the last message, or train a model on conversations: prepare/pairs.py with "
+                f'lines {{"messages": [{{"role": "user", "content": "..."}}, ...]}}'
             )
         if texts[0]["role"] != "user":
             raise UserError('messages[0].role must be "user", because this model was trained on single prompts')
@@ -66,6 +72,9 @@ class ChatTemplate:
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
             raise UserError(f"{name}.role must be one of {', '.join(ROLES)}")
+        for field, value in message.items():
+            if field not in MESSAGE_FIELDS and value not in EMPTY:
+                raise UserError(f"{name}.{shorten(field, 100)} is not supported: the model reads only text")
         if isinstance(content, list):
             for part in content:
                 if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
@@ -76,6 +85,17 @@ class ChatTemplate:
         if self.has_eot and EOT_TEXT in content:
             raise UserError(f"{name}.content must not contain {EOT_TEXT}, which ends a message")
         return {"role": role, "content": content}
+
+    def _check_names(self, messages: list[dict[str, Any]]) -> None:
+        """Raise UserError if two messages of one role have different names."""
+        names: dict[str, Any] = {}  # by role
+        for n, message in enumerate(messages):
+            name = message.get("name")
+            if name and names.setdefault(message["role"], name) != name:
+                raise UserError(
+                    f"messages[{n}].name differs from the name of another {message['role']} message, but prompts of "
+                    f"this model have no names; write names in the content"
+                )
 
 
 def chat_template(gpt: LanguageModel) -> ChatTemplate | None:

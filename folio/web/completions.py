@@ -29,12 +29,14 @@ from folio.decoding.text_stream import TextStream
 from folio.web.chat import ChatTemplate
 from folio.web.server import RequestError
 from folio.web.streaming import CompletionReader, ResponseFormat
+from folio.web.unused_fields import check_unused_fields
 
 MAX_STOPS = 16  # OpenAI allows 4; tasks of lm-eval use more
 MAX_STOP_LENGTH = 1000  # characters; the search for a longer one would be slow
 MAX_LOGIT_BIASES = 300
 MAX_LOGPROBS = 20
 MIN_LOGPROB = -9999.0
+STREAM_OPTIONS = ("include_usage", "include_obfuscation")  # the second one adds random characters against eavesdroppers
 MAX_MESSAGE_LENGTH = 400  # characters of an error message that quotes a value of the request
 MAX_SHOWN_CHARACTERS = 10  # unknown characters quoted in an error message
 
@@ -121,9 +123,25 @@ class ChatFields(Fields):
     logprobs: bool = False
     top_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] = 0
 
+    def problems(self) -> list[tuple[str, str]]:
+        problems = super().problems()
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            problems.append(("max_completion_tokens", "it is a newer name of max_tokens; give only one of them"))
+        if self.top_logprobs and not self.logprobs:
+            problems.append(("top_logprobs", "it needs logprobs=true"))
+        return problems
+
+
+OTHER_FIELDS = ("model", "stop", "logit_bias", "stream_options")  # used by both endpoints, each read by its function
+
+
+def field_names(kind: type[Fields]) -> list[str]:
+    """The names of all fields that an endpoint uses."""
+    return [*kind.__dataclass_fields__, *OTHER_FIELDS, "messages" if kind is ChatFields else "prompt"]
+
 
 def read_fields(kind: type[settings.Config], body: dict[str, Any]) -> settings.Config:
-    """Parse the fields of a request. null means the default; unknown fields are ignored. Raises RequestError."""
+    """Parse the fields of a request, which has other fields, too. null means the default. Raises RequestError."""
     fields = {name: value for name, value in body.items() if value is not None}
     try:
         return settings.from_json(kind, fields)
@@ -168,11 +186,13 @@ def read_stream_options(body: dict[str, Any]) -> bool:
     """Parse stream_options and return include_usage. Raises RequestError."""
     options = body.get("stream_options")
     options = {} if options is None else options
-    include = options.get("include_usage") if isinstance(options, dict) else options
-    if not isinstance(options, dict) or not isinstance(include, bool | None):
-        message = 'stream_options must be an object such as {"include_usage": true}'
-        raise RequestError(message, "stream_options")
-    return bool(include)
+    if isinstance(options, dict):
+        include = options.get("include_usage")
+        unused = [name for name in options if name not in STREAM_OPTIONS and options[name]]
+        if isinstance(include, bool | None) and not unused:
+            return bool(include)
+    message = 'stream_options must be an object such as {"include_usage": true}, without other options'
+    raise RequestError(message, "stream_options")
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -278,7 +298,9 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
     if not isinstance(body, dict):
         raise RequestError('the body must be an object such as {"prompt": "..."}')
     tokenizer = gpt.tokenizer
-    fields = read_fields(ChatFields if chat else TextFields, body)
+    kind = ChatFields if chat else TextFields
+    check_unused_fields(body, field_names(kind))
+    fields = read_fields(kind, body)
     stop = read_stop(body)
     if isinstance(fields, ChatFields):
         try:

@@ -88,7 +88,9 @@ def test_pairs_take_one_unchanged_prompt(train_on, tmp_path):
     template = chat_template(train_on("sums"))
     assert template == ChatTemplate("pairs", has_eot=True) and template.stop == () and template.answer_prefix == ""
     assert template.prompt([{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
-    with pytest.raises(UserError, match=r"messages has 2 .*single prompts.*send only the last"):
+    with pytest.raises(
+        UserError, match=r"messages has 2 .*single prompts.*send only the last.*prepare/pairs\.py with.*role"
+    ):
         template.prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
     with pytest.raises(UserError, match=r'messages\[0\].role must be "user"'):
         template.prompt([{"role": "system", "content": "Add."}])
@@ -207,6 +209,14 @@ def test_content_parts_and_the_developer_role():
         assert messages[1]["content"] == parts
 
 
+def test_an_answer_of_the_server_can_be_sent_back():
+    """With the fields that OpenAI's client adds to it, and with the same name for each message of a role."""
+    answer = {"role": "assistant", "content": "Hi.", "refusal": None, "tool_calls": None, "annotations": []}
+    messages = [HELLO | {"name": "Ann"}, answer | {"name": "bot"}, HELLO | {"name": "Ann"}]
+    prompt = ChatTemplate("chat", has_eot=True).prompt(messages)
+    assert prompt == "User: Hello\n\nAssistant: Hi.<|endoftext|>User: Hello\n\nAssistant:"
+
+
 @pytest.mark.parametrize(
     "messages, error",
     [
@@ -218,6 +228,12 @@ def test_content_parts_and_the_developer_role():
         ([{"role": "user", "content": ["x"]}], r"messages\[0\].content may only contain parts"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"\.content may only contain parts"),
         ([{"role": "user", "content": "<|endoftext|>"}], r"messages\[0\].content must not contain <\|endoftext\|>"),
+        ([{"role": "tool", "content": "5", "tool_call_id": "a"}], r"messages\[0\].role must be one of system, "),
+        ([{**HELLO, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "may only contain parts"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}], r"messages\[0\].tool_calls is not"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "a"}]}], r"messages\[0\].tool_calls is not"),
+        ([HELLO, {"role": "assistant", "content": "He", "prefix": True}], r"messages\[1\].prefix is not supported"),
+        ([HELLO | {"name": "Ann"}, HELLO, HELLO | {"name": "Bob"}], r"messages\[2\].name differs .* user .*content"),
     ],
 )
 @pytest.mark.parametrize("prompt_format", ["chat", "pairs"])

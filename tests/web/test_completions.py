@@ -50,7 +50,6 @@ def test_defaults_are_openais():
     for top_k in (0, -1):  # vLLM's values for "off"
         off = {"top_k": top_k, "min_p": 0, "repetition_penalty": 1.0}
         assert read(off).completions[0].sampling == Sampling()
-    assert read({"user": 5, "unknown": {"a": []}, "num_samples": "x"}).stream is False  # unknown fields are ignored
 
 
 def test_all_fields():
@@ -106,6 +105,7 @@ def test_prompts_are_strings_or_ids(prompt, ids):
         ({"stream": "true"}, "stream", "True or False"),
         ({"stream_options": True}, "stream_options", "include_usage"),
         ({"stream_options": {"include_usage": 1}}, "stream_options", "include_usage"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options", "without other options"),
         ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"stop": ""}, "stop", "non-empty"),
         ({"stop": ["a", 1]}, "stop", "strings"),
@@ -202,6 +202,17 @@ def test_a_conversation_becomes_a_prompt():
         read({"messages": MESSAGES}, GPT, CHATS)
     with pytest.raises(RequestError, match=r"logprobs=2.*True or False"):
         read({"messages": MESSAGES, "logprobs": 2}, GPT_BYTES, CHATS)
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [({"top_logprobs": 3}, "top_logprobs"), ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens")],
+)
+def test_fields_of_a_chat_that_contradict_each_other_are_errors(fields, param):
+    """top_logprobs without logprobs was ignored, and so was max_tokens next to max_completion_tokens."""
+    with pytest.raises(RequestError) as raised:
+        read({"messages": MESSAGES, **fields}, GPT_BYTES, CHATS)
+    assert raised.value.param == param
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
