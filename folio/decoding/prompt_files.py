@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
+from folio.base.progress import note
 from folio.base.settings import line_breaks
 from folio.data.blocks import CorpusError
 from folio.data.corpus import Corpus, find_sources
@@ -15,7 +16,9 @@ from folio.data.tokenizer import MidiTokenizer, Tokenizer
 def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
     """Read the prompt that a setting gives: text, the content of "FILE:path", or standard input for "-".
 
-    A MIDI file is converted to the tokenizer's events. setting: its name, for messages. Raises UserError.
+    A line break at the end of a file or of standard input is dropped, and a line says so: editors and `echo` add it,
+    and a model that reads it begins another line. A MIDI file is converted to the tokenizer's events. setting: its
+    name, for messages. Raises UserError.
     """
     if value != "-" and not value.startswith("FILE:"):
         return line_breaks(value)
@@ -31,17 +34,20 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
             raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
     try:
         content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # BOM and line breaks of Windows' editors
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")  # BOM and line breaks of Windows' editors
     except FileNotFoundError:
         raise UserError(f"{setting}={value}: the file {path} does not exist") from None
     except OSError as error:
         raise UserError(f"{setting}={value}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+    if text.endswith("\n"):
+        note(f"{setting}={value}: the line break at its end is not part of the prompt; to keep one, end it with two")
+    return text.removesuffix("\n")
 
 
 def read_prompt_lines(path: Path) -> list[str]:
-    """Read the prompts of a file of JSON lines {"prompt": "TEXT"}. Raises UserError."""
+    """Read the prompts of a file of JSON lines {"prompt": "TEXT"}, with all their line breaks. Raises UserError."""
     if str(path) == "-" or (path.exists() and not path.is_file()):
         raise UserError(f"prompts={path}: it is not a file; name a .jsonl file")
     corpus = Corpus(find_sources([str(path)], "jsonl"), document=parse_prompt)

@@ -26,6 +26,36 @@ def test_a_prompt_file_is_read_as_text(encoding, line_end, tmp_path, monkeypatch
     assert read_prompt("start", TEXT, ByteTokenizer()) == "é\n日本 \n x"
 
 
+@pytest.mark.parametrize(
+    "content, prompt",
+    [
+        (b"ROMEO:\n", "ROMEO:"),
+        (b"ROMEO:\r\n", "ROMEO:"),
+        (b"ROMEO:\n\n", "ROMEO:\n"),
+        (b"a\r\n\r\n", "a\n"),
+        (b"\n", ""),
+        (b"a\nb ", "a\nb "),
+    ],
+)
+def test_a_line_break_at_the_end_of_a_file_is_not_part_of_the_prompt(content, prompt, tmp_path, monkeypatch, capsys):
+    """Editors and echo add one, so that the model began another line without a word about it."""
+    (tmp_path / "x.txt").write_bytes(content)
+    for value in (f"FILE:{tmp_path / 'x.txt'}", "-"):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        assert read_prompt("start", value, ByteTokenizer()) == prompt
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == content.endswith(b"\n") and all(f"start={value}: the line break" in line for line in lines)
+
+
+def test_line_breaks_that_were_typed_or_are_in_json_are_part_of_the_prompt(tmp_path, capsys):
+    assert read_prompt("start", "ROMEO:\\n", ByteTokenizer()) == read_prompt("start", "ROMEO:\n", ByteTokenizer())
+    (tmp_path / "x.jsonl").write_bytes(b'{"prompt": "ROMEO:\\n"}\r\n')
+    assert (
+        read_prompt_lines(tmp_path / "x.jsonl") == ["ROMEO:\n"] == [read_prompt("start", "ROMEO:\n", ByteTokenizer())]
+    )
+    assert capsys.readouterr().err == ""
+
+
 def test_a_midi_file_becomes_events(tmp_path):
     """Two consecutive notes of one beat each."""
     path = write(tmp_path / "x.mid", [(0, 480, 60, 64), (480, 480, 62, 64)])
