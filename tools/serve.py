@@ -45,7 +45,7 @@ class ServeConfig(Settings):
     host: str = "127.0.0.1"  # addresses other than loopback need a key; 0.0.0.0: all interfaces
     port: Annotated[int, Ge(0), Le(65535)] = 8080  # port to listen on; if it is in use, or 0: a free port
     key: str = ""  # API key that clients must send; FOLIO_KEY in the environment sets it without showing it in ps
-    allowed_hosts: CommaSeparated = ()  # host names that clients use for this server: gpu.example.org
+    allowed_hosts: CommaSeparated = ()  # names or addresses that clients use for this server: gpu.example.org
     allowed_origins: CommaSeparated = ()  # web origins that may use the server (CORS): https://example.org
     # --- limits ---
     rows: PositiveInt | None = None  # texts generated at once; None: up to 256, as memory allows
@@ -67,7 +67,8 @@ class ServeConfig(Settings):
         if self.host not in LOOPBACK and not self.secret:
             problems.append(("host", f"anyone could use the server; set a key: {KEY}=SECRET python tools/serve.py ..."))
         if self.host in ANY_ADDRESS and not self.allowed_hosts:
-            problems.append(("host", "set the host name that clients use: --allowed_hosts=gpu.example.org"))
+            hosts = "--allowed_hosts=gpu.example.org,192.168.1.5"
+            problems.append(("host", f"set the names or addresses of this computer that clients use: {hosts}"))
         for name in self.allowed_hosts:
             if "/" in name:
                 problems.append(("allowed_hosts", "give names without http:// or a path: gpu.example.org"))

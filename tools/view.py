@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
+from folio.base.commands import command  # noqa: E402
 from folio.base.settings import Settings, run_script  # noqa: E402
 from folio.decoding.prompt_files import read_prompt  # noqa: E402
 from folio.decoding.prompts import encode_prompt  # noqa: E402
@@ -40,7 +41,7 @@ class ViewConfig(Settings):
     text: str = ""  # initial text, as sample.py's start; default: Shakespeare, a held-out text, or a sample
     data_dir: str | None = None  # folder of the data sets, used if the training data has moved
     # --- server ---
-    host: str = "127.0.0.1"  # a loopback address
+    host: str = "127.0.0.1"  # a loopback address; for other computers, see tools/export.py --to=html
     port: Annotated[int, Ge(0), Le(65535)] = 8000  # port to listen on; if it is in use, or 0: a free port
     open: bool = True  # False: do not open the browser
     # --- machine ---
@@ -52,7 +53,14 @@ class ViewConfig(Settings):
         if len(self.models) not in (1, 2):
             problems.append(("models", "name one model, or two to compare: python tools/view.py out-shakespeare-char"))
         if self.host not in LOOPBACK:
-            problems.append(("host", f"use {', '.join(LOOPBACK)}, because the server has no authentication"))
+            export = command("tools/export.py", "--to=html", *self.models[:1], "shared/index.html")
+            problems.append(
+                (
+                    "host",
+                    f"use {', '.join(LOOPBACK)}, because the server has no authentication; to share the page, write it "
+                    f"to a file and serve that: {export}, then python -m http.server --directory=shared",
+                )
+            )
         return problems
 
 

@@ -72,7 +72,7 @@ def ask(port: int, method: str, path: str, body: dict | None = None, **headers: 
         ([], r"models: .*python tools/serve\.py out-shakespeare-char"),
         (["a", "b"], "models=a b: name one"),
         (["a", "--host=192.168.1.2"], r"host=192\.168\.1\.2: .*set a key: FOLIO_KEY"),
-        (["a", "--host=::", "--key=b"], "host=::: .*--allowed_hosts="),
+        (["a", "--host=::", "--key=b"], r"host=::: .*addresses.*--allowed_hosts=gpu\.example\.org,192\."),
         (["a", "--key=b "], "key=b : .*ASCII"),
         (["a", "--allowed_hosts=http://b"], "allowed_hosts=http://b: .*without http://"),
         (["a", "--allowed_origins=https://b.c/"], r"allowed_origins=https://b\.c/: .*write https://"),

@@ -85,6 +85,7 @@ def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> di
         ([], r"models: .*python tools/view\.py out-shakespeare-char"),
         (["a", "b", "c"], "models=a b c: name one model, or two"),
         (["a", "--host=0.0.0.0"], r"host=0\.0\.0\.0: .*127\.0\.0\.1, localhost, ::1"),
+        (["a", "--host=192.0.2.1"], r"tools/export\.py --to=html a shared/index\.html, then python -m http\.server --"),
         (["a", "--models=b"], "without --models"),
         (["no-such-run"], "^no-such-run "),
     ],
