@@ -23,7 +23,7 @@ from folio.base import settings
 from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import line_breaks
-from folio.checkpoints.run_folder import NoCheckpointError
+from folio.checkpoints.identify import NoCheckpointError
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel
 from folio.decoding.output_files import save_samples
 from folio.decoding.prompt_files import read_prompt, read_prompt_lines

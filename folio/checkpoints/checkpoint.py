@@ -48,10 +48,10 @@ from folio.base.files import (
 )
 from folio.base.progress import note
 from folio.base.settings import NOT_UTF8
+from folio.checkpoints.identify import NoCheckpointError
 from folio.checkpoints.run_folder import (
     FORMAT_VERSION,
     CheckpointError,
-    NoCheckpointError,
     RunFolder,
     as_checkpoint_error,
     check_file,

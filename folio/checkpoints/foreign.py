@@ -26,15 +26,12 @@ from folio.base.files import MAX_TEXT_BYTES, check_regular, read_json, short_rep
 from folio.checkpoints import checkpoint, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint, LazyTensors
 from folio.checkpoints.foreign_tokenizers import check_fields
+from folio.checkpoints.identify import HUB, Identity, identify
 from folio.checkpoints.run_folder import CheckpointError
 from folio.data.tokenizer import Tokenizer
 from folio.machine import memory
 from model import ACTIVATIONS, GPT, GPTConfig
 
-HUB = {  # nanoGPT's names -> repositories
-    **{name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")},
-    "distilgpt2": "distilbert/distilgpt2",
-}
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # Conv1D: (in, out)
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, stored in old files
 ACTIVATION_ALIASES = {"gelu_pytorch_tanh": "gelu_new"}  # Hugging Face's other names for model.ACTIVATIONS
@@ -77,22 +74,16 @@ def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
     as stored. The `state` of a foreign checkpoint has only "model", the arguments of GPTConfig. Raises UserError.
     """
     path = Path(init_from)
-    if init_from in HUB:
-        return from_hugging_face(hub_model(HUB[init_from]), lazy)
-    if _is_file(path / "config.json"):
-        return from_hugging_face(path, lazy)
-    if _is_file(path / "ckpt.pt") and not (path / "last.json").exists():  # nanoGPT's out_dir
-        path = path / "ckpt.pt"
-    if path.suffix == ".pt" and _is_file(path):
-        return from_nanogpt(path, lazy)
-    if path.suffix == ".gguf" and _is_file(path):
-        return from_gguf(path, lazy)
+    match identify(path):
+        case Identity(format="hub"):
+            return from_hugging_face(hub_model(HUB[init_from]), lazy)
+        case Identity(format="hugging_face"):
+            return from_hugging_face(path, lazy)
+        case Identity(format="nanogpt"):
+            return from_nanogpt(path / "ckpt.pt" if path.is_dir() else path, lazy)
+        case Identity(format="gguf"):
+            return from_gguf(path, lazy)
     return checkpoint.load(path, which, optimizer=False, lazy=lazy)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether the path exists and is not a folder. Reading a device or a FIFO raises an error later."""
-    return path.exists() and not path.is_dir()
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------

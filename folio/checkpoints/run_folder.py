@@ -27,19 +27,6 @@ class CheckpointError(UserError):
     """A checkpoint is missing, damaged or does not match."""
 
 
-class NoCheckpointError(CheckpointError):
-    """A folder without a checkpoint. The message names the newest runs next to it, or the command that trains one.
-
-    option: the option that takes a run's folder, such as "--out_dir=".
-    """
-
-    def __init__(self, path: Path, option: str = ""):
-        self.path = path
-        runs = " or ".join(f"{option}{run}" for run in _neighboring_runs(path)[:3])
-        advice = f"try {runs}" if runs else "train one first: python train.py config/shakespeare_char.py"
-        super().__init__(f"{path} holds no checkpoint: {advice}")
-
-
 def directories(out_dir: Path) -> list[Path]:
     """The checkpoints in a run's folder, oldest first.
 
@@ -295,11 +282,3 @@ def check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
     if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         what = "has changed since it was written" if file.exists() else "is missing"
         raise CheckpointError(f"{file} {what}: this checkpoint is damaged")
-
-
-def _neighboring_runs(path: Path) -> list[Path]:
-    """The run folders next to `path`, and its parent if it is one, most recently saved first."""
-    with suppress(OSError):  # a missing or unreadable folder
-        runs = [run for run in (path.parent, *path.parent.iterdir()) if exists(run)]
-        return sorted(runs, key=lambda run: directories(run)[-1].stat().st_mtime, reverse=True)
-    return []

@@ -23,9 +23,10 @@ from folio.base import settings
 from folio.base.files import read_json, step_number
 from folio.base.progress import note
 from folio.base.settings import Config, ConfigError
-from folio.checkpoints import checkpoint, foreign, run_folder
+from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError, precedes
+from folio.checkpoints.identify import NoCheckpointError, identify
+from folio.checkpoints.run_folder import CheckpointError, precedes
 from folio.checkpoints.schema import PartRecord
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Place
@@ -142,8 +143,8 @@ def require_run(folder: Path) -> None:
         raise UserError(f"{folder} is one checkpoint; name the run: {folder.resolve().parent}")
     if (folder / "metrics.jsonl").exists():
         raise UserError(f"{folder} has no checkpoint yet; wait for an evaluation")
-    is_model = any((folder / name).exists() for name in ("config.json", "ckpt.pt"))
-    if is_model or str(folder) in foreign.HUB or folder.is_file():
+    identity = identify(folder)
+    if identity and identity.format:
         raise UserError(f"{folder} contains only weights, so there are no steps to replay; name a run's folder")
     raise NoCheckpointError(folder)
 

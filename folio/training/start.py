@@ -33,6 +33,7 @@ from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.find_runs import resolve
+from folio.checkpoints.identify import HUB, NoCheckpointError
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
 from folio.data.tokenizer import Tokenizer
@@ -295,7 +296,7 @@ def load_start(user_cfg: Config) -> Start[Config]:
     out_dir = Path(user_cfg.out_dir)
     restarted = under_torchrun() and distributed.is_restart(run_folder.torchrun_id(out_dir))
     if restarted or user_cfg.init_from == "resume":
-        return resume_run(user_cfg, checkpoint.load(out_dir), restarted)
+        return resume_run(user_cfg, load_run(out_dir), restarted)
     start = Start(user_cfg, None)
     if user_cfg.init_from != "scratch":
         start = finetune_run(user_cfg, load_weights(user_cfg.init_from))
@@ -381,12 +382,23 @@ def finetune_run(user_cfg: Config, ckpt: Checkpoint) -> Start[Config]:
     return Start(cfg, ckpt)
 
 
+def load_run(out_dir: Path) -> Checkpoint:
+    """Load the last checkpoint of the run to resume. Raises UserError."""
+    try:
+        return checkpoint.load(out_dir)
+    except NoCheckpointError as error:
+        raise NoCheckpointError(error.path, "--out_dir=") from None
+
+
 def load_weights(init_from: str) -> Checkpoint:
     """Load a checkpoint to finetune: a run, a name on the Hugging Face hub, or a foreign format. Raises UserError."""
-    if not Path(init_from).exists() and init_from not in foreign.HUB:
-        known = ", ".join(["scratch", "resume", *foreign.HUB])
-        raise UserError(f"init_from={init_from}: expected {known}, or the path of a checkpoint")
-    return foreign.load(init_from)
+    try:
+        return foreign.load(init_from)
+    except NoCheckpointError as error:
+        if error.identity or Path(init_from).exists():
+            raise NoCheckpointError(error.path, "--init_from=") from None
+        known = ", ".join(["scratch", "resume", *HUB])
+        raise UserError(f"init_from={init_from}: expected {known}, or the path of a checkpoint") from None
 
 
 def shape_settings(cfg: Config, ckpt: Checkpoint) -> dict[str, Any]:

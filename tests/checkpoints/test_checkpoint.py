@@ -8,7 +8,8 @@ import pytest
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError
+from folio.checkpoints.identify import NoCheckpointError
+from folio.checkpoints.run_folder import CheckpointError
 from folio.data.tokenizer import CharTokenizer
 from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
 from tests.support.disk import assert_durable, record_disk, run_killed_at

@@ -435,7 +435,7 @@ def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
     cfg = tiny(**shape, init_from=str(tmp_path / "out" / "ckpt.pt"), dataset="abc", data_dir=str(tmp_path / "data"))
     assert train(cfg).best_val_loss < 1.3
     with pytest.raises(UserError, match="expected scratch, resume, gpt2, gpt2-medium"):
-        train(tiny(init_from="gtp2"))
+        train(tiny(init_from="scrach"))
 
 
 def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):

@@ -15,7 +15,7 @@ import torch
 
 from folio import UserError
 from folio.base import settings
-from folio.checkpoints.run_folder import NoCheckpointError
+from folio.checkpoints.identify import NoCheckpointError
 from folio.data.sources.music import EventFormat, events_of_file
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
 from folio.decoding.language_model import LanguageModel
