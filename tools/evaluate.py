@@ -17,8 +17,8 @@ prompts and completions (the validation set, or --pairs): exact match of greedy 
 how many of 200 generated pieces parse, how well they keep meter and key, the distance of their intervals and durations
 from held-out pieces, and how much they copy.
 
-The 95 % intervals use Student's t over documents; over blocks, if a text has few documents; or over the windows of
---context. They describe the variance over other text of the same kind, not over training seeds. To find out which of
+The 95 % intervals are over documents, which may differ in length, or over blocks or windows of a text with fewer than 5
+documents. They describe the variance over other text of the same kind, not over training seeds. To find out which of
 two models or settings is better, use tools/compare.py.
 """
 

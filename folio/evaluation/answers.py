@@ -85,7 +85,7 @@ def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) 
     answers = [answer.strip() for answer in answers]
     expected = [pair.completion.strip() for pair in pairs]
     measures = [mean_measure(source, EXACT, unit, documents, exact_matches(pairs, answers))]
-    signatures = {}
+    signatures, weights = {}, np.bincount(documents, [len(text) + 1 for text in expected])  # (D,)
     for name, metric in {"chrF": CHRF(), "BLEU": BLEU()}.items():
         # As in sacrebleu.significance, the score is a function of the summed statistics.
         statistics = np.array(metric._extract_corpus_statistics(answers, [expected]))  # (n, S)
@@ -95,8 +95,9 @@ def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) 
         def score(total: np.ndarray, metric: Any = metric) -> float:
             return metric._compute_score_from_stats(total.tolist()).score
 
-        values = score(sums.sum(axis=0)) + leave_one_out_influence(sums, score)
-        measures.append(Measure(source, name, unit, values, np.ones(len(values)), better="higher"))
+        # A ratio with this influence, in which long completions have more weight, as in the score.
+        values = score(sums.sum(axis=0)) * weights + leave_one_out_influence(sums, score) * weights.mean()
+        measures.append(Measure(source, name, unit, values, weights, better="higher"))
         signatures[name] = str(metric.get_signature())
     scorer = RougeScorer(list(ROUGE.values()))
     scores = [scorer.score(target, answer) for target, answer in zip(expected, answers, strict=True)]

@@ -158,7 +158,8 @@ def compare_checkpoints(first: str, second: str, a: Measure, b: Measure) -> dict
     """Compare two models by the paired t-test over documents. Raises UserError if the documents differ."""
     if len(a.values) != len(b.values):
         raise UserError(f"{first} and {second} were measured on different documents of {a.source}; give a --text")
-    difference = ratio_difference(b.ratio - a.ratio, b.influence - a.influence)
+    weights = a.weights / a.weights.sum() + b.weights / b.weights.sum()  # equal, unless some characters were left out
+    difference = ratio_difference(b.ratio - a.ratio, b.influence - a.influence, weights)
     verdict = f"the checkpoints {first} and {second} do not differ significantly"
     if difference.p < 0.05:
         winner, loser = better_first(first, second, difference, a)

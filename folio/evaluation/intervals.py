@@ -29,12 +29,13 @@ class Estimate(NamedTuple):
 
 
 NORMAL_975 = NormalDist().inv_cdf(0.975)
+NEARLY_ALL = 1e-6  # with less weight in the other samples, they tell nothing about the variance
 
 
 def estimate_mean(values: np.ndarray) -> Estimate:
     """Estimate the mean of independent samples (n,) by Student's t."""
     mean = float(values.mean())
-    return estimate_ratio(mean, values - mean)
+    return estimate_ratio(mean, values - mean, np.ones(len(values)))
 
 
 def share_interval(successes: int, n: int) -> tuple[float, float]:
@@ -68,23 +69,52 @@ def leave_one_out_influence(samples: np.ndarray, score: Callable[[np.ndarray], f
     return (n - 1) * (without.mean() - without)
 
 
-def estimate_ratio(ratio: float, influence: np.ndarray) -> Estimate:
-    """Estimate a ratio by Student's t. influence: ratio_influence of the samples, (n,)."""
-    n = len(influence)
-    if n < 2:
+def standard_error(influence: np.ndarray, weights: np.ndarray) -> tuple[float, float] | None:
+    """Return the standard error of a ratio over n samples of unequal weights, and its degrees of freedom.
+
+    influence: ratio_influence, (n,). weights: (n,), in any unit. None: one sample has all the weight, or almost.
+
+    A long document pulls the ratio toward its own value, so its residual is too small, and a few long documents are a
+    small sample, however many short ones there are. Bell and McCaffrey 2002, "Bias reduction in standard errors for
+    linear regression with multi-stage samples", correct both for documents whose means have the same variance: each
+    squared residual is divided by the share of it that is expected to remain, and the degrees of freedom are those of
+    the sum of squares (Satterthwaite's). With equal weights, they are the standard error of a mean, and n - 1.
+    """
+    shares = weights / weights.sum()  # h
+    if shares.max() > 1 - NEARLY_ALL:
+        return None
+    squares = float(shares @ shares)
+    remaining = 1 - 2 * shares + squares  # of the variance of each residual, m_i - sum of h_j m_j
+    variance = float((influence**2 / remaining).sum()) / len(influence) ** 2
+    # It is the quadratic form m^T M m of the documents' means m, where M = (I - 1 h^T)^T diag(d) (I - 1 h^T). If these
+    # are independent with equal variances, it has trace(M)^2 / trace(M M) degrees of freedom; trace(M) is `squares`.
+    d = shares**2 / remaining
+    sums = [float(d @ shares**power) for power in range(3)]
+    trace_of_square = squares**2 * sums[0] ** 2 + 2 * sums[0] * sums[2] - 4 * squares * sums[0] * sums[1]
+    trace_of_square += 2 * sums[1] ** 2 + float(d**2 @ (1 + 2 * squares - 4 * shares))
+    return math.sqrt(variance), max(1.0, squares**2 / trace_of_square)
+
+
+def effective_number(weights: np.ndarray) -> float:
+    """Return the number of samples of equal weight whose mean has the same variance (Kish 1965)."""
+    return float(weights.sum() ** 2 / (weights @ weights))
+
+
+def estimate_ratio(ratio: float, influence: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Estimate a ratio by Student's t. influence, weights: see standard_error."""
+    if (error := standard_error(influence, weights)) is None:
         return Estimate(ratio, None)
-    return Estimate(ratio, student_t_975(n - 1) * math.sqrt(float(influence @ influence) / (n * (n - 1))))
+    return Estimate(ratio, student_t_975(error[1]) * error[0])
 
 
-def ratio_difference(difference: float, influence: np.ndarray) -> Estimate:
+def ratio_difference(difference: float, influence: np.ndarray, weights: np.ndarray) -> Estimate:
     """Estimate and test the difference of two ratios over the same n samples.
 
-    influence: the difference of their ratio_influence, (n,).
+    influence: the difference of their ratio_influence, (n,). weights: see standard_error.
     """
-    n = len(influence)
-    if n < 2:
+    if (error := standard_error(influence, weights)) is None:
         return Estimate(difference, None, 1.0)
-    return _t_test(difference, math.sqrt(float(influence @ influence) / (n * (n - 1))), n - 1)
+    return _t_test(difference, *error)
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
@@ -94,7 +124,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
     """
     difference = second - first
     mean = float(difference.mean())
-    return ratio_difference(mean, difference - mean)
+    return ratio_difference(mean, difference - mean, np.ones(len(difference)))
 
 
 def welch_difference(first: np.ndarray, second: np.ndarray) -> Estimate:

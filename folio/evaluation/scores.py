@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from folio.base.number_format import counted
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import Tokenizer
-from folio.evaluation.intervals import estimate_ratio, ratio_influence, share_interval
+from folio.evaluation.intervals import effective_number, estimate_ratio, ratio_influence, share_interval
 
 LOSS = "loss, nats per token"
+MIN_DOCUMENTS = 5  # with fewer documents, the samples of an interval are parts of them: blocks or windows
+MIN_EFFECTIVE = 0.5  # share of the samples; with a smaller effective number, the table shows it, and a line warns
 MIN_RANGE = 16  # minimum number of positions in the first range of halvings
 
 
@@ -28,10 +31,16 @@ class Measure:
     better: str = "lower"  # or "higher"
     transform: Callable[[float], float] = float  # from the ratio to the reported value
     is_share: bool = False  # each value is between 0 and its weight
+    parts_of: int | None = None  # number of documents of which the samples are parts; None: they are independent
 
     @property
     def ratio(self) -> float:
         return float(self.values.sum() / self.weights.sum())
+
+    @property
+    def effective(self) -> float:
+        """The number of samples of equal weight whose mean would be as certain; n if all weights are equal."""
+        return effective_number(self.weights)
 
     @property
     def influence(self) -> np.ndarray:
@@ -40,7 +49,7 @@ class Measure:
 
     def row(self) -> dict[str, Any]:
         """The measure's cells of a row of the results."""
-        estimate = estimate_ratio(self.ratio, self.influence)
+        estimate = estimate_ratio(self.ratio, self.influence, self.weights)
         known = estimate.half_width is not None
         low, high = estimate.low, estimate.high
         if known and self.is_share:
@@ -52,8 +61,25 @@ class Measure:
             "low": self.transform(low) if known else None,
             "high": self.transform(high) if known else None,
             "n": len(self.values),
+            "effective": self.effective,
             "over": self.unit,
         }
+
+    def warning(self) -> str | None:
+        """Return why the interval may contain the true value in fewer than 95 % of texts, or None."""
+        if self.parts_of is not None:
+            same = "document" if self.parts_of == 1 else "documents"
+            return (
+                f"{self.source} has {counted(self.parts_of, 'document')}, so its intervals are over {self.unit}: they "
+                f"describe other text of the same {same}, and other documents may differ more"
+            )
+        if self.effective < MIN_EFFECTIVE * len(self.values):
+            return (
+                f"{self.source}: its {len(self.values):,} {self.unit} differ much in length and count as "
+                f"{self.effective:.1f} of equal length; if the value depends on the length, fewer than 95 % of such "
+                f"intervals contain the true one (docs/use/evaluation.md#intervals)"
+            )
+        return None
 
     def _share_interval(self, low: float, high: float) -> tuple[float, float]:
         """Return an interval within 0 and 1. For binary values it is Wilson's, whose width is positive at 0 and 1."""
@@ -84,17 +110,37 @@ class PositionLoss:
     block_size: int  # context in training
     nats: np.ndarray  # (W, T) loss of each token, 0 if masked; T is less than N if the model lacks later positions
     counted: np.ndarray  # (W, N) False: the token is masked
+    document: np.ndarray  # (W,) document number of each window's first token
+
+    @property
+    def measures(self) -> list[Measure | None]:
+        """Return a measure per range of positions. It is None if the model lacks a position or all are masked.
+
+        Its samples are the documents, because windows of the same document are not independent; with few documents,
+        they are the windows.
+        """
+        documents, group = np.unique(self.document, return_inverse=True)
+        unit, parts_of = "documents", None
+        if len(documents) < MIN_DOCUMENTS:
+            group, unit, parts_of = np.arange(len(self.document)), "windows", len(documents)
+        measures: list[Measure | None] = []
+        for first, last in halvings(self.counted.shape[1]):
+            nats, n_tokens = (
+                np.bincount(group, column[:, first - 1 : last].sum(axis=1)) for column in (self.nats, self.counted)
+            )  # (n,)
+            has_tokens = n_tokens > 0
+            is_known = last <= self.nats.shape[1] and has_tokens.any()
+            measure = Measure(self.source, LOSS, unit, nats[has_tokens], n_tokens[has_tokens], parts_of=parts_of)
+            measures.append(measure if is_known else None)
+        return measures
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per range of positions. Its value is None if the model lacks a position or all are masked."""
         rows = []
-        for first, last in halvings(self.counted.shape[1]):
-            nats, n_tokens = (column[:, first - 1 : last].sum(axis=1) for column in (self.nats, self.counted))  # (W,)
-            windows = n_tokens > 0
+        for (first, last), measure in zip(halvings(self.counted.shape[1]), self.measures, strict=True):
             row = {"of": self.source, "measure": LOSS, "value": None, "low": None, "high": None, "n": 0}
-            if last <= self.nats.shape[1] and windows.any():
-                row = Measure(self.source, LOSS, "windows", nats[windows], n_tokens[windows]).row()
-            rows.append({**row, "over": "windows", "first": first, "last": last, "block_size": self.block_size})
+            row |= {"effective": 0, "over": "windows"} if measure is None else measure.row()
+            rows.append({**row, "first": first, "last": last, "block_size": self.block_size})
         return rows
 
     def curve(self) -> list[float | None]:
@@ -155,6 +201,15 @@ class Evaluation:
             overlap = {"probes": coverage.probes, "probes_matched": coverage.probes_matched}
             rows.append({"run": self.run, **row, **characters, **overlap})
         return rows
+
+    def warnings(self) -> list[str]:
+        """Return what limits the intervals, once per text."""
+        measures = self.measures + [m for losses in self.positions for m in losses.measures if m is not None]
+        warnings: dict[str, str] = {}
+        for measure in measures:
+            if warning := measure.warning():
+                warnings.setdefault(measure.source, warning)
+        return list(warnings.values())
 
     def curves(self) -> list[dict[str, Any]]:
         """Return the mean loss at each position, for each text."""

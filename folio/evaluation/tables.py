@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from folio.evaluation.scores import Evaluation, PositionLoss
+from folio.evaluation.scores import MIN_EFFECTIVE, Evaluation, PositionLoss
 
 
 def format_results(models: Sequence[Evaluation], results: dict[str, Any]) -> str:
-    """Format the table, the characters that models left out, sacrebleu's signatures, and the tables of groups.
+    """Format the table, limits of its intervals, characters that models left out, sacrebleu's signatures, and groups.
 
     results: returned by collect_results for the models.
     """
     table = format_positions(models) if "curves" in results else format_table(results["results"])
-    lines = [table, *(line for model in models for line in left_out_lines(model))]
+    lines = [table, *dict.fromkeys(line for model in models for line in model.warnings())]  # models share texts
+    lines += [line for model in models for line in left_out_lines(model)]
     lines += [f"{name}: sacrebleu {signature}" for name, signature in results.get("signatures", {}).items()]
     lines += [f"\n{grouped}" for grouped in format_groups(results.get("groups", []))]
     return "\n".join(lines)
@@ -30,7 +31,9 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
         if row.get("probes_matched"):
             text += f" ({row['probes_matched']} of {row['probes']} probes are in its training data)"
         cells = [row["run"], text, row["measure"], f"{row['value']:,.{digits}f}", interval]
-        lines.append(f"| {' | '.join(cells)} | {row['n']:,} {row['over']} |")
+        effective = row.get("effective", row["n"])
+        like = f" (like {effective:,.1f})" if effective < MIN_EFFECTIVE * row["n"] else ""
+        lines.append(f"| {' | '.join(cells)} | {row['n']:,} {row['over']}{like} |")
     return "\n".join(lines)
 
 

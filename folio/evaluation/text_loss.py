@@ -21,14 +21,13 @@ from folio.data.corpus import Corpus
 from folio.data.shards import Shard
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import divide
-from folio.evaluation.scores import LOSS, Measure, PositionLoss
+from folio.evaluation.scores import LOSS, MIN_DOCUMENTS, Measure, PositionLoss
 from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
 from model import GPT
 
 BATCH_TOKENS = 4096  # tokens per forward pass
-MIN_DOCUMENTS = 20  # with fewer documents, intervals are over blocks of BLOCK_BYTES of the text
-BLOCK_BYTES = 1024
+BLOCK_BYTES = 1024  # of the blocks over which intervals are, if there are fewer than MIN_DOCUMENTS
 
 
 class Stream(NamedTuple):
@@ -108,18 +107,19 @@ def measure_text(
     counted = np.concatenate([np.concatenate([[False], stream.counted[1:]]) for stream in streams])
     documents = np.concatenate([stream.document for stream in streams])
     sizes = token_sizes(tokenizer)[np.concatenate([stream.ids for stream in streams])]
-    unit = "documents"
-    if len(np.unique(documents[counted])) < MIN_DOCUMENTS:
+    n_documents, unit, parts_of = len(np.unique(documents[counted])), "documents", None
+    if n_documents < MIN_DOCUMENTS:
+        parts_of = n_documents
         # Blocks include skipped bytes, so that they are the same for models with different vocabularies.
         skipped = np.concatenate([stream.skipped for stream in streams])
         documents, unit = np.cumsum(sizes + skipped) // BLOCK_BYTES, f"blocks of {BLOCK_BYTES:,} bytes"
     _, group = np.unique(documents[counted], return_inverse=True)
     # (n,) each, over documents
     total_nats, n_tokens, n_bytes = (np.bincount(group, column[counted]) for column in (nats, counted, sizes))
-    loss = Measure(name, LOSS, unit, total_nats, n_tokens)
+    loss = Measure(name, LOSS, unit, total_nats, n_tokens, parts_of=parts_of)
     measures = [loss, replace(loss, name="perplexity", transform=math.exp)]
     if n_bytes.any():
-        measures.append(Measure(name, "bits per byte", unit, total_nats / math.log(2), n_bytes))
+        measures.append(replace(loss, name="bits per byte", values=total_nats / math.log(2), weights=n_bytes))
     return measures
 
 
@@ -164,7 +164,8 @@ def measure_positions(
     A model with learned positions predicts only the first block_size positions. Raises UserError if the text has fewer
     than 2 windows.
     """
-    ids, counted = (cut_windows([getattr(s, field) for s in streams], context + 1) for field in ("ids", "counted"))
+    fields = ("ids", "counted", "document")
+    ids, counted, document = (cut_windows([getattr(s, field) for s in streams], context + 1) for field in fields)
     if len(ids) < 2:
         n = sum(len(stream.ids) for stream in streams)
         raise UserError(
@@ -184,7 +185,7 @@ def measure_positions(
     progress.close()
     counted = counted[:, 1:]
     nats = np.where(counted[:, :T], losses, 0.0)
-    return PositionLoss(name, hashlib.sha256(ids.tobytes()).hexdigest(), block_size, nats, counted)
+    return PositionLoss(name, hashlib.sha256(ids.tobytes()).hexdigest(), block_size, nats, counted, document[:, 0])
 
 
 def cut_windows(columns: list[np.ndarray], size: int) -> np.ndarray:

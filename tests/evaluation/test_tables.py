@@ -22,6 +22,18 @@ def test_a_row_has_a_value_its_interval_and_its_samples():
     )
 
 
+def test_documents_of_very_different_lengths_have_a_warning():
+    """Two models were measured on the same text, so it is one line."""
+    weights = [1.0] * 19 + [40.0]
+    models = [Evaluation(run, [measure_of(weights, weights)], {"text": Coverage()}) for run in "ab"]
+    lines = format_results(models, collect_results(models)).splitlines()
+    assert lines[2].endswith("| 20 documents (like 2.2) |") and len(lines) == 5
+    assert lines[4].startswith("text: its 20 documents differ much in length and count as 2.2 of equal length")
+    assert "evaluation.md#intervals" in lines[4]
+    similar = [Evaluation("a", [measure_of([1.0] * 20, [1.0] * 19 + [4.0])], {"text": Coverage()})]
+    assert format_results(similar, collect_results(similar)).splitlines()[2].endswith("| 20 documents |")
+
+
 def test_left_out_characters_are_listed():
     coverage = Coverage(200, Counter({"é": 3, "x": 1}))
     (line,) = left_out_lines(Evaluation("a", [], {"text": coverage, "all": Coverage(10)}))
@@ -34,7 +46,7 @@ def test_left_out_characters_are_listed():
 
 
 def losses_of(windows: str, nats: list[list[float]], context: int = 2) -> PositionLoss:
-    return PositionLoss("text", windows, 8, np.array(nats), np.ones((len(nats), context), bool))
+    return PositionLoss("text", windows, 8, np.array(nats), np.ones((len(nats), context), bool), np.arange(len(nats)))
 
 
 def test_models_on_the_same_windows_are_columns_of_one_table():
@@ -57,6 +69,10 @@ def test_models_on_the_same_windows_are_columns_of_one_table():
         "| ---------------------- | ---------------- |",
         "| block_size in training | 8                |",
         "| 1 to 2                 | 1.0000 ± unknown |",
+        "text has 2 documents, so its intervals are over windows: they describe other text of the same documents, "
+        "and other documents may differ more",
+        "text has 1 document, so its intervals are over windows: they describe other text of the same document, "
+        "and other documents may differ more",
     ]
     assert [curve["losses"] for curve in results["curves"]] == [[1, 2], [1.5, None], [1, 1]]
 

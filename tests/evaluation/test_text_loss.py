@@ -24,7 +24,7 @@ from folio.evaluation.text_loss import (
 )
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT
-from tests.support.evaluations import compare_models, model_of, nats_of
+from tests.support.evaluations import compare_models, half_width_of, model_of, nats_of
 from tests.support.tiny_tokenizers import bpe
 from tools.bench.baselines import transformers_model
 
@@ -144,6 +144,36 @@ def test_left_out_characters_do_not_shift_blocks(runtime, tmp_path):
 # --- losses by position -----------------------------------------------------------------------------------------------
 
 
+def test_few_documents_are_divided_into_blocks(runtime):
+    """12 documents were divided into blocks, as if they were one document."""
+    tokenizer, rng = ByteTokenizer(), np.random.default_rng(0)
+    for n, unit, parts_of in ((1, "blocks of 1,024 bytes", 1), (4, "blocks of 1,024 bytes", 4), (5, "documents", None)):
+        shards = [Shard(np.append(rng.integers(256, size=1500), tokenizer.eot)) for _ in range(n)]
+        streams = shard_streams(shards, tokenizer)
+        loss = measure_text(model_of(257, std=0), tokenizer, runtime, "text", streams, stride=8)[0]
+        losses = measure_positions(model_of(257, position="alibi"), runtime, "text", streams, 100)
+        windows = losses.measures[0]
+        assert (loss.unit, loss.parts_of, windows.parts_of) == (unit, parts_of, parts_of)
+        assert windows.unit == ("documents" if n == 5 else "windows")
+        assert len(windows.values) == (5 if n == 5 else 14 * n)
+        assert (windows.warning() is None) == (loss.warning() is None) == (n == 5)
+
+
+def test_windows_of_a_document_are_one_sample(runtime):
+    """The windows of a document are alike, so intervals over windows were too narrow."""
+    model = model_of(20, position="alibi")
+    documents = [np.random.default_rng(k).integers(20, size=71) for k in range(5)]
+    once, twice = ([np.tile(ids, times) for ids in documents] for times in (1, 2))
+    streams = [
+        [stream_of(ids)._replace(document=np.full(len(ids), k)) for k, ids in enumerate(texts)]
+        for texts in (once, twice)
+    ]
+    first, second = (measure_positions(model, runtime, "text", each, 70).rows() for each in streams)
+    for row, copies in zip(first, second, strict=True):
+        assert row["n"] == copies["n"] == 5 and row["over"] == "documents"
+        assert (copies["low"], copies["high"]) == pytest.approx((row["low"], row["high"]), abs=1e-5)
+
+
 def stream_of(ids: np.ndarray, counted: np.ndarray | None = None) -> Stream:
     zeros = np.zeros(len(ids), np.int64)
     return Stream(ids, np.ones(len(ids), bool) if counted is None else counted, zeros, zeros)
@@ -202,8 +232,7 @@ def test_losses_by_position_leave_out_masked_tokens(runtime, seed):
         weights = windows[samples, 1:][:, positions]
         totals, n_tokens = (weights * expected[samples, positions]).sum(axis=1), weights.sum(axis=1)
         mean, n = totals.sum() / n_tokens.sum(), len(samples)
-        standard_error = math.sqrt(((totals - mean * n_tokens) ** 2).sum() / (n * (n - 1))) / n_tokens.mean()
-        half_width = stats.t(n - 1).ppf(0.975) * standard_error
+        half_width = half_width_of(totals, n_tokens)
         assert row["n"] == n and row["value"] == pytest.approx(mean, abs=1e-4)
         assert (row["high"] - row["low"]) / 2 == pytest.approx(half_width, abs=1e-4)
     counted[:] = False

@@ -34,6 +34,19 @@ def measure_of(values: list[float], weights: list[float] | None = None, **settin
     return Measure("text", "bits per byte", "documents", values, weights, **settings)
 
 
+def half_width_of(values: np.ndarray, weights: np.ndarray) -> float:
+    """Half the width of the interval of a ratio, by the matrices of Bell and McCaffrey 2002. values, weights: (n,)."""
+    from scipy import stats
+
+    n, shares = len(values), weights / weights.sum()
+    residuals_of = np.eye(n) - shares  # (n, n); times the documents' means, the residuals
+    scale = np.diag(shares**2 / (residuals_of @ residuals_of.T).diagonal())
+    form = residuals_of.T @ scale @ residuals_of  # the variance as a quadratic form of the means
+    means = values / weights
+    degrees_of_freedom = np.trace(form) ** 2 / np.trace(form @ form)
+    return float(stats.t(degrees_of_freedom).ppf(0.975) * np.sqrt(means @ form @ means))
+
+
 def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
     """The comparison of two checkpoints a and b, given what was measured of each."""
     sides = [[Evaluation("a", first, {"text": Coverage()})], [Evaluation("b", second, {"text": Coverage()})]]

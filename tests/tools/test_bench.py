@@ -28,8 +28,9 @@ from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe
 from tests.support.viewed_models import save_random_run
 from tests.support.waiting import in_thread
-from tools.bench import baselines, preparation, sampling, serving, sweeps, training, training_peers
+from tools.bench import baselines, intervals, preparation, sampling, serving, sweeps, training, training_peers
 from tools.bench.baselines import BaselineConfig
+from tools.bench.intervals import IntervalBenchConfig
 from tools.bench.preparation import DataBenchConfig
 from tools.bench.sampling import SampleBenchConfig
 from tools.bench.serving import Answer, ServeBenchConfig
@@ -437,3 +438,25 @@ def test_false_and_true_differences_of_a_sweep_are_counted(tmp_path, capsys):
         (tmp_path / "results.json").write_text(content)
         with pytest.raises(UserError, match=r"results\.json is damaged"):
             sweeps.main(SweepBenchConfig(sweep=(str(tmp_path),)))
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def test_the_simulation_of_intervals_draws_the_texts_it_describes():
+    rng = np.random.default_rng(0)
+    texts = [intervals.simulate(rng, 500, 0.5, 0.3, 0.5) for _ in range(40)]
+    tokens, nats = (np.concatenate([getattr(text, field) for text in texts]) for field in ("tokens", "nats"))
+    assert np.median(tokens) == pytest.approx(1000, rel=0.03)
+    assert np.log(tokens).std() == pytest.approx(0.5, rel=0.03)
+    assert np.corrcoef(np.log(tokens), nats / tokens)[0, 1] == pytest.approx(0.5, abs=0.04)
+    assert nats.sum() / tokens.sum() == pytest.approx(intervals.true_loss(0.5, 0.3, 0.5), abs=0.02)
+    assert all(text.block_tokens.sum() == text.tokens.sum() for text in texts)
+    assert all(text.block_nats.sum() == pytest.approx(text.nats.sum()) for text in texts)
+
+
+def test_the_table_of_intervals(monkeypatch, capsys):
+    monkeypatch.setattr(intervals, "DOCUMENTS", (2, 12))
+    intervals.main(IntervalBenchConfig(texts=5))
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.startswith("| sigma | rho | documents | used | n - 1 |") and len(rows) == 2 * (4 + 3 + 3)
