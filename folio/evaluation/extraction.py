@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.base.progress import progress_bar
 from folio.data.shards import Dataset, Shard
 from folio.decoding.language_model import GenerationConfig, LanguageModel
@@ -24,6 +25,7 @@ BATCH_TOKENS = 4096  # per forward pass
 N_LONGEST_SPANS = 10  # number of spans to show
 PREFIX_TOKENS = 50  # prompt length, and length of the expected completion, as in Carlini et al. 2022
 MAX_PASSAGES = 1000  # per row of OCCURRENCES
+RARE = 0.01  # share of held-out tokens in spans of a length; shorter spans are common phrases
 OCCURRENCES = ((1, 1), (2, 9), (10, 99), (100, None))  # minimum and maximum number in the training data
 
 
@@ -245,6 +247,7 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
     held_out = {row["span"]: row for row in facts["spans"] if row["of"] == "held-out text"}
     size = facts["max_new_tokens"]
     lines = [
+        summarize(facts["run"], generated, held_out, facts["passages"]),
         f"{facts['run']}: {facts['samples']:,} samples of up to {size:,} tokens, with temperature "
         f"{facts['temperature']:g} and seed {facts['seed']}. Searched: the {searched}.",
         f"Random text of {size:,} tokens is unlikely to share a span of more than {facts['chance']} tokens with them.",
@@ -282,6 +285,39 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
         times = describe_occurrences(*row["occurrences"])
         lines.append(f"| {times} | {row['n']:,} | {format_share(row)} | {mean['value']:.1f}{interval} |")
     return "\n".join(lines)
+
+
+def summarize(
+    run: str,
+    generated: dict[int, dict[str, Any]],
+    held_out: dict[int, dict[str, Any]],
+    passages: Sequence[dict[str, Any]],
+) -> str:
+    """Summarize in one sentence how much a model copies, compared with validation text.
+
+    generated, held_out: the rows of span_rows by length. passages: prefix_rows. Validation text shares common phrases
+    with the training data, too, so the sentence is about spans of a length that is rare there.
+    """
+    length = next((n for n, row in held_out.items() if row["value"] < RARE), max(held_out))
+    samples, validation = generated[length], held_out[length]
+    verdict = "may copy more than"  # the intervals overlap, or are unknown
+    if samples["value"] <= validation["value"]:
+        verdict = "does not copy more than"
+    elif None not in (samples["low"], validation["high"]) and samples["low"] > validation["high"]:
+        verdict = "copies more than"
+    sentence = (
+        f"{run} {verdict} text that it was not trained on: {samples['value']:.2%} of the tokens of its samples are in "
+        f"spans of {length} or more tokens of the training data, and {validation['value']:.2%} of the validation text's"
+    )
+    counts = [
+        (round(sum(row["value"] * row["n"] for row in rows)), sum(row["n"] for row in rows))
+        for rows in ([row for row in passages if row["of"] == of] for of in ("training data", "held-out text"))
+    ]
+    (reproduced, n), (by_chance, n_held_out) = counts
+    if n:
+        sentence += f"; it continues {reproduced:,} of {counted(n, 'training passage')} exactly"
+        sentence += f", and {by_chance:,} of {counted(n_held_out, 'validation passage')}" if n_held_out else ""
+    return f"{sentence}."
 
 
 def format_share(row: dict[str, Any]) -> str:

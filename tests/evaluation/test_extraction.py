@@ -18,6 +18,7 @@ from folio.evaluation.extraction import (
     share_row,
     span_lengths,
     span_rows,
+    summarize,
     tokens_reproduced,
     without_overlap,
 )
@@ -187,3 +188,31 @@ def test_report_when_documents_are_too_short_for_prefixes():
     facts |= dict(seed=1, chance=5, longest=[], passages=[], block_size=128, empty_samples=0, masked=False)
     facts["spans"] = [{**row, "of": "samples"}, {**row, "of": "held-out text"}]
     assert "\n\nNo document is long enough" in describe_reproduction(facts)
+
+
+def share_of(source: str, value: float, half_width: float, n: int = 1000, **fields: object) -> dict:
+    return {"of": source, "value": value, "low": value - half_width, "high": value + half_width, "n": n, **fields}
+
+
+def test_the_summary_compares_with_validation_text():
+    """The report had only tables, in which common phrases look like copied text."""
+    held_out = {16: share_of("held-out text", 0.09, 0.01), 32: share_of("held-out text", 0.005, 0.002)}
+    passages = [
+        share_of("held-out text", 0.0, 0, 800),
+        share_of("training data", 0.01, 0),
+        share_of("training data", 0.5, 0, 6),
+    ]
+    copied = {16: share_of("samples", 0.3, 0.01), 32: share_of("samples", 0.2, 0.01)}
+    assert summarize("out", copied, held_out, passages) == (
+        "out copies more than text that it was not trained on: 20.00% of the tokens of its samples are in spans of 32 "
+        "or more tokens of the training data, and 0.50% of the validation text's; it continues 13 of 1,006 training "
+        "passages exactly, and 0 of 800 validation passages."
+    )
+    phrases = {16: share_of("samples", 0.13, 0.01), 32: share_of("samples", 0.006, 0.002)}  # more, but short
+    line = summarize("out", phrases, held_out, passages[1:])
+    assert line.startswith("out may copy more than ") and line.endswith("training passages exactly.")
+    one = {n: {**row, "low": None, "high": None} for n, row in copied.items()}
+    assert summarize("out", one, held_out, []).startswith("out may copy more than ")
+    assert summarize("out", held_out, held_out, []).startswith("out does not copy more than ")
+    common = {16: share_of("held-out text", 0.5, 0.01), 32: share_of("held-out text", 0.3, 0.01)}  # repetitive text
+    assert "20.00% of the tokens of its samples are in spans of 32 or more" in summarize("out", copied, common, [])

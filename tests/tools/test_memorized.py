@@ -48,7 +48,7 @@ def memorizer(tmp_path) -> TrainConfig:
 
 
 def test_a_model_reproduces_a_frequent_passage(memorizer, tmp_path, capsys):
-    """The passage occurs 60 times; words of random letters occur once, or never."""
+    """The passage occurs 60 times; words of random letters occur once, or never. Validation has only a few pieces."""
     capsys.readouterr()
     results = tmp_path / "results.json"
     words = ["--samples=40", "--max_new_tokens=128", "--span=40", "--checkpoint=last", f"--json={results}"]
@@ -65,6 +65,7 @@ def test_a_model_reproduces_a_frequent_passage(memorizer, tmp_path, capsys):
     text = (tmp_path / "planted.txt").read_text()
     for span in facts["longest"]:
         assert text[span["offset"] :].startswith(span["text"]) and len(span["text"]) == span["tokens"]
+    assert out.startswith(f"{memorizer.out_dir} may copy more than text that it was not trained on: ")
     assert "| 40 or more | " in out and re.search(r"\| 10 to 99 \| [12] \| 100\.00 % \(.* to 100\.00\) \| 32\.0", out)
     run_tool(memorizer.out_dir, *words)  # the same samples
     assert capsys.readouterr().out == out
