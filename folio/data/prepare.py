@@ -35,7 +35,16 @@ from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, encode, it
 from folio.data.builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.data.corpus import Corpus
 from folio.data.leakage import OVERLAP, compute_signatures
-from folio.data.shards import NANOGPT_SCRIPT, Shards, data_root, dataset_name, token_dtype, write_meta
+from folio.data.shards import (
+    MIN_DOCUMENTS,
+    NANOGPT_SCRIPT,
+    Shards,
+    data_root,
+    dataset_name,
+    describe_few_documents,
+    token_dtype,
+    write_meta,
+)
 from folio.data.tokenizer import (
     EOT_TEXT,
     BPETokenizer,
@@ -586,11 +595,16 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
         lines.append(describe_large_vocabulary(tokens["train"], vocab_size))
     share = tokens["val"] / sum(tokens.values())
+    is_default_split = not job.corpus.split_rule and not job.corpus.is_one_text
+    has_few_documents = is_default_split and documents["val"] < MIN_DOCUMENTS
     if share > 3 * job.val_fraction and share > 0.05 and not job.corpus.split_rule:
+        remedy = "" if has_few_documents else ": set --split_on to divide them"
         lines.append(
             f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because there are "
-            f"only a few long documents: set --split_on to divide them, or join the files"
+            f"only a few long documents{remedy}"
         )
+    if has_few_documents:
+        lines.append(describe_few_documents(documents["val"], tokens["val"]))
     if duplicates["left_out"]:
         lines.append(f"{counted(duplicates['left_out'], 'duplicate was', 'duplicates were')} left out")
     if duplicates["repeated"]:

@@ -29,6 +29,7 @@ import numpy as np
 from folio import UserError
 from folio.base import pickles
 from folio.base.files import check_regular, read_json, sha256, short_repr, shorten, sync, write_json
+from folio.base.number_format import counted
 from folio.base.settings import ROOT
 from folio.data import tokenizer as tokenizers
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
@@ -38,6 +39,8 @@ SPLITS = ("train", "val")
 Shards = dict[str, list[dict[str, Any]]]  # split -> its entries in meta.json
 NANOGPT_SCRIPT = "prepare.py"  # nanoGPT's script in a data set's folder, kept when the data set is replaced
 VERIFY_BYTES = 1 << 26  # the sha256 of data sets of up to 64 MiB is verified on opening (under 0.1 s)
+MIN_DOCUMENTS = 5  # fewer documents represent themselves rather than text of their kind
+COUNTED_AT_ONCE = 1 << 20  # tokens
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32
 
 PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: plain prompts
@@ -238,6 +241,27 @@ class Dataset:
     def load_tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the data set. GPT-2's is downloaded if the folder has none."""
         return self.tokenizer or tokenizers.gpt2_tokenizer()
+
+
+def count_documents(shards: list[Shard], eot: int | None) -> int:
+    """Count end-of-text tokens, up to MIN_DOCUMENTS. 0: the text is not divided into documents."""
+    count = 0
+    for shard in shards if eot is not None else []:
+        for begin in range(0, len(shard), COUNTED_AT_ONCE):
+            count += int((shard.ids[begin : begin + COUNTED_AT_ONCE] == eot).sum())
+            if count >= MIN_DOCUMENTS:
+                return MIN_DOCUMENTS
+    return count
+
+
+def describe_few_documents(documents: int, tokens: int) -> str:
+    """Return a warning about a validation set of fewer than MIN_DOCUMENTS documents."""
+    return (
+        f"the validation set is only {counted(documents, 'document')}, {counted(tokens, 'token')}, which may be harder "
+        f"or easier than the training text: a validation loss above the training loss need not be overfitting, but the "
+        f"losses of runs on this data can be compared; to validate on more documents, or parts of them, prepare the "
+        f"text with a larger --val_fraction or with --split_on, and --overwrite"
+    )
 
 
 def data_root(data_dir: str | None) -> Path:

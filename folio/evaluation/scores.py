@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from folio.base.number_format import counted
-from folio.data.shards import Dataset
+from folio.data.shards import MIN_DOCUMENTS, Dataset
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import Tokenizer
 from folio.evaluation.intervals import effective_number, estimate_ratio, ratio_influence, share_interval
 
 LOSS = "loss, nats per token"
-MIN_DOCUMENTS = 5  # with fewer documents, the samples of an interval are parts of them: blocks or windows
 MIN_EFFECTIVE = 0.5  # share of the samples; with a smaller effective number, the table shows it, and a line warns
 MIN_RANGE = 16  # minimum number of positions in the first range of halvings
 
@@ -116,8 +115,8 @@ class PositionLoss:
     def measures(self) -> list[Measure | None]:
         """Return a measure per range of positions. It is None if the model lacks a position or all are masked.
 
-        Its samples are the documents, because windows of the same document are not independent; with few documents,
-        they are the windows.
+        Its samples are the documents, because windows of the same document are not independent; with fewer than
+        MIN_DOCUMENTS, they are the windows.
         """
         documents, group = np.unique(self.document, return_inverse=True)
         unit, parts_of = "documents", None

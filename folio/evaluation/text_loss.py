@@ -18,10 +18,10 @@ from folio import UserError
 from folio.base.progress import progress_bar
 from folio.data.blocks import DocumentPart
 from folio.data.corpus import Corpus
-from folio.data.shards import Shard
+from folio.data.shards import MIN_DOCUMENTS, Shard
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import divide
-from folio.evaluation.scores import LOSS, MIN_DOCUMENTS, Measure, PositionLoss
+from folio.evaluation.scores import LOSS, Measure, PositionLoss
 from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
 from model import GPT

@@ -6,6 +6,7 @@ from typing import Any
 
 from folio.base.number_format import counted
 from folio.base.settings import COMMAND_LINE
+from folio.data.shards import MIN_DOCUMENTS, count_documents, describe_few_documents
 from folio.data.tokenizer import describe_large_vocabulary, vocabulary_is_large
 from folio.data.windows import Mixture
 from folio.machine import distributed
@@ -26,6 +27,10 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
                 f"{name} will be repeated for {epochs:,.0f} epochs: after about {MAX_EPOCHS}, repetition no longer "
                 f"lowers the loss (Muennighoff et al. 2023), and the model memorizes; use more text or fewer steps"
             )
+    for dataset, _ in data.datasets:
+        documents = count_documents(dataset.val, data.tokenizer.eot)
+        if 0 < documents < MIN_DOCUMENTS:
+            lines.append(f"{dataset.folder.name}: {describe_few_documents(documents, sum(map(len, dataset.val)))}")
     tokens, is_bpe = data.training_tokens, data.tokenizer.kind in ("gpt2", "bpe")
     if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
         lines.append(describe_large_vocabulary(tokens, data.vocab_size))

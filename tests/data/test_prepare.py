@@ -23,7 +23,7 @@ from folio.data import tokenizer
 from folio.data.blocks import document_hash
 from folio.data.corpus import Corpus, SizeLimits, find_sources
 from folio.data.prepare import PrepareConfig, name_from, prepare
-from folio.data.shards import open_dataset
+from folio.data.shards import MIN_DOCUMENTS, open_dataset
 from folio.data.windows import parse_mixture
 from folio.machine import compiled
 from prepare.text import TextConfig
@@ -267,9 +267,28 @@ def test_a_large_document_in_the_validation_split_is_reported(tmp_path, capsys):
     sources = find_sources([str(tmp_path / f"{name}.txt") for name in "abc"])
     report = read_json(prepare(config(tmp_path, val_fraction=None), Corpus(sources), "three") / "report.json")
     share = report["tokens"]["val"] / sum(report["tokens"].values())
-    assert f"validation has {share:.0%} of the tokens, more than val_fraction=0.01, because" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"validation has {share:.0%} of the tokens, more than val_fraction=0.01, because" in out
+    assert out.count("--split_on") == 1
     prepare(config(tmp_path, val_fraction=None), Corpus(sources, split_on="\n"), "lines")
-    assert "validation has" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "validation has" not in out and "the validation set is only" not in out
+
+
+def test_a_validation_set_of_one_document_is_reported(tmp_path, capsys):
+    """One of 13 files was for validation; its loss of 1.76 beside 0.85 in training looked like overfitting."""
+    for number in range(13):
+        (tmp_path / f"{number}.txt").write_text(f"file {number}\n" * 50)
+    sources = find_sources([str(tmp_path / f"{number}.txt") for number in range(13)])
+    report = read_json(prepare(config(tmp_path, val_fraction=0.05), Corpus(sources), "files") / "report.json")
+    documents, tokens = report["documents"]["val"], report["tokens"]["val"]
+    assert documents < MIN_DOCUMENTS
+    out = capsys.readouterr().out
+    assert f"the validation set is only {documents} document" in out and f", {tokens:,} tokens, which" in out
+    assert "a larger --val_fraction or with --split_on" in out
+    one = Corpus(find_sources([str(tmp_path / "0.txt")]))
+    prepare(config(tmp_path, val_fraction=None), one, "one")  # the tail of the text that is trained on
+    assert "the validation set is only" not in capsys.readouterr().out
 
 
 def test_the_suggested_vocabulary_is_not_too_large(tmp_path, capsys, seed):

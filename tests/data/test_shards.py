@@ -10,7 +10,7 @@ import pytest
 
 from folio.base.files import read_json, write_json
 from folio.data import shards as shards_module
-from folio.data.shards import DatasetError, ShardWriter, open_dataset
+from folio.data.shards import DatasetError, Shard, ShardWriter, count_documents, open_dataset
 from folio.data.tokenizer import CharTokenizer
 from prepare import text as prepare_text
 from tests.support.disk import assert_durable, record_disk
@@ -334,3 +334,9 @@ except UserError as error:
         words = [sys.executable, "-c", program, str(tmp_path / "many"), hard]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
         assert expected in done.stdout, done.stderr
+
+
+def test_documents_are_counted_up_to_a_few():
+    shards = [Shard(np.array([1, 2, 9, 3, 9])), Shard(np.array([9])), Shard(np.array([4, 5]))]
+    assert count_documents(shards, 9) == 3 and count_documents(shards, None) == count_documents(shards, 7) == 0
+    assert count_documents([Shard(np.full(100, 9)), *shards], 9) == 5

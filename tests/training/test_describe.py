@@ -30,6 +30,22 @@ def test_overfitting_is_reported(tiny, monkeypatch, capsys):
     assert "sample from the model at step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
 
 
+def test_a_validation_set_of_one_document_is_reported(tiny, tmp_path, capsys):
+    """One of several files was for validation; its loss of 1.76 beside 0.85 in training looked like overfitting."""
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(f"file {number}\n" * 100, encoding="utf-8")
+    inputs = tuple(str(tmp_path / f"{number}.txt") for number in range(6))
+    cfg = prepare_text.TextConfig(inputs=inputs, name="files", data_dir=str(tmp_path), tokenizer="byte")
+    prepare_text.main(cfg)
+    capsys.readouterr()
+    train(tiny(dataset="files", data_dir=str(tmp_path), max_iters=1, warmup_iters=0))
+    out = capsys.readouterr().out
+    assert out.count("the validation set is only") == 1
+    assert "files: the validation set is only 1 document, 701 tokens, which" in out
+    train(tiny(max_iters=1, warmup_iters=0, out_dir=str(tmp_path / "verse")))  # the tail of one text
+    assert "the validation set is only" not in capsys.readouterr().out
+
+
 def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
     """A run with a learning rate of 3 was reported to overfit, with more text as the remedy."""
     out = run_with_losses(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 3.73])
