@@ -55,7 +55,7 @@ from folio.training.describe import (
 )
 from folio.training.loader import BatchLoader
 from folio.training.loggers import require_packages
-from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, update
+from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, LearningRates, update
 from folio.training.planning.auto_size import choose_size
 from folio.training.rules import scaled_counts, setting_problems
 from folio.training.run_log import add_lost_sample
@@ -199,7 +199,15 @@ class TrainConfig(Settings):
         """The schedule of learning rates and evaluations. part: PartRecord of the run, or empty."""
         lr_schedule = self.lr_schedule if self.decay_lr else "constant"
         decisions = part.get("decisions") if self.minutes else None
-        return Schedule(counts, lr_schedule, self.learning_rate, self.min_lr, decisions, part.get("lr_factor", 1.0))
+        return Schedule(
+            counts,
+            lr_schedule,
+            self.learning_rate,
+            self.min_lr,
+            decisions,
+            part.get("lr_factor", 1.0),
+            self.muon_learning_rate if self.optimizer == "muon" else 0.0,
+        )
 
 
 class Result(NamedTuple):
@@ -283,7 +291,7 @@ def train(user_cfg: TrainConfig) -> Result:
                 losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size) if session.evaluates_first else {}
                 session.log_start(losses)
             while not session.finished:
-                train_step(state, loss_fn, loader, schedule.learning_rate_at(state.step), cfg.grad_clip, cfg.seed)
+                train_step(state, loss_fn, loader, schedule.learning_rates_at(state.step), cfg.grad_clip, cfg.seed)
                 due, losses = session.end_step(), {}
                 if due.evaluate:
                     losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
@@ -317,7 +325,7 @@ def make_result(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Resu
 
 
 def train_step(
-    state: TrainState, loss_fn: LossFunction, loader: BatchLoader, learning_rate: float, grad_clip: float, seed: int
+    state: TrainState, loss_fn: LossFunction, loader: BatchLoader, rates: LearningRates, grad_clip: float, seed: int
 ) -> None:
     """Forward, backward, clip and update. A bad step only advances the counters (see folio/training/guard.py)."""
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
@@ -335,7 +343,7 @@ def train_step(
     grad_norm = clip_grad_norm(model.parameters(), grad_clip or math.inf, loader.runtime)
     loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
     skip = state.guard.judge(loss, distributed.full_tensor(grad_norm), loss_scale)  # 1.0 or 0.0, on the device
-    update(optimizer, learning_rate, state.step, skip, loader.runtime.skips_on_device)
+    update(optimizer, rates, state.step, skip, loader.runtime.skips_on_device)
     scaler.update()
     state.step += 1
     state.next_sequence += loader.sequences

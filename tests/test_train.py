@@ -31,7 +31,7 @@ from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
 from folio.training.guard import StepGuard
-from folio.training.optim import make_optimizer
+from folio.training.optim import LearningRates, make_optimizer, muon_matrices
 from folio.training.session import Due, Session, TrainingError
 from folio.training.state import TrainState
 from model import GPT, POSITIONS, GPTConfig
@@ -131,6 +131,19 @@ def test_a_resumed_run_is_bitwise_identical(tiny, tmp_path, optimizer):
     a, b = checkpoint.load(Path(uninterrupted.out_dir)), checkpoint.load(Path(resumed.out_dir))
     assert same_tensors(a.model, b.model)
     assert same_tensors(a.optimizer(), b.optimizer())
+
+
+@pytest.mark.parametrize("frozen", ["learning_rate", "muon_learning_rate"])
+def test_a_learning_rate_of_0_freezes_only_the_parameters_of_its_optimizer(tiny, frozen):
+    """With Muon, --learning_rate=0 froze the whole model, though the output said that matrices have their own rate."""
+    train(tiny(optimizer="muon", max_iters=2, **{frozen: 0.0}))
+    model = checkpoint.load(Path(tiny().out_dir)).build()
+    initial = GPT(model.config, tiny().seed)
+    unchanged = {name for name, p in initial.named_parameters() if torch.equal(p, model.get_parameter(name))}
+    matrices = muon_matrices(initial).keys()
+    others = {name for name, _ in initial.named_parameters()} - matrices
+    assert unchanged == (others if frozen == "learning_rate" else matrices)
+    assert (read_metrics(tiny().out_dir)[-1]["lr"] == 0) == (frozen == "learning_rate")
 
 
 def test_a_run_with_workers_is_repeated_and_resumed_bitwise(tiny, tmp_path, capsys, set_threads):
@@ -476,7 +489,7 @@ def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, i
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     guard = StepGuard(half.device, None, None)
-    updates = make_optimizer(model, optimizer, 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02)
+    updates = make_optimizer(model, optimizer, 1e-2, (0.9, 0.95), 0.1)
     state, loss_fn = TrainState(model, model, updates, scaler, guard), compile_loss(model, half)
 
     def bad_loss(x, y):
@@ -487,7 +500,7 @@ def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, i
 
     scales, tensors = [], []
     for function in (loss_fn, loss_fn, loss_fn, bad_loss, loss_fn, loss_fn):
-        train_script.train_step(state, function, loader, 1e-2, 1.0, seed)
+        train_script.train_step(state, function, loader, LearningRates(1e-2, 0.02), 1.0, seed)
         scales.append(scaler.get_scale())
         weights, moments = state.tensors(keep=True, copy=True)
         tensors.append(weights | moments)

@@ -95,7 +95,8 @@ class Training(NamedTuple):
         return self.schedule.learning_rate_at(self.state.step)
 
     def train_step(self) -> None:
-        train_step(self.state, self.loss_fn, self.loader, self.learning_rate, self.cfg.grad_clip, self.cfg.seed)
+        rates = self.schedule.learning_rates_at(self.state.step)
+        train_step(self.state, self.loss_fn, self.loader, rates, self.cfg.grad_clip, self.cfg.seed)
 
     def read_steps(self) -> list[JudgedStep]:
         """Return the guard's results for the steps since the last call."""

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,37 +13,40 @@ from folio.machine.distributed import SINGLE_PROCESS, Group, distribute_like, ga
 from folio.machine.kernels import pad_rows
 
 
+class LearningRates(NamedTuple):
+    """The learning rates of a step."""
+
+    learning_rate: float
+    muon_learning_rate: float  # of Muon's matrices
+
+
 def make_optimizer(
     model: nn.Module,
     kind: str,
     learning_rate: float,
     betas: tuple[float, float],
     weight_decay: float,
-    muon_learning_rate: float = 0.0,
     dtype: torch.dtype = torch.float32,
     group: Group = SINGLE_PROCESS,
     workers: int = 1,
 ) -> torch.optim.Optimizer:
     """Build an optimizer with BUILDERS[kind]; "muon" is Muon for the blocks' matrices and AdamW for the rest.
 
-    Weight decay applies to parameters of two or more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. The
-    learning rate of a parameter group is the schedule's times its "lr_scale". dtype: dtype of Muon's matmuls. group,
-    workers: the processes or the threads that share Muon's work.
+    Weight decay applies to parameters of two or more dimensions, not to biases and norms, as in GPT-3 and nanoGPT.
+    learning_rate: until the first `update`. dtype: dtype of Muon's matmuls. group, workers: the processes or the
+    threads that share Muon's work.
     """
     matrices = muon_matrices(model) if kind == "muon" else {}
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
-        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     for name, p in matrices.items():
         by_shape.setdefault(muon_shape(name, p), []).append(p)
-    scale = muon_learning_rate / learning_rate if learning_rate else 0.0
     for shape, params in by_shape.items():
-        groups.append(
-            {"params": params, "weight_decay": weight_decay, "lr_scale": scale, "shape": shape, "dtype": dtype}
-        )
+        groups.append({"params": params, "weight_decay": weight_decay, "shape": shape, "dtype": dtype})
     fused = rest[0].device.type in ("cpu", "cuda")  # fused kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     if kind == "muon":
@@ -62,7 +65,7 @@ def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: di
 
 
 def update(
-    optimizer: torch.optim.Optimizer, learning_rate: float, step: int, skip: Tensor, skips_on_device: bool
+    optimizer: torch.optim.Optimizer, rates: LearningRates, step: int, skip: Tensor, skips_on_device: bool
 ) -> None:
     """Update the weights and clear the gradients.
 
@@ -70,9 +73,10 @@ def update(
     0.0. skips_on_device: whether the optimizer's kernels read `skip`; otherwise this waits for the device.
     """
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["lr_scale"]
         if "shape" in group:  # a group of Muon ("momentum" is also a key of torch's SGD and RMSprop)
-            group["momentum"] = muon_momentum_at(step)
+            group["lr"], group["momentum"] = rates.muon_learning_rate, muon_momentum_at(step)
+        else:
+            group["lr"] = rates.learning_rate
     if skips_on_device:
         optimizer.found_inf = skip  # the fused step changes nothing if this is 1
         optimizer.step()

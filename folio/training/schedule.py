@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 
 from folio.base.settings import COMMAND_LINE
-from folio.training.optim import lr_at
+from folio.training.optim import LearningRates, lr_at
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,12 @@ class Schedule:
         min_lr: float | None = None,
         decisions: list[tuple[int, int]] | None = None,
         lr_factor: float = 1.0,
+        muon_learning_rate: float = 0.0,
     ):
-        self.counts, self.lr_schedule, self.learning_rate = counts, lr_schedule, learning_rate
-        self.min_lr = learning_rate / 10 if min_lr is None else min_lr
-        self.lr_factor = lr_factor
+        self.counts, self.lr_schedule, self.lr_factor = counts, lr_schedule, lr_factor
+        self.learning_rate, self.muon_learning_rate = learning_rate, muon_learning_rate
+        self.peak = learning_rate or muon_learning_rate or 1.0  # of the schedule that both rates follow
+        self.min_lr = self.peak / 10 if min_lr is None else min_lr
         self.decisions = [tuple(decision) for decision in decisions or [(0, counts.max_iters)]]
 
     @property
@@ -113,18 +115,23 @@ class Schedule:
         return recipe_step
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of step 0, 1, 2, ..."""
+        """The learning rate of step 0, 1, 2, ..., without Muon's."""
+        return self.learning_rates_at(step).learning_rate
+
+    def learning_rates_at(self, step: int) -> LearningRates:
+        """The learning rates of step 0, 1, 2, ..., which are in the same proportion at each step."""
         lr_decay_iters = self.counts.lr_decay_iters or self.counts.max_iters
         wsd_decay_iters = self.counts.wsd_decay_iters
-        return self.lr_factor * lr_at(
+        rate = self.lr_factor * lr_at(
             self.recipe_step(step),
             schedule=self.lr_schedule,
-            learning_rate=self.learning_rate,
+            learning_rate=self.peak,
             min_lr=self.min_lr,
             warmup_iters=self.counts.warmup_steps,
             lr_decay_iters=lr_decay_iters,
             wsd_decay_iters=lr_decay_iters // 5 if wsd_decay_iters is None else wsd_decay_iters,
         )
+        return LearningRates(rate * (self.learning_rate / self.peak), rate * (self.muon_learning_rate / self.peak))
 
     def evaluates(self, step: int) -> bool:
         """Whether the run evaluates after `step`: every eval_steps steps of the recipe, and at the end."""

@@ -25,7 +25,7 @@ from folio.machine.kernels import adapt, compile_loss, dropout_contexts, pad_row
 from folio.machine.runtime import Length, Runtime, resolve_runtime
 from folio.training.guard import StepGuard
 from folio.training.loader import BatchLoader, resident_bytes
-from folio.training.optim import make_optimizer
+from folio.training.optim import LearningRates, make_optimizer
 from folio.training.planning import forecast
 from folio.training.planning.budget import Budget, affordable_tokens, evaluation_seconds, with_time_budget
 from folio.training.schedule import StepCounts
@@ -34,7 +34,7 @@ from folio.training.state import TrainState
 from model import GPT, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # inputs and targets, (B, T) each -> mean loss
-TrainStep = Callable[[TrainState, LossFunction, BatchLoader, float, float, int], None]  # train.py's
+TrainStep = Callable[[TrainState, LossFunction, BatchLoader, LearningRates, float, int], None]  # train.py's
 
 
 def open_data(cfg: Any, max_val_tokens: int | None = None) -> Mixture:
@@ -122,7 +122,6 @@ def build_optimizer(model: GPT, cfg: Any, runtime: Runtime) -> torch.optim.Optim
         cfg.learning_rate,
         (cfg.beta1, cfg.beta2),
         cfg.weight_decay,
-        cfg.muon_learning_rate,
         torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         runtime.group,
         runtime.workers,
@@ -214,7 +213,7 @@ def measure_step(
 ) -> float:
     """Measure the seconds per step: the median over 2 seconds, at least 5 steps, after 2 warmup steps.
 
-    It changes no weights: the learning rate is 0, and the optimizer a new one. On a slow machine, it takes a tenth of
+    It changes no weights: the learning rates are 0, and the optimizer a new one. On a slow machine, it takes a tenth of
     cfg.minutes, but at least one warmup step and another one.
     """
     runtime = loader.runtime
@@ -224,7 +223,7 @@ def measure_step(
     times: list[float] = []
     while runtime.group.broadcast(len(times) < 2 or (sum(times) < limit and (len(times) < 7 or sum(times[2:]) < 2))):
         step_start = time.perf_counter()
-        train_step(state, loss_fn, loader, 0.0, cfg.grad_clip, cfg.seed)
+        train_step(state, loss_fn, loader, LearningRates(0.0, 0.0), cfg.grad_clip, cfg.seed)
         guard.send()
         guard.read(state.step)  # waits for the device
         times.append(time.perf_counter() - step_start)

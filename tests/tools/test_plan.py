@@ -69,6 +69,7 @@ from folio.machine.kernels import compile_loss
 from folio.machine.runtime import resolve_runtime
 from folio.training.planning.forecast import memory_per_process
 from folio.training.guard import StepGuard
+from folio.training.optim import LearningRates
 from folio.training.setup import build_optimizer, wrap
 from folio.training.state import TrainState
 from model import GPTConfig
@@ -119,7 +120,7 @@ for kind in ("ddp", "fsdp"):
         batches = [(x, x, 1 / 16)] * 2
         loader = SimpleNamespace(runtime=runtime, count=2, sequences=32, micro_batches=lambda first: batches)
         with Sent() as sent:
-            train_step(state, compile_loss(net, runtime), loader, 1e-3, 1.0, 1)
+            train_step(state, compile_loss(net, runtime), loader, LearningRates(1e-3, 0.02), 1.0, 1)
         planned = traffic(cfg, model, 4 if dtype == "float32" else 2)
         required = memory_per_process(cfg, model, runtime.dtype, "cuda", 8)
         moments = [value for values in state.optimizer.state.values() for value in values.values() if value.dim()]

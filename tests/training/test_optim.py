@@ -184,7 +184,7 @@ def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
 
 
 def muon_for(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Muon:
-    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02, dtype=dtype)
+    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1, dtype=dtype)
 
 
 def test_muon_matches_torchs_muon_and_adamw(seed):
@@ -258,8 +258,8 @@ def test_the_momentum_of_other_optimizers_does_not_change():
     """An optimizer with a momentum that was added to BUILDERS got Muon's momentum."""
     p = torch.nn.Parameter(torch.ones(2, 2))
     p.grad = torch.ones(2, 2)
-    optimizer = torch.optim.SGD([{"params": [p], "lr_scale": 1.0}], lr=0.1, momentum=0.5)
-    optim.update(optimizer, 0.1, 0, torch.zeros(()), skips_on_device=False)
+    optimizer = torch.optim.SGD([{"params": [p]}], lr=0.1, momentum=0.5)
+    optim.update(optimizer, optim.LearningRates(0.1, 0.0), 0, torch.zeros(()), skips_on_device=False)
     assert optimizer.param_groups[0]["momentum"] == 0.5
 
 

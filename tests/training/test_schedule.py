@@ -3,6 +3,7 @@
 import pytest
 
 from folio.base import settings
+from folio.training.optim import LearningRates
 from folio.training.schedule import Schedule, StepCounts
 from train import TrainConfig
 
@@ -30,6 +31,25 @@ def test_without_a_decision_recipe_steps_equal_the_runs_steps(max_iters):
     for step in {0, 1, max_iters // 3, max_iters - 1, max_iters}:
         assert schedule.recipe_step(step) == step
     assert schedule.max_iters == max_iters and schedule.decisions == [(0, max_iters)]
+
+
+@pytest.mark.parametrize("learning_rate, min_lr", [(6e-4, 1e-4), (8e-3, 0.0), (0.3, None), (0.0, None), (0.0, 0.0)])
+def test_each_learning_rate_follows_the_schedule_from_its_own_peak(learning_rate, min_lr):
+    """Muon's rate was a multiple of learning_rate, so --learning_rate=0 trained nothing.
+
+    The multiple is exact, so that runs of older versions resume bitwise identically.
+    """
+    settings = dict(min_lr=min_lr, lr_schedule="linear", warmup_iters=10, max_iters=100)
+
+    def rates(**changes) -> list[LearningRates]:
+        cfg = TrainConfig(**{**settings, "learning_rate": learning_rate, "muon_learning_rate": 0.02, **changes})
+        return [cfg.schedule(cfg.step_counts, {}).learning_rates_at(step) for step in range(101)]
+
+    alone = rates(learning_rate=0.02, min_lr=min_lr and min_lr * 0.02 / learning_rate)
+    assert [muon for _, muon in rates(optimizer="muon")] == pytest.approx([rate for rate, _ in alone])
+    if learning_rate:
+        assert all(muon == rate * (0.02 / learning_rate) for rate, muon in rates(optimizer="muon"))
+    assert rates() == [(rate, 0) for rate, _ in rates(optimizer="muon")]
 
 
 def test_a_decision_stretches_the_rest_of_the_recipe():

@@ -17,7 +17,7 @@ from tests.support.runs import same_tensors
 def new_state(seed: int, kind: str) -> TrainState:
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16), seed)
     optimizer = make_optimizer(
-        model, kind, 1e-2, (0.9, 0.95), 0.1, 0.02, torch.float32, resolve_runtime("cpu", "float32", False).group
+        model, kind, 1e-2, (0.9, 0.95), 0.1, torch.float32, resolve_runtime("cpu", "float32", False).group
     )
     guard = StepGuard(torch.device("cpu"), None, None)
     return TrainState(model, model, optimizer, torch.amp.GradScaler("cpu", enabled=False), guard)

@@ -373,7 +373,7 @@ def make_step(
     model = GPT(config).to(runtime.device)
     pad_vocabulary(model, vocabulary_multiple)
     adapt(model, runtime)
-    rates = dict(learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=0.1, muon_learning_rate=0.02)
+    rates = dict(learning_rate=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
     optimizer = make_optimizer(model, optimizer_kind, **rates, dtype=runtime.dtype, workers=runtime.workers)
     loss_fn = make_loss(model, runtime)
     x, y = torch.randint(config.vocab_size, (2, batch_size, config.block_size), device=runtime.device)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss, pad_vocabulary
 from folio.machine.runtime import Runtime
-from folio.training.optim import make_optimizer, state_tensors, update
+from folio.training.optim import LearningRates, make_optimizer, state_tensors, update
 from model import GPT, POSITIONS, GPTConfig
 from tools.gpu.part import Part, can_compile, compiler_counters, name_of, quick_compiler, supported_dtypes
 
@@ -230,13 +230,14 @@ def check_optimizers(part: Part) -> None:
 
 def optimizer_steps(model: GPT, kind: str, dtype: torch.dtype) -> Steps:
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer, device = make_optimizer(model, kind, 1e-3, (0.9, 0.95), 0.1, 0.02, dtype), model.lm_head.weight.device
+    optimizer, device = make_optimizer(model, kind, 1e-3, (0.9, 0.95), 0.1, dtype), model.lm_head.weight.device
     generator = torch.Generator().manual_seed(3)
 
     def step(number: int, gradient_std: float, skip: float) -> None:
         for p in model.parameters():
             p.grad = (gradient_std * torch.randn(p.shape, generator=generator)).to(p)
-        update(optimizer, 1e-3, number, torch.tensor(skip, device=device), device.type in ("cpu", "cuda"))
+        skips_on_device = device.type in ("cpu", "cuda")
+        update(optimizer, LearningRates(1e-3, 0.02), number, torch.tensor(skip, device=device), skips_on_device)
 
     step(0, 0.01, skip=0.0)
     step(1, 0.01, skip=0.0)
