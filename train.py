@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -112,8 +112,10 @@ class TrainConfig(Settings):
     optimizer: Literal[OPTIMIZERS] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
     learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak learning rate
     muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak learning rate; same schedule
-    lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd, constant; from learning_rate down to min_lr
-    decay_lr: bool = True  # False: a constant rate without warmup; ignores lr_schedule
+    lr_schedule: Literal[LR_SCHEDULES] = (
+        "cosine"  # or linear, wsd: from learning_rate down to min_lr after the warmup; or constant
+    )
+    decay_lr: bool = True  # False: a constant rate without warmup, as in nanoGPT
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
     wsd_decay_iters: PositiveInt | None = None  # decay steps at the end of "wsd"; None: a fifth of lr_decay_iters
@@ -197,7 +199,9 @@ class TrainConfig(Settings):
 
     def schedule(self, counts: StepCounts, part: Mapping[str, Any]) -> Schedule:
         """The schedule of learning rates and evaluations. part: PartRecord of the run, or empty."""
-        lr_schedule = self.lr_schedule if self.decay_lr else "constant"
+        lr_schedule = self.lr_schedule
+        if not self.decay_lr:
+            lr_schedule, counts = "constant", replace(counts, warmup_iters=0)
         decisions = part.get("decisions") if self.minutes else None
         return Schedule(
             counts,

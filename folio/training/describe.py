@@ -12,6 +12,7 @@ from folio.data.windows import Mixture
 from folio.machine import distributed
 from folio.training.loader import BatchLoader
 from folio.training.planning.choice import MAX_EPOCHS
+from folio.training.rules import unused_settings
 from folio.training.schedule import Schedule
 from folio.training.start import Start
 from folio.training.state import TrainState
@@ -34,7 +35,7 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
     tokens, is_bpe = data.training_tokens, data.tokenizer.kind in ("gpt2", "bpe")
     if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
         lines.append(describe_large_vocabulary(tokens, data.vocab_size))
-    if schedule.lr_schedule != "constant" and warmup >= max_iters:
+    if warmup >= max_iters:
         lines.append(f"warmup_iters={warmup:,}: the run of {counted(max_iters, 'step')} ends before its warmup does")
     by_command = [name for name, origin in cfg.origins.items() if origin == COMMAND_LINE]
     if cfg.optimizer == "muon" and "learning_rate" in by_command and "muon_learning_rate" not in by_command:
@@ -42,6 +43,9 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
             f"learning_rate={cfg.learning_rate:g} is AdamW's, for embeddings, norms and biases; the blocks' matrices "
             f"use muon_learning_rate={cfg.muon_learning_rate:g}"
         )
+    if unused := unused_settings(cfg, schedule, loader.runtime):
+        described = [f"{name}={getattr(cfg, name)} ({reason})" for name, reason in unused.items()]
+        lines.append(f"settings without effect: {', '.join(described)}")
     step = (
         f"per step: {counted(cfg.batch_size, 'sequence')} x {counted(cfg.block_size, 'token')} x "
         f"{counted(cfg.accumulation, 'micro-batch', 'micro-batches')} = {counted(cfg.step_tokens, 'token')}"

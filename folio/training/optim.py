@@ -221,7 +221,7 @@ DECAYS: dict[str, Callable[[float], float]] = {  # factors from 1 to 0 as functi
     "linear": lambda progress: 1.0 - progress,
     "wsd": lambda progress: 1.0 - progress,  # warmup, stable, decay (Hu et al. 2024, MiniCPM): only in the last steps
 }
-LR_SCHEDULES = (*DECAYS, "constant")
+LR_SCHEDULES = (*DECAYS, "constant")  # constant: without a decay
 
 
 def lr_at(
@@ -236,15 +236,14 @@ def lr_at(
 ) -> float:
     """The learning rate of step 0, 1, 2, ...
 
-    "constant" is `learning_rate` at every step. The others increase linearly during the first `warmup_iters` steps,
-    then follow DECAYS to `min_lr` at step `lr_decay_iters`; "wsd" decays only during the last `wsd_decay_iters` of
-    these steps.
+    It increases linearly during the first `warmup_iters` steps. Then it follows DECAYS to `min_lr` at step
+    `lr_decay_iters`, or is constant. "wsd" decays only during the last `wsd_decay_iters` of these steps.
     """
-    if schedule == "constant":
-        return learning_rate
-    decay = DECAYS[schedule]
+    decay = None if schedule == "constant" else DECAYS[schedule]
     if step < warmup_iters:
         return learning_rate * (step + 1) / (warmup_iters + 1)
+    if decay is None:
+        return learning_rate
     if step >= lr_decay_iters:
         return min_lr
     begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters

@@ -9,7 +9,9 @@ from folio.base.settings import COMMAND_LINE
 from folio.base.workers import under_torchrun
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
-from folio.training.schedule import scaled_to_override
+from folio.machine.runtime import Runtime
+from folio.training.guard import MIN_STEPS
+from folio.training.schedule import STEP_COUNTS, Schedule, scaled_to_override
 from model import POSITIONS
 
 CHOSEN = (  # by size=auto
@@ -73,6 +75,39 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     if cfg.compile == "reduce-overhead" and cfg.accumulation > 1:
         problems.append(("compile", "CUDA graphs need steps of one micro-batch; use auto"))
     return problems
+
+
+def unused_settings(cfg: Any, schedule: Schedule, runtime: Runtime) -> dict[str, str]:
+    """The settings that were set but have no effect on this run because of others, each with the reason."""
+    unused: dict[str, str] = {}
+    decay = ("lr_decay_iters", "wsd_decay_iters", "min_lr")
+    if not cfg.decay_lr:
+        unused |= dict.fromkeys(("lr_schedule", "warmup_iters", *decay), "decay_lr=False")
+    elif cfg.lr_schedule == "constant":
+        unused |= dict.fromkeys(decay, "lr_schedule=constant")
+    elif cfg.lr_schedule != "wsd":
+        unused["wsd_decay_iters"] = f"lr_schedule={cfg.lr_schedule}"
+    if cfg.optimizer != "muon":
+        unused["muon_learning_rate"] = f"optimizer={cfg.optimizer}"
+    if cfg.minutes and all(getattr(cfg, name) is None for name in STEP_COUNTS if name != "max_iters"):
+        unused["max_iters"] = f"minutes={cfg.minutes:g}"
+    if None not in (cfg.embd_pdrop, cfg.attn_pdrop, cfg.resid_pdrop):
+        unused["dropout"] = "embd_pdrop, attn_pdrop and resid_pdrop are set"
+    if schedule.max_iters <= MIN_STEPS:
+        unused["skip_spikes"] = f"spikes are detected after {MIN_STEPS} steps"
+    if not cfg.wandb_log:
+        unused |= dict.fromkeys(("wandb_project", "wandb_run_name"), "wandb_log=False")
+    if cfg.parallel == "fsdp":
+        unused["sample_tokens"] = "parallel=fsdp"
+    if cfg.init_from == "resume":
+        unused["overwrite"] = "init_from=resume"
+    if not runtime.group.gloo:
+        unused["backend"] = "one process"
+    if runtime.device.type == "cpu":
+        unused["deterministic"] = "a CPU always is"
+        if runtime.group.gloo:
+            unused["backend"] = "always gloo on a CPU"
+    return {name: reason for name, reason in unused.items() if cfg.is_set(name)}
 
 
 def scaled_counts(cfg: Any, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> dict[str, int | None]:

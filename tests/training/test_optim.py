@@ -153,7 +153,7 @@ def test_values_of_each_schedule_during_its_decay():
     assert lr_at(35, schedule="cosine", **BASE) == pytest.approx(cosine_at_a_quarter)
     assert lr_at(89, schedule="wsd", **BASE) == 1.0
     assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
-    assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}
+    assert {lr_at(step, schedule="constant", **BASE) for step in range(10, 200)} == {1.0}
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
@@ -164,10 +164,10 @@ def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
         lr, warmup, end, tail = 10 ** rng.uniform(-5, 0), rng.randrange(50), rng.randrange(1, 500), rng.randrange(600)
         low, step = lr * rng.choice([0.0, 0.1, rng.random()]), rng.choice([rng.randrange(600), rng.uniform(0, 600)])
         begin = max(warmup, end - tail) if schedule == "wsd" else warmup  # of the decay
-        if schedule == "constant":
-            expected = lr
-        elif step < warmup:
+        if step < warmup:
             expected = lr * (step + 1) / (warmup + 1)
+        elif schedule == "constant":
+            expected = lr
         elif step >= end:
             expected = low
         elif step < begin:

@@ -1,12 +1,22 @@
-"""Rules across train.py's settings, and derived step counts."""
+"""Rules across train.py's settings, derived step counts, and settings without effect."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import train as train_script
+from folio import UserError
 from folio.base import settings
-from folio.base.settings import ConfigError
+from folio.base.files import sha256
+from folio.base.settings import ROOT, ConfigError
+from folio.machine.distributed import Group
+from folio.machine.runtime import resolve_runtime
+from folio.training import run_log
+from folio.training.loggers import LOGGERS
+from folio.training.optim import LR_SCHEDULES
+from folio.training.rules import unused_settings
 from model import GPTConfig
 from train import TrainConfig
 
@@ -97,3 +107,186 @@ def test_max_iters_on_the_command_line_scales_a_config_files_step_counts(tmp_pat
     assert counts("--max_iters=30", "--eval_interval=7", "--wsd_decay_iters=3") == (30, 30, 1, 7, 3)
     Path("y.py").write_text("max_iters = 40\n")
     assert counts("--max_iters=30", "y.py") == (40, 5000, 100, 250, None)  # the last argument decides
+
+
+# --- settings without effect -----------------------------------------------------------------------------------------
+
+RESUMES = dict(init_from="resume", max_iters=1)
+DIVERGES = dict(learning_rate=1e30, grad_clip=0.0, eval_interval=9, max_iters=8, max_bad_steps=2)
+CHANGES = {  # setting -> another value, and the settings of both runs
+    "out_dir": ("out2", {}),
+    "overwrite": (True, RESUMES),
+    "init_from": ("resume", {}),
+    "print_config": (True, {}),
+    "dataset": ("prose", {}),
+    "data_dir": ("elsewhere", {}),
+    "block_size": (16, {}),
+    "batch_size": (2, {}),
+    "gradient_accumulation_steps": (2, {}),
+    "total_batch_tokens": (256, {}),
+    "sampling": ("random", {}),
+    "mask_documents": (True, {}),
+    "size": ("auto", {}),
+    "n_layer": (1, {}),
+    "n_head": (1, {}),
+    "n_embd": (16, {}),
+    "bias": (True, {}),
+    "position": ("rotary", {}),
+    "activation": ("gelu", {}),
+    "dropout": (0.2, {}),
+    "embd_pdrop": (0.2, {}),
+    "attn_pdrop": (0.2, {}),
+    "resid_pdrop": (0.2, {}),
+    "max_iters": (3, {}),
+    "minutes": (1e-6, {}),
+    "optimizer": ("muon", {}),
+    "learning_rate": (1e-3, {}),
+    "muon_learning_rate": (0.03, {}),
+    "lr_schedule": ("linear", {}),
+    "decay_lr": (False, {}),
+    "warmup_iters": (0, {}),
+    "lr_decay_iters": (9, {}),
+    "wsd_decay_iters": (1, {}),
+    "min_lr": (0.0, {}),
+    "weight_decay": (0.0, {}),
+    "beta1": (0.5, {}),
+    "beta2": (0.5, {}),
+    "grad_clip": (0.1, {}),
+    "max_bad_steps": (3, DIVERGES),
+    "skip_spikes": (8.0, {}),
+    "on_divergence": ("rollback", {}),
+    "eval_interval": (1, {}),
+    "eval_iters": (1, {}),
+    "eval_only": (True, {}),
+    "save_interval_minutes": (1e-9, {"keep_last": 9}),
+    "keep_last": (1, {}),
+    "always_save_checkpoint": (False, {"learning_rate": 0.0, "eval_interval": 1, "keep_last": 9}),
+    "snapshots": (2, {}),
+    "sample_tokens": (0, {}),
+    "patience": (1, {"learning_rate": 0.0, "eval_interval": 1}),
+    "log_interval": (2, {}),
+    "wandb_log": (True, {}),
+    "tensorboard_log": (True, {}),
+    "wandb_project": ("mine", {}),
+    "wandb_run_name": ("mine", {}),
+    "seed": (1, {}),
+    "device": ("mps", {}),
+    "dtype": ("bfloat16", {}),
+    "compile": (False, {}),
+    "workers": (2, {}),
+    "parallel": ("fsdp", {}),
+    "backend": ("gloo", {}),
+}
+ONLY_SPEED_OR_MEMORY = {"async_save", "recompute", "deterministic"}  # on a CPU
+
+
+def test_all_settings_are_tested():
+    assert CHANGES.keys() | ONLY_SPEED_OR_MEMORY == {field.name for field in fields(TrainConfig)}
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict:
+    """What runs without a change print and write, by their settings."""
+    return {}
+
+
+@pytest.fixture
+def observe(tiny, tmp_path, monkeypatch, capsys):
+    """A function that returns what a run with these settings prints and writes, without times and recorded settings."""
+
+    def start_loggers(out_dir, step, config, run_id) -> list:
+        print(*[name for name in LOGGERS if config[name]])
+        return []
+
+    monkeypatch.setattr(run_log, "start_loggers", start_loggers)
+
+    def observe(name: str, **changes) -> tuple[str, dict, str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        output = ""
+        try:
+            if changes.items() >= RESUMES.items():
+                train_script.main(tiny(out_dir="out", max_iters=1))
+                capsys.readouterr()
+            defaults = dict(out_dir="out", max_iters=4, eval_interval=2, dropout=0.0, sample_tokens=2, warmup_iters=1)
+            train_script.main(tiny(**{**defaults, **changes}))
+        except UserError as error:
+            output = str(error)
+        output += capsys.readouterr().out
+        unused = " ".join(re.findall("settings without effect: (.*)", output))
+        output = re.sub(r"settings without effect: .*\n|[\d.,]+ tok/s| of .* free", "", output)
+        files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        content = {name: sha256(path) for name, path in files.items() if path.suffix == ".safetensors"}
+        for path in folder.glob("*/metrics.jsonl"):
+            content["metrics"] = re.sub('"(tokens_per_second|peak_memory)": [^,}]*', "", path.read_text())
+        return output, dict.fromkeys(files) | content, unused
+
+    return observe
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_setting_changes_the_run_or_is_named(name, observe, runs):
+    """Several had no effect and no line: warmup_iters of a constant rate, muon_learning_rate without Muon, ..."""
+    value, context = CHANGES[name]
+    if repr(context) not in runs:
+        runs[repr(context)] = observe("before", **context)
+    output, files, _ = runs[repr(context)]
+    changed_output, changed_files, unused = observe("after", **{**context, name: value})
+    assert (f"{name}={value} (" in unused) == ((output, files) == (changed_output, changed_files))
+
+
+EFFECTIVE = {  # settings of the learning rates, with two values each
+    "learning_rate": (1e-2, 2e-2),
+    "muon_learning_rate": (3e-2, 4e-2),
+    "warmup_iters": (3, 5),
+    "lr_decay_iters": (15, 18),
+    "wsd_decay_iters": (4, 6),
+    "min_lr": (1e-3, 2e-3),
+}
+
+
+@pytest.mark.parametrize("lr_schedule", LR_SCHEDULES)
+@pytest.mark.parametrize("decay_lr", [True, False])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_setting_of_the_learning_rates_has_an_effect_or_is_named(optimizer, decay_lr, lr_schedule):
+    """warmup_iters was ignored with lr_schedule=constant, and nothing said so."""
+    base = dict(optimizer=optimizer, decay_lr=decay_lr, lr_schedule=lr_schedule, max_iters=200)
+    base |= {name: values[0] for name, values in EFFECTIVE.items()}
+
+    def rates(**changes) -> list:
+        cfg = TrainConfig(**{**base, **changes})
+        return [*map(cfg.schedule(cfg.step_counts, {}).learning_rates_at, range(20))]
+
+    cfg = TrainConfig(**base)
+    unused = unused_settings(cfg, cfg.schedule(cfg.step_counts, {}), resolve_runtime("cpu", "float32", False))
+    without_effect = {name for name, (_, value) in EFFECTIVE.items() if rates(**{name: value}) == rates()}
+    other = "linear" if lr_schedule != "linear" else "cosine"
+    without_effect |= {"lr_schedule"} if rates(lr_schedule=other) == rates() else set()
+    assert unused.keys() - {"lr_schedule"} == without_effect - {"lr_schedule"}
+    assert not decay_lr or "lr_schedule" not in without_effect
+
+
+def test_a_constant_rate_has_a_warmup_unless_decay_lr_is_off():
+    for decay_lr, first in ((True, 0.25), (False, 1.0)):
+        cfg = TrainConfig(lr_schedule="constant", decay_lr=decay_lr, learning_rate=1.0, warmup_iters=3, max_iters=9)
+        schedule = cfg.schedule(cfg.step_counts, {})
+        assert [schedule.learning_rate_at(step) for step in (0, 3, 8)] == [first, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.py")), ids=lambda path: path.stem)
+def test_recipes_have_no_settings_without_effect(path):
+    cfg = settings.load(TrainConfig, [str(path)])
+    runtime = resolve_runtime("cpu", "float32", False)
+    assert unused_settings(cfg, cfg.schedule(cfg.step_counts, {}), runtime) == {}
+
+
+def test_settings_of_several_processes_and_of_a_time_budget_are_named(monkeypatch):
+    cfg = TrainConfig(
+        parallel="fsdp", deterministic=True, sample_tokens=9, backend="mpi", max_iters=9, minutes=1.0, dropout=0.1
+    )
+    cfg = cfg.replace(embd_pdrop=0.1, attn_pdrop=0.1, resid_pdrop=0.1)
+    runtime = resolve_runtime("cpu", "float32", False)
+    object.__setattr__(runtime, "group", Group(gloo="a group"))
+    unused = unused_settings(cfg, cfg.schedule(cfg.step_counts, {}), runtime)
+    assert unused.keys() == {"sample_tokens", "backend", "max_iters", "dropout", "deterministic"}
