@@ -29,12 +29,12 @@ CHOSEN = (  # by size=auto
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     """Violations of rules that involve several settings, as (setting, problem and remedy)."""
     problems = []
-    is_rate_known = cfg.init_from != "resume" or cfg.is_set("learning_rate")  # otherwise it is in the checkpoint
-    if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate and is_rate_known:
+    is_complete = cfg.init_from != "resume" or cfg.origins.keys() >= asdict(cfg).keys()  # else start.py adds settings
+    if is_complete and cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate:
         problems.append(("min_lr", "it must be at most learning_rate"))
     multiple = POSITIONS[cfg.position].head_multiple
     divisor = multiple * cfg.n_head
-    if cfg.n_head > 0 and cfg.n_embd % divisor:
+    if cfg.init_from == "scratch" and cfg.n_head > 0 and cfg.n_embd % divisor:  # a checkpoint has a valid shape
         candidates = [h for h in range(1, min(cfg.n_embd, 4096) + 1) if cfg.n_embd % (multiple * h) == 0]
         nearest = sorted(sorted(candidates, key=lambda h: abs(h - cfg.n_head))[:3])
         rule = f"it must divide n_embd={cfg.n_embd}"
@@ -48,7 +48,7 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
         rule = "it names the newest run; resume that with --init_from=resume, or choose another --out_dir"
         problems.append(("out_dir", rule))
     micro_batch = cfg.batch_size * cfg.block_size
-    if cfg.total_batch_tokens is not None and cfg.gradient_accumulation_steps is not None:
+    if is_complete and cfg.total_batch_tokens is not None and cfg.gradient_accumulation_steps is not None:
         problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
     if cfg.init_from != "resume" and not cfg.is_set("dataset"):
         files = {origin.rpartition(":")[0] for origin in cfg.origins.values() if origin != COMMAND_LINE}
@@ -58,16 +58,16 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
                 f"without one mean --dataset=openwebtext)"
             )
             problems.append(("dataset", rule))
-    if cfg.size:
+    if cfg.size and cfg.init_from != "resume":
         by_command = [name for name in CHOSEN if cfg.origins.get(name) == COMMAND_LINE]
         problems += [(name, "size=auto chooses it; leave out one of them") for name in by_command]
-        if cfg.minutes is None and cfg.init_from != "resume":
+        if cfg.minutes is None:
             problems.append(("size", "auto needs the time of the run, as in --minutes=30"))
-        if cfg.init_from not in ("scratch", "resume"):
+        if cfg.init_from != "scratch":
             problems.append(("size", f"auto chooses a new model, but --init_from={cfg.init_from} has one"))
         if under_torchrun():
             problems.append(("size", "auto measures the speed of one process; start it without torchrun"))
-    if problems or micro_batch <= 0:
+    if problems or micro_batch <= 0 or not is_complete:
         return problems
     if cfg.accumulation * cfg.batch_size >= 2**31:
         rule = "its product with batch_size must be less than 2**31"

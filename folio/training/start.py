@@ -28,6 +28,7 @@ import torch
 from folio import UserError
 from folio.base import settings
 from folio.base.files import is_utf8, locked
+from folio.base.number_format import counted
 from folio.base.settings import COMMAND_LINE, NOT_UTF8, Config, ConfigError
 from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
@@ -325,6 +326,7 @@ def resume_run(user_cfg: Config, ckpt: Checkpoint, restarted: bool) -> Start[Con
         user_cfg = user_cfg.replace(init_from="resume", overwrite=False)
     cfg = merge_saved_settings(user_cfg, saved_cfg, ckpt.path, restarted)
     cfg = cfg.replace(**shape_settings(cfg, ckpt))
+    cfg = cfg.replace(**batch_settings(user_cfg, cfg, saved_cfg, ckpt.path))
     cfg = cfg.replace(**resumed_step_counts(user_cfg, cfg, saved_cfg, ckpt.state))
     all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
@@ -429,6 +431,30 @@ def shape_settings(cfg: Config, ckpt: Checkpoint) -> dict[str, Any]:
     return shape
 
 
+def batch_settings(user_cfg: Config, cfg: Config, saved_cfg: Config, path: Path) -> dict[str, Any]:
+    """The settings of a resumed run's batch, which keep the sequences per step. Raises UserError if they cannot.
+
+    If the user sets only batch_size or only gradient_accumulation_steps, the other one follows.
+    """
+    sequences = saved_cfg.accumulation * saved_cfg.batch_size
+    if cfg.accumulation * cfg.batch_size == sequences:
+        return {}
+    given = {name: getattr(cfg, name) for name in BATCH if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
+    follows = {"batch_size": "gradient_accumulation_steps", "gradient_accumulation_steps": "batch_size"}
+    if len(given) == 1 and follows.keys() >= given.keys():
+        ((name, value),) = given.items()
+        if sequences % value == 0:
+            return {"total_batch_tokens": None, follows[name]: sequences // value}
+    divisors = [n for n in range(1, min(sequences, 4096) + 1) if sequences % n == 0]
+    nearest = sorted(sorted(divisors, key=lambda n: abs(n - cfg.batch_size))[:3])
+    raise UserError(
+        f"{', '.join(f'{name}={value}' for name, value in given.items())}: a step of {path} has "
+        f"{counted(sequences, 'sequence')}, which cannot change; set only --batch_size, to one of "
+        f"{', '.join(map(str, nearest))}, or start a new run from its weights with --init_from={cfg.out_dir} and "
+        f"another --out_dir"
+    )
+
+
 def resumed_step_counts(
     user_cfg: Config, cfg: Config, saved_cfg: Config, saved_state: dict[str, Any]
 ) -> dict[str, Any]:
@@ -467,7 +493,6 @@ def require_same_run(saved_cfg: Config, cfg: Config, path: Path) -> None:
     path: the checkpoint of the run to resume.
     """
     changes = {name: (getattr(saved_cfg, name), getattr(cfg, name)) for name in FIXED}
-    changes["batch_size * gradient_accumulation_steps"] = tuple(c.accumulation * c.batch_size for c in (saved_cfg, cfg))
     refused = [f"{name}: {old} before, {new} now" for name, (old, new) in changes.items() if old != new]
     if refused:
         raise UserError(

@@ -142,7 +142,7 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
         "decisions": [[0, 6]],
     }
     assert second["from_step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
-    with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
+    with pytest.raises(UserError, match=r"^batch_size=8: a step of .* has 4 sequences"):
         train(tiny(init_from="resume", batch_size=8))
 
 
@@ -309,6 +309,44 @@ def test_min_lr_is_compared_with_the_learning_rate_of_the_checkpoint(run_file):
     for change in (["--min_lr=4e-3"], ["--min_lr=2e-3", "--learning_rate=1e-3"], ["--learning_rate=5e-4"]):
         with pytest.raises(UserError, match=r"min_lr=0\.00\d: .*at most learning_rate"):
             run_file(*resume, *change)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--n_embd=64"], r"^n_embd=64: the checkpoint .* has n_embd=32; leave the setting out$"),
+        (["--n_head=5"], r"^n_head=5: the checkpoint .* has n_head=1"),
+        (["--n_embd=64", "--n_head=5"], r"^n_head=5: the checkpoint .* has n_head=1; n_embd=64: .* has n_embd=32"),
+        (["--batch_size=3"], r"^batch_size=3: a step of a/step-000006 has 8 sequences, .* to one of 1, 2, 4, "),
+        (["--gradient_accumulation_steps=3"], r"^gradient_accumulation_steps=3: a step of .* has 8 sequences"),
+        (["--batch_size=3", "--gradient_accumulation_steps=2"], r"^batch_size=3, gradient_accumulation_steps=2: a"),
+        (["--total_batch_tokens=512"], r"^total_batch_tokens=512: a step of .* has 8 sequences"),
+        (["--compile=reduce-overhead"], r"^compile=reduce-overhead: CUDA graphs need steps of one micro-batch"),
+    ],
+)
+@pytest.mark.parametrize("with_file", [False, True])
+def test_errors_of_a_resumed_run_name_only_settings_that_were_set(run_file, args, message, with_file):
+    """--n_embd=32 on a run with one head said that the default n_head=12 must divide it."""
+    first = ["--out_dir=a", "--n_head=1", "--batch_size=4", "--gradient_accumulation_steps=2"]
+    run_file("x.py", *first)
+    Path("y.py").write_text("n_head = 7\nn_embd = 35\ngradient_accumulation_steps = 1\n")
+    file = ["x.py", "y.py"] if with_file else []
+    with pytest.raises(UserError, match=message.replace("^compile", "^command line: compile")):
+        run_file(*file, "--init_from=resume", "--out_dir=a", "--max_iters=8", *args)
+    run_file(*file, "--init_from=resume", "--out_dir=a", "--max_iters=7", "--n_embd=32", "--n_head=1")
+
+
+@pytest.mark.parametrize("changed", [dict(batch_size=2), dict(gradient_accumulation_steps=4)])
+def test_a_resumed_run_keeps_its_sequences_per_step(run_file, changed):
+    """--batch_size=2 instead of 4 was refused, unless the accumulation was doubled by hand."""
+    run_file("x.py", "--out_dir=a", "--total_batch_tokens=300")  # 8 sequences
+    ((name, value),) = changed.items()
+    resumed = run_file("--init_from=resume", "--out_dir=a", "--max_iters=7", f"--{name}={value}")
+    assert [resumed[name] for name in ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")] == [
+        2,
+        4,
+        None,
+    ]
 
 
 def test_a_setting_turns_off_the_one_that_it_excludes(run_file):
@@ -565,5 +603,5 @@ def test_a_setting_that_a_checkpoint_lacks_had_its_default(tiny):
     """The new value was used, so that a resumed run could change its number of sequences per step."""
     train(tiny(max_iters=2))
     edit_last_state(tiny().out_dir, lambda state: state["config"].pop("total_batch_tokens"))
-    with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
+    with pytest.raises(UserError, match=r"^batch_size=4, total_batch_tokens=512: a step of .* has 4 sequences"):
         train(tiny(init_from="resume", max_iters=4, total_batch_tokens=16 * 32, gradient_accumulation_steps=None))
