@@ -234,7 +234,7 @@ def train(user_cfg: TrainConfig) -> Result:
         start = choose_size(start, train_step)
         cfg = start.cfg
         data = open_data(cfg, start.max_val_tokens)
-        start_time = time.perf_counter()  # the time budget excludes preparing the data set
+        start_time = time.perf_counter() - start.seconds_spent  # the time budget excludes preparing the data set
         start.require_same_data(data)
         gpt_config = model_config(cfg, data)
 
@@ -277,7 +277,7 @@ def train(user_cfg: TrainConfig) -> Result:
         # --- batches and schedule ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, start_time)
-        schedule = cfg.schedule(counts, start.last_part)
+        schedule = start.schedule(counts)
         print("\n".join(describe_run(cfg, data, schedule, loader)))
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         if start.resuming:

@@ -76,7 +76,7 @@ def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None
         steps = f"{state.step:,} of {schedule.max_iters:,} steps"
         if state.step > schedule.max_iters:
             steps = f"{state.step:,} steps are done, more than max_iters={schedule.max_iters:,}"
-        return f"the time budget of {counted(cfg.minutes, 'minute')} is used up, {steps}" if cfg.minutes else steps
+        return f"{steps} (minutes={cfg.minutes:g})" if cfg.minutes else steps
     if state.is_out_of(cfg.patience):
         return (
             f"the validation loss did not improve in {counted(state.evaluations_since_best, 'evaluation')} "

@@ -41,6 +41,12 @@ class StepCounts:
         scaled_counts = {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n and n > 0}
         return replace(self, **{**scaled_counts, "max_iters": max_iters})
 
+    def without_second_warmup(self, before: "StepCounts", step: int) -> "StepCounts":
+        """The counts of a run resumed after `step`: a warmup of the counts `before` that is over is not repeated."""
+        if before.warmup_steps <= step < self.warmup_steps:
+            return replace(self, warmup_iters=before.warmup_steps)
+        return self
+
     def scaling_with_max_iters(self, origins: Mapping[str, str]) -> list[str]:
         """The counts that scale with max_iters, by where each setting was set (`origins`).
 

@@ -272,7 +272,10 @@ class Session:
         self.record["parts"] = [*saved.state["parts"], part]
         self.schedule.lr_factor = part["lr_factor"]
         if self.cfg.minutes:
-            self.schedule.decisions = [tuple(decision) for decision in saved.state["parts"][-1]["decisions"]]
+            plan, config = saved.state["parts"][-1]["decisions"], saved.state["config"]
+            if any(config[name] != self.record["config"][name] for name in ("minutes", "max_iters")):
+                plan = [(0, self.schedule.counts.max_iters)]  # the minutes were added after this checkpoint
+            self.schedule.decisions = [tuple(decision) for decision in plan]
         self.reader, self.watch = StepReader(self.state.guard), OverfittingWatch(self.state, self.schedule, None)
         self.saved_best = self.pending_best = self.state.best_val_loss, self.state.best_step
         self.metrics.roll_back(step, self.schedule.max_iters)

@@ -29,7 +29,7 @@ from folio.training.optim import LearningRates, make_optimizer
 from folio.training.planning import forecast
 from folio.training.planning.budget import Budget, affordable_tokens, evaluation_seconds, with_time_budget
 from folio.training.schedule import StepCounts
-from folio.training.start import Start
+from folio.training.start import Start, changed_settings
 from folio.training.state import TrainState
 from model import GPT, GPTConfig
 
@@ -162,9 +162,9 @@ def time_budget(
     start_time: float,
 ) -> tuple[StepCounts, Budget | None]:
     """The run's step counts and, with cfg.minutes, its time budget. start_time: in time.perf_counter()'s seconds."""
-    if not cfg.minutes:
+    if not cfg.minutes or start.fits_minutes:
         return cfg.step_counts, None
-    if start.resuming:
+    if start.resuming and not start.adds_minutes:
         saved = start.saved_state.get("budget")
         if not saved:
             return cfg.step_counts, None
@@ -174,21 +174,28 @@ def time_budget(
     timings = step_seconds, time.perf_counter() - start_time
     step_seconds, spent = loader.runtime.group.broadcast(timings)  # so that all ranks agree
     data = loader.data
-    if line := limit_validation(cfg, data, step_seconds):
+    if not start.adds_minutes and (line := limit_validation(cfg, data, step_seconds)):
         print(line)
     evaluation = evaluation_seconds(data.validation_tokens, cfg.step_tokens, step_seconds)
     remaining = 60 * cfg.minutes - spent
     batches = data.validation_tokens / (cfg.batch_size * cfg.block_size)
+    origins = cfg.origins
+    if start.adds_minutes:  # the run so far is the recipe, from which only counts of the command line are kept
+        origins = {**origins, "max_iters": "checkpoint"}
     counts, evaluates_less = with_time_budget(
-        cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches
+        cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, origins, batches
     )
-    print(f"{counted(cfg.minutes, 'minute')}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
+    if start.adds_minutes:
+        counts = replace(start.lengthened(state.step + counts.max_iters), eval_interval=counts.eval_steps)
+    minutes = counted(cfg.minutes, "more minute" if start.adds_minutes else "minute")
+    print(f"{minutes}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
     if evaluates_less:
         print(
             f"an evaluation takes {evaluation:.2g} s, so the run evaluates every {counted(counts.eval_steps, 'step')}; "
             f"--eval_iters makes evaluations shorter"
         )
-    return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - start_time)
+    spent = time.perf_counter() - start_time
+    return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=spent, step=state.step)
 
 
 def limit_validation(cfg: Any, data: Mixture, step_seconds: float) -> str | None:
@@ -237,6 +244,8 @@ def part_data(data: Mixture) -> dict[str, Any]:
 
 def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, parts: list[PartRecord]) -> dict[str, Any]:
     """The content of state.json, without the progress."""
+    if start.resuming:
+        parts[-1]["changes"] = changed_settings(start.saved_cfg, start.cfg.replace(**asdict(counts)))
     return {
         "run_id": start.saved_state.get("run_id") if start.resuming else uuid4().hex,
         "model": asdict(model.config),

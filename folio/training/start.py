@@ -4,7 +4,8 @@ A setting takes the first value available, in this order:
 
     a new run            the arguments, the default
     a resumed run        the arguments, the checkpoint, the default
-      fixed settings     the checkpoint (FIXED, BATCH, dataset, minutes); another value on the command line is an error
+      fixed settings     the checkpoint (FIXED, BATCH, dataset); another value on the command line is an error
+      minutes            the arguments on the command line (for that many more), the checkpoint
       step counts        as above; if max_iters changes, counts chosen for the old value are scaled
       device, dtype      as a new run, but "auto" keeps what it was resolved to (folio/machine/runtime.py)
     a finetuned run      as a new run
@@ -41,7 +42,7 @@ from folio.data.tokenizer import Tokenizer
 from folio.data.windows import WINDOWS_VERSION, Mixture
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
-from folio.training.schedule import STEP_COUNTS, Schedule
+from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 from model import GPT, GPTConfig
 
 DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
@@ -65,6 +66,7 @@ INEXACT = {  # may change on resume, but the run is then not bitwise identical
     "parallel",
     "recompute",
 }
+SIZE_AUTO = "--size=auto"  # origin of the settings that it chose
 COMMAND_SETTINGS = {"out_dir", "init_from", "overwrite", "print_config", "eval_only"}  # of the command, not of the run
 UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # ignored when runs are compared
 UNREPORTED = {*COMMAND_SETTINGS, "data_dir", "dataset"}  # changes that are not reported
@@ -127,6 +129,9 @@ class Start(Generic[Config]):
     cfg: Config
     checkpoint: Checkpoint | None  # None: from scratch
     saved_cfg: Config | None = None  # the settings in the checkpoint of the run to resume; None: a new run
+    adds_minutes: bool = False  # True: the resumed run is trained for cfg.minutes more
+    seconds_spent: float = 0.0  # of cfg.minutes, to choose the model
+    fits_minutes: bool = False  # True: the step counts of a new run take less than cfg.minutes
 
     @property
     def resuming(self) -> bool:
@@ -159,6 +164,21 @@ class Start(Generic[Config]):
         if not self.resuming or self.cfg.eval_iters != self.saved_cfg.eval_iters:
             return self.cfg.max_val_tokens
         return self.last_part.get("max_val_tokens", self.saved_cfg.max_val_tokens)
+
+    def schedule(self, counts: StepCounts) -> Schedule:
+        """The schedule of the run with these step counts, from time_budget."""
+        part = {**self.last_part, "decisions": None} if self.adds_minutes else self.last_part
+        return self.cfg.schedule(counts, part)
+
+    def lengthened(self, max_iters: int) -> StepCounts:
+        """The step counts of the resumed run for another length."""
+        counts, saved_counts = self.cfg.step_counts, self.saved_cfg.step_counts
+        unchanged = [name for name in STEP_COUNTS if getattr(counts, name) == getattr(saved_counts, name)]
+        to_scale = [name for name in unchanged if self.cfg.is_from_file(name) or self.saved_cfg.minutes]
+        lengthened = replace(counts, max_iters=saved_counts.max_iters).scaled(max_iters, to_scale)
+        if "warmup_iters" in unchanged:
+            lengthened = lengthened.without_second_warmup(saved_counts, self.saved_state["step"])
+        return lengthened
 
     def require_same_data(self, data: Mixture) -> None:
         """Raise UserError if the data's tokenizer is not the checkpoint's, or the data is not the resumed run's."""
@@ -228,7 +248,7 @@ class Start(Generic[Config]):
             return [part]
         same_machine = all(self.last_part[name] == part[name] for name in ("resolved", "versions"))
         changes = changed_settings(self.saved_cfg, self.cfg)
-        keeps_its_length = not self.cfg.minutes  # a time budget decides it again
+        keeps_its_length = not (self.adds_minutes or (self.saved_state.get("budget") and self.cfg.minutes))
         part |= {
             "from_step": self.saved_state["step"],
             "after": self.saved_state.get("stopped_by") or "a kill",
@@ -327,11 +347,24 @@ def resume_run(user_cfg: Config, ckpt: Checkpoint, restarted: bool) -> Start[Con
     cfg = merge_saved_settings(user_cfg, saved_cfg, ckpt.path, restarted)
     cfg = cfg.replace(**shape_settings(cfg, ckpt))
     cfg = cfg.replace(**batch_settings(user_cfg, cfg, saved_cfg, ckpt.path))
-    cfg = cfg.replace(**resumed_step_counts(user_cfg, cfg, saved_cfg, ckpt.state))
+    adds_minutes = not restarted and minutes_are_added(user_cfg, saved_cfg, ckpt.state)
+    cfg = cfg.replace(**resumed_step_counts(user_cfg, cfg, saved_cfg, ckpt.state["step"], adds_minutes))
     all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
     require_same_run(saved_cfg, cfg, ckpt.path)
-    return Start(cfg, ckpt, saved_cfg)
+    return Start(cfg, ckpt, saved_cfg, adds_minutes)
+
+
+def minutes_are_added(user_cfg: Config, saved_cfg: Config, saved_state: dict[str, Any]) -> bool:
+    """Whether a resumed run is trained for user_cfg.minutes more; otherwise, any time budget of the run continues.
+
+    It continues if the minutes on the command line are its own and are not used up, so that the command that started a
+    run also resumes it.
+    """
+    if user_cfg.minutes is None or user_cfg.is_from_file("minutes") or user_cfg.eval_only:
+        return False
+    max_iters = Schedule(saved_cfg.step_counts, decisions=saved_state["parts"][-1]["decisions"]).max_iters
+    return user_cfg.minutes != saved_cfg.minutes or saved_state["step"] >= max_iters
 
 
 def merge_saved_settings(user_cfg: Config, saved_cfg: Config, path: Path, restarted: bool) -> Config:
@@ -339,18 +372,21 @@ def merge_saved_settings(user_cfg: Config, saved_cfg: Config, path: Path, restar
 
     A config file cannot change the fixed settings of a run, because the original command line may have overridden the
     file; a line names the values that are ignored. On the command line, such a change is an error (require_same_run).
-    A setting on the command line TURNS_OFF another one of a config file, unless a restarted command sets both, as it
-    did at the start.
+    A setting on the command line TURNS_OFF another one of a config file, unless the command sets both, as it did at the
+    start.
     """
     run_settings = [field.name for field in fields(user_cfg) if field.name not in COMMAND_SETTINGS]
     by_command = {name for name in run_settings if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
     turned_off = {TURNS_OFF[name] for name in TURNS_OFF.keys() & by_command} - by_command
-    if restarted:
-        turned_off = {name for name in turned_off if not user_cfg.is_set(name)}
+    repeated = {TURNS_OFF[name] for name in TURNS_OFF if restarted or saved_cfg.origins.get(name) == COMMAND_LINE}
+    turned_off -= {name for name in repeated if user_cfg.is_set(name)}
     unset = [name for name in run_settings if not user_cfg.is_set(name) and name not in turned_off]
+    chosen = [
+        name for name, origin in saved_cfg.origins.items() if origin == SIZE_AUTO and name not in (*FIXED, *BATCH)
+    ]
     ignored = [
         name
-        for name in (*FIXED, *BATCH, "dataset", "minutes")
+        for name in (*FIXED, *BATCH, "dataset", "minutes", *chosen)
         if user_cfg.is_from_file(name)
         and name not in turned_off
         and getattr(user_cfg, name) != getattr(saved_cfg, name)
@@ -456,22 +492,18 @@ def batch_settings(user_cfg: Config, cfg: Config, saved_cfg: Config, path: Path)
 
 
 def resumed_step_counts(
-    user_cfg: Config, cfg: Config, saved_cfg: Config, saved_state: dict[str, Any]
+    user_cfg: Config, cfg: Config, saved_cfg: Config, step: int, adds_minutes: bool
 ) -> dict[str, Any]:
-    """The step counts of a resumed run. Raises UserError.
+    """The step counts of a run that is resumed after `step` steps.
 
-    A run with a time budget keeps its counts. Otherwise, if max_iters changes, counts chosen for the old value are
-    scaled, except that a warmup that is over is not repeated.
+    A run with a time budget keeps its counts; those of added minutes follow later (Start.lengthened). Otherwise, if
+    max_iters changes, counts chosen for the old value are scaled, except that a warmup that is over is not repeated.
     """
     if cfg.minutes:
-        if cfg.minutes != saved_cfg.minutes and not cfg.eval_only:
-            max_iters = Schedule(saved_cfg.step_counts, decisions=saved_state["parts"][-1]["decisions"]).max_iters
-            raise UserError(
-                f"minutes={cfg.minutes:g}: the length of the run in {cfg.out_dir} was set when it started; resume it "
-                f"without --minutes, and with --max_iters={max_iters} or another"
-            )
         counts = asdict(saved_cfg.step_counts)
         by_command = [name for name in STEP_COUNTS if user_cfg.origins.get(name) == COMMAND_LINE]
+        if adds_minutes:
+            counts |= {name: getattr(user_cfg, name) for name in by_command if name != "max_iters"}
         changed = {name: getattr(user_cfg, name) for name in by_command if getattr(user_cfg, name) != counts[name]}
         if changed and distributed.rank_from_env() == 0:
             ignored = ", ".join(f"{name}={value}" for name, value in changed.items())
@@ -480,10 +512,8 @@ def resumed_step_counts(
     was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or saved_cfg.minutes]
     to_scale = [name for name in was_scaled if not user_cfg.is_set(name)]
     counts = replace(cfg.step_counts, max_iters=saved_cfg.max_iters).scaled(cfg.max_iters, to_scale)
-    warmup_is_set = user_cfg.origins.get("warmup_iters") == COMMAND_LINE
-    old_warmup = saved_cfg.step_counts.warmup_steps
-    if not warmup_is_set and old_warmup <= saved_state["step"] < counts.warmup_steps:
-        counts = replace(counts, warmup_iters=old_warmup)
+    if user_cfg.origins.get("warmup_iters") != COMMAND_LINE:
+        counts = counts.without_second_warmup(saved_cfg.step_counts, step)
     return asdict(counts)
 
 

@@ -286,6 +286,21 @@ def test_a_rollback_keeps_the_time_budget(tiny, monkeypatch):
     assert all(step <= state["parts"][1]["from_step"] for step, _ in state["parts"][0]["decisions"])
 
 
+def test_a_rollback_to_the_checkpoint_before_added_minutes_keeps_them(tiny, monkeypatch):
+    """The checkpoint's plan, of the old length, would end the run at once."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
+    cfg = tiny(max_iters=10, eval_interval=10, sample_tokens=0, on_divergence="rollback")
+    train(cfg)
+    evaluate, remaining, begin = train_script.evaluate, [math.nan], machine.now
+    monkeypatch.setattr(
+        train_script, "evaluate", lambda *args: {**evaluate(*args), "val_loss": (remaining or [2.0]).pop()}
+    )
+    result = train(replace(cfg, init_from="resume", minutes=0.5))
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert 0.8 * 30 < machine.now - begin < 1.1 * 30 and state["step"] == result.max_iters > 15
+    assert state["parts"][-1]["rollbacks"] == 1 and state["parts"][-1]["changes"]["minutes"] == [None, 0.5]
+
+
 def test_a_run_that_is_extended_at_a_higher_rate_has_not_diverged(tiny, monkeypatch, capsys):
     remaining = [3.0, 2.0, 1.5, 1.7, 1.4, 1.3, 1.2]
     monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})

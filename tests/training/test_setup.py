@@ -20,7 +20,7 @@ from folio.machine.kernels import adapt, pad_vocabulary
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
 from folio.training.setup import build_optimizer, wrap
-from folio.training.start import MODEL_SETTINGS
+from folio.training.start import MODEL_SETTINGS, Start
 from folio.training.state import TrainState
 from model import GPT, GPTConfig
 from tests.support.models import SMALL
@@ -38,8 +38,8 @@ def test_a_run_that_evaluates_less_often_is_reported(evaluation, is_limited, mon
     group = SimpleNamespace(broadcast=lambda value: value)
     data = SimpleNamespace(validation_tokens=10**4, validation={"verse": SimpleNamespace(tokens=10**4)})
     loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=data)
-    start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
-    setup.time_budget(cfg, start, state, None, loader, None, time.perf_counter())
+    state = SimpleNamespace(model=None, net=None, step=0)
+    setup.time_budget(cfg, Start(cfg, None), state, None, loader, None, time.perf_counter())
     assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
 
 

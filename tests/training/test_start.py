@@ -21,8 +21,10 @@ from folio.data.windows import WINDOWS_VERSION
 from folio.decoding.decoders import make_decoder
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import generate
-from folio.experiments.runs import Run
+from folio.experiments.replay import History
+from folio.experiments.runs import Run, planned_steps
 from folio.machine.runtime import resolve_runtime
+from folio.training.planning import auto_size
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
 from folio.training.setup import part_data
@@ -377,6 +379,7 @@ def resume_budget(run_file, capsys):
         file.write("\nminutes = 5.0\n")
     run_file("x.py", "--out_dir=a", "--minutes=None")
     edit_last_state("a", lambda state: state["config"].update(minutes=5.0))
+    edit_last_state("a", lambda state: state["parts"][-1].update(decisions=[[0, 9]]))  # it was stopped
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
         capsys.readouterr()
@@ -384,6 +387,103 @@ def resume_budget(run_file, capsys):
         return resume_run(user_cfg, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
 
     return resume
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """A function that lets a run stop itself after a step, as Ctrl-C does; None: never."""
+    log, steps = Metrics.log, [None]
+
+    def log_and_stop(self, line, *remark):
+        log(self, line, *remark)
+        if line["step"] == steps[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Metrics, "log", log_and_stop)
+
+    def stop_at(step: int | None) -> None:
+        steps[0] = step
+
+    return stop_at
+
+
+@pytest.mark.parametrize(
+    "args, file",
+    [
+        (["--max_iters=9"], ""),
+        (["--minutes=0.05"], ""),
+        (["--minutes=0.05", "--max_iters=9", "--warmup_iters=2"], ""),
+        ([], "minutes = 0.05\n"),
+        (["--max_iters=9"], "minutes = 0.05\n"),
+        (["--size=auto", "--minutes=0.1"], "learning_rate = 1e-5\noptimizer = 'adamw'\nmax_iters = 7\n"),
+        (["--size=auto", "--minutes=1000"], "max_iters = 7\ndropout = 0.3\n"),
+        (["--total_batch_tokens=300"], ""),
+        (["--batch_size=2", "--gradient_accumulation_steps=3", "--block_size=16", "--overwrite=True"], ""),
+        (["--lr_schedule=constant", "--decay_lr=False", "--learning_rate=0", "--patience=9"], "min_lr = 0.0\n"),
+        (["--optimizer=muon", "--muon_learning_rate=0.01", "--eval_iters=2", "--n_head=1"], "n_head = 2\n"),
+        (["--init_from=base", "--block_size=16", "--warmup_iters=3"], "n_layer = 7\nwarmup_iters = 1\n"),
+    ],
+)
+def test_the_command_that_started_a_run_resumes_it(run_file, stop_at, args, file, monkeypatch, capsys):
+    """With --size=auto and --minutes, the same minutes were refused, because the recorded ones excluded the choice.
+
+    With --size=auto and a config file, the file's learning rate replaced the chosen one.
+    """
+    run_file("x.py", "--out_dir=base", "--max_iters=1")
+    SimulatedMachine(monkeypatch, lambda step: 0.05, lambda step: 0.0)
+    monkeypatch.setattr(auto_size, "step_seconds", lambda *args: 1e-2)
+    Path("y.py").write_text(file)
+    stop_at(3)
+    first = run_file("x.py", "y.py", "--out_dir=a", *args)
+    planned = planned_steps(run_folder.last_state(Path("a")))
+    assert run_folder.last_state(Path("a"))["step"] == 4 < planned
+    stop_at(6 if planned > 50 else None)
+    resumed = run_file("x.py", "y.py", "--out_dir=a", *args, "--init_from=resume")
+    state = run_folder.last_state(Path("a"))
+    assert state["step"] in (7, planned_steps(state)) and state["parts"][-1]["changes"] == {}
+    assert {**resumed, "init_from": first["init_from"], "overwrite": first["overwrite"]} == first
+    assert planned_steps(state) == pytest.approx(planned, rel=0.2)
+
+
+@pytest.mark.parametrize("first", ["--max_iters=12", "--minutes=0.2"])
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_run_is_trained_for_more_minutes(run_file, stop_at, first, stopped, monkeypatch, capsys):
+    """--init_from=resume --minutes=2 was refused, with a number of steps as the remedy."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.5, lambda step: 0.1)
+    stop_at(5 if stopped else None)
+    run_file("x.py", "--out_dir=a", first)
+    before = run_folder.last_state(Path("a"))
+    resume, begin = ["--init_from=resume", "--out_dir=a"], machine.now
+    stop_at(before["step"] + 20)
+    capsys.readouterr()
+    config = run_file(*resume, "--minutes=1")
+    stopped_at = run_folder.last_state(Path("a"))
+    assert stopped_at["step"] == before["step"] + 21 < config["max_iters"]
+    assert "1 more minute, at 500.0 ms per step" in capsys.readouterr().out
+    assert config["minutes"] == 1 and stopped_at["parts"][-1]["changes"].keys() >= {"minutes", "max_iters"}
+    stop_at(None)
+    run_file(*resume, "--minutes=1")  # the same minutes, which are not used up
+    assert 0.9 * 60 < machine.now - begin < 1.1 * 60
+    finished = run_folder.last_state(Path("a"))
+    capsys.readouterr()
+    run_file(*resume)
+    assert "nothing to train" in capsys.readouterr().out
+    run_file(*resume, "--minutes=1", "--eval_interval=30")  # they are used up, so it is one more
+    state = run_folder.last_state(Path("a"))
+    assert state["step"] == pytest.approx(finished["step"] + 115, abs=15) and state["config"]["eval_interval"] == 30
+    lines = [json.loads(line) for line in Path("a", "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["lr"] for line in lines}
+    for part in History.of(Path("a"), TrainConfig).parts:  # the record of each part gives its learning rates
+        schedule = part.cfg.schedule(part.cfg.step_counts, part.record)
+        steps = range(part.begin + 1, int(min(part.end, state["step"])) + 1)
+        assert [rates[step] for step in steps] == [schedule.learning_rate_at(step - 1) for step in steps]
+
+
+def test_a_restart_adds_no_minutes(resume_budget):
+    edit_last_state("a", lambda state: state["parts"][-1].update(decisions=[[0, 6]]))  # its minutes are used up
+    for restarted in (True, False):
+        user_cfg = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", "--minutes=5"])
+        assert resume_run(user_cfg, checkpoint.load(Path("a")), restarted).adds_minutes != restarted
 
 
 def test_max_iters_also_ends_the_time_budget_of_a_config_file(resume_budget):

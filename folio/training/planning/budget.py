@@ -16,6 +16,7 @@ FINAL_SAMPLE_TOKENS = 300  # printed at the end of a run
 EVALUATION_SHARE = 0.1  # of the time, for all evaluations but the last, with their checkpoints and samples
 MIN_EVALUATIONS = 2  # in EVALUATION_SHARE of the time; if they do not fit, a part of the validation set is evaluated
 MIN_VAL_TOKENS = 2**14
+REPORTED_CHANGE = 0.1  # share of a run's steps; smaller changes only move the progress bar
 ENDING_SECONDS = 1.0  # estimate for the end of a run, without the sample
 
 
@@ -231,7 +232,7 @@ class Pacer:
     def __init__(self, budget: Budget | None, schedule: Schedule, group: Group, metrics: Metrics):
         self.budget, self.schedule, self.group, self.metrics = budget, schedule, group, metrics
         self.evaluate_from = 0  # the first step that may be followed by an evaluation
-        self.reported_change = False  # whether a change of max_iters was printed since the last evaluation
+        self.reported_max_iters = schedule.max_iters  # the last one that was printed
         self.evaluation_start = self.evaluation_end = time.perf_counter()  # of the last evaluation
         self.sample_start = self.evaluation_start  # of the last sample
 
@@ -266,7 +267,6 @@ class Pacer:
         """Record the duration of the evaluation after `step`, and plan the remaining steps."""
         self.measure_evaluation()
         self.replan(step)
-        self.reported_change = False
 
     def sample_deadline(self, is_last: bool) -> float:
         """Deadline of a sample, in time.perf_counter()'s seconds."""
@@ -296,13 +296,13 @@ class Pacer:
             return
         max_iters, self.evaluate_from = self.group.broadcast(budget.plan(step, self.schedule))
         max_iters = max(step + min_steps, max_iters)
-        if max_iters != old_max_iters and not self.reported_change:
+        if abs(max_iters - self.reported_max_iters) > REPORTED_CHANGE * self.reported_max_iters:
             self.metrics.say(
-                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {old_max_iters:,}, "
+                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {self.reported_max_iters:,}, "
                 f"to fit into {counted(budget.minutes, 'minute')} "
                 f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
             )
-            self.reported_change = True
+            self.reported_max_iters = max_iters
         if max_iters != old_max_iters:
             self.schedule.decide(step, max_iters)
             self.metrics.set_max_iters(max_iters)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError
 from folio.checkpoints import checkpoint
@@ -15,6 +16,7 @@ from folio.training.planning.measured_law import MeasuredLaw
 from folio.training.planning.shapes import Shape
 from folio.training.setup import open_data
 from folio.training.start import Start
+from prepare import text as prepare_text
 from tests.support.simulated import SimulatedMachine
 from train import TrainConfig, train
 
@@ -56,7 +58,8 @@ def training_tokens(monkeypatch) -> list[int]:
 def chosen(cfg: TrainConfig) -> TrainConfig:
     """The settings with the chosen size."""
     start = choose_size(Start(cfg, None), None)
-    settings.check(start.cfg.replace(size=None))  # a chosen run needs no minutes
+    settings.check(start.cfg.replace(size=None))
+    assert start.cfg.minutes == cfg.minutes
     return start.cfg
 
 
@@ -98,8 +101,45 @@ def test_a_config_files_model_is_replaced(data_dir, training_tokens, measured, w
 def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, measured, capsys):
     training_tokens[0] = 10**5
     cfg = chosen(load(data_dir, "--minutes=1000"))
-    assert 19 < cfg.max_iters * cfg.step_tokens / 10**5 <= 20 and cfg.minutes is None  # evaluations take no epochs
+    assert 19 < cfg.max_iters * cfg.step_tokens / 10**5 <= 20
     assert "20 epochs" in capsys.readouterr().out
+    assert choose_size(Start(load(data_dir, "--minutes=1000"), None), None).fits_minutes  # evaluations take no epochs
+
+
+def test_a_config_files_settings_that_are_replaced_are_named(data_dir, training_tokens, measured, write, capsys):
+    """They were ignored silently."""
+    chosen(load(data_dir, write("n_layer = 30\nlearning_rate = 1e-5\ndropout = 0.0\n"), "--minutes=3"))
+    assert "size=auto replaces n_layer=30 (x.py:1), learning_rate=1e-05 (x.py:2)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "tokens, minutes, message",
+    [
+        (32, 1, "size=auto: short has 28 training tokens, and the smallest model reads 33 at a time; use more text$"),
+        (50, 1, "^minutes=1: size=auto needs more time, or more text than the 45 training tokens of short$"),
+        (
+            2000,
+            1e-9,
+            "^minutes=1e-09: size=auto needs more time, or more text than the 1,800 training tokens of short$",
+        ),
+    ],
+)
+def test_a_text_that_is_too_short_is_an_error_with_a_remedy_that_works(tmp_path, measured, tokens, minutes, message):
+    """The error advised a smaller --block_size, which size=auto refuses."""
+    (tmp_path / "short.txt").write_text(("a word. " * tokens)[:tokens])
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(tmp_path / "short.txt"),), data_dir=str(tmp_path)))
+    cfg = load(tmp_path, "--dataset=short", f"--minutes={minutes}")
+    with pytest.raises(UserError, match=message):
+        choose_size(Start(cfg, None), None)
+
+
+def test_a_short_text_gets_a_context_that_fits(tmp_path, measured, tiny):
+    """The default block_size of 1,024 was refused before a shorter one was chosen."""
+    (tmp_path / "short.txt").write_text("a word. " * 20)
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(tmp_path / "short.txt"),), data_dir=str(tmp_path)))
+    cfg = chosen(load(tmp_path, "--dataset=short", "--minutes=0.1"))
+    assert cfg.block_size <= 144
+    open_data(cfg)
 
 
 @pytest.mark.parametrize(
