@@ -341,8 +341,7 @@ def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
     else:
         tokenizer = _make_tokenizer(job)
         write_json(path, tokenizer.to_json())
-    tokenizer.on_unknown = job.cfg.on_unknown
-    return tokenizer
+    return tokenizer.with_on_unknown(job.cfg.on_unknown)
 
 
 def _make_tokenizer(job: _Job) -> Tokenizer:

@@ -5,6 +5,7 @@ prepare scripts, also add a function to TOKENIZERS in folio/data/prepare.py.
 """
 
 import base64
+import copy
 import hashlib
 import itertools
 import json
@@ -45,14 +46,22 @@ class Tokenizer(ABC):
     kind: str  # name in JSON
     vocab_size: int
     eot: int | None = None  # id of the end-of-text token, if any
-    on_unknown: OnUnknown = "error"  # can be set; only character tokenizers have unknown characters
+    on_unknown: OnUnknown = "error"  # only character tokenizers have unknown characters; see with_on_unknown
+
+    def with_on_unknown(self, on_unknown: OnUnknown) -> "Tokenizer":
+        """Return a tokenizer with the same ids whose encode handles unknown characters so. This one is not changed."""
+        if on_unknown == self.on_unknown:
+            return self
+        changed = copy.copy(self)
+        changed.on_unknown = on_unknown
+        return changed
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the token ids of `text`, (T,)."""
+        """Return the token ids of `text`, int64 (T,), as models take them."""
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encode each text."""
+        """Encode each text. The ids may have a smaller integer type."""
         return [self.encode(text) for text in texts]
 
     def count_unknown(self, text: str) -> int:
@@ -134,6 +143,7 @@ class CharTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         ids, unknown = self.look_up(text)
+        ids = ids.astype(np.int64)
         if not unknown.any():
             return ids
         if self.on_unknown == "skip":
@@ -168,7 +178,7 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 257
 
     def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.uint16)
+        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int64)
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else bytes([token])
@@ -265,7 +275,7 @@ class RankedTokenizer(Tokenizer):
     def encode(self, text: str) -> np.ndarray:
         try:
             ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in split_long_spaces(text)]
-            return ids[0] if len(ids) == 1 else np.concatenate(ids)
+            return np.concatenate(ids).astype(np.int64)
         except UnicodeEncodeError:  # a lone surrogate, as in JSON, becomes ?
             return self.encode(text.encode("utf-8", "replace").decode())
 
@@ -379,7 +389,7 @@ class MidiTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         try:
-            return np.array([self.ids[event] for event in text.split()], dtype=np.int32)
+            return np.array([self.ids[event] for event in text.split()], dtype=np.int64)
         except KeyError:
             word = next(match for match in re.finditer(r"\S+", text) if match[0] not in self.ids)
         shown = word[0] if len(word[0]) <= 40 else f"{word[0][:40]}..."

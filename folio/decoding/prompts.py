@@ -30,8 +30,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
     """
     if not isinstance(text, str):
         raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
-    tokenizer.on_unknown = on_unknown
-    eot = tokenizer.eot
+    tokenizer, eot = tokenizer.with_on_unknown(on_unknown), tokenizer.eot
     parts = [text] if eot is None else text.split(EOT_TEXT)
     encoded = [tokenizer.encode(part).tolist() for part in parts]
     unknown = sum(map(tokenizer.count_unknown, parts))
@@ -43,7 +42,10 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
 
 
 def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, config: GPTConfig) -> list[str]:
-    """Warnings about unknown characters in the text of a prompt, and tokens that the model does not use."""
+    """Warnings about unknown characters in the text of a prompt, and tokens that the model does not use.
+
+    tokenizer: with the on_unknown of the prompt.
+    """
     lines = []
     if prompt.unknown:
         action = "left out" if tokenizer.on_unknown == "skip" else "replaced"

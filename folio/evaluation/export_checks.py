@@ -52,8 +52,7 @@ def relative_difference(logits: Tensor, expected: Tensor) -> float:
 
 def compare_export(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
     """Compare an export with the checkpoint, on texts of one document. Raises UserError if tokens or logits differ."""
-    model, tokenizer = loaded.build().eval(), loaded.tokenizer
-    tokenizer.on_unknown = "skip"
+    model, tokenizer = loaded.build().eval(), loaded.tokenizer.with_on_unknown("skip")
     n_tokens, differences = 0, []
     for text in ((ROOT / "train.py").read_text(encoding="utf-8"), generate_text(model, loaded)):
         ids = tokenizer.encode(text).tolist()

@@ -1,7 +1,7 @@
 """Measure one model on texts or tasks, with the settings shared by tools/evaluate.py and tools/compare.py."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -106,7 +106,8 @@ class LoadedModel(NamedTuple):
 def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
     """Load the model of a run to the device. Raises UserError if block_size or stride exceeds its context."""
     saved = foreign.load(run, cfg.checkpoint)
-    saved.tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
+    tokenizer = saved.tokenizer.with_on_unknown("skip" if cfg.tasks else cfg.on_unknown)
+    saved = replace(saved, tokenizer=tokenizer)
     runtime = resolve_runtime(cfg.device, "float32" if cfg.dtype in QUANTIZED else cfg.dtype, False)
     if not cfg.tasks:  # texts are divided among workers
         T, C = saved.config().block_size, saved.config().n_embd

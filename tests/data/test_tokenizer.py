@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiktoken.load
 import tokenizers
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken_ext.openai_public import r50k_pat_str
@@ -21,6 +22,7 @@ from folio.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     EncodingError,
+    MidiTokenizer,
     from_json,
     gpt2_tokenizer,
     suggest_vocab_size,
@@ -94,8 +96,7 @@ def test_characters_are_sorted_by_code_point():
 
 @pytest.mark.parametrize("on_unknown", ["error", "skip", "replace"])
 def test_unknown_characters_are_counted(on_unknown, seed):
-    tokenizer = CharTokenizer.of("abc \ufffd")
-    tokenizer.on_unknown = on_unknown
+    tokenizer = CharTokenizer.of("abc \ufffd").with_on_unknown(on_unknown)
     text = "".join(random.Random(seed).choices("abc é日🎉\ufffd\ud800", k=200))
     assert tokenizer.count_unknown(text) == sum(c not in "abc \ufffd" for c in text)
     assert tokenizer.count_unknown("") == 0 == tokenizer.count_unknown("cab")
@@ -118,6 +119,16 @@ def test_the_suggested_vocabulary_size(seed):
         assert size is None or vocabulary_is_large(tokens, 2 * size)
 
 
+def test_ids_have_the_type_that_models_take():
+    """The ids of characters were int32, which crashed in torch's cross-entropy, and those of bytes uint16."""
+    midi = MidiTokenizer(["a", "b"], {})
+    for each, text in (CharTokenizer("ab"), "ba"), (ByteTokenizer(), "ba"), (bpe(), "ba"), (midi, "b a"):
+        ids = each.encode(text)
+        assert ids.dtype == each.encode("").dtype == np.int64 and len(ids) and len(each.encode("")) == 0
+        torch.nn.functional.cross_entropy(torch.zeros(len(ids), each.vocab_size), torch.from_numpy(ids))
+    assert CharTokenizer("ab").with_on_unknown("skip").encode("aé").dtype == np.int64
+
+
 def test_the_error_about_an_unknown_character_gives_its_position():
     tokenizer = CharTokenizer.of("abc")
     for unknown in ("é", "B", "🎉"):
@@ -127,13 +138,12 @@ def test_the_error_about_an_unknown_character_gives_its_position():
 
 def test_unknown_characters_are_skipped_or_replaced_on_request():
     tokenizer = CharTokenizer.of("abc")
-    tokenizer.on_unknown = "skip"
-    assert tokenizer.encode("aéb🎉").tolist() == [0, 1]
-    tokenizer.on_unknown = "replace"
+    assert tokenizer.with_on_unknown("skip").encode("aéb🎉").tolist() == [0, 1]
     with pytest.raises(UserError, match=r"neither is U\+FFFD.*--on_unknown=skip"):
+        tokenizer.with_on_unknown("replace").encode("aéb")
+    with pytest.raises(UserError, match="'é'"):  # it is not changed
         tokenizer.encode("aéb")
-    tokenizer = CharTokenizer.of("abc\ufffd")
-    tokenizer.on_unknown = "replace"
+    tokenizer = CharTokenizer.of("abc\ufffd").with_on_unknown("replace")
     assert tokenizer.encode("aéb🎉").tolist() == [0, 3, 1, 3]
     assert tokenizer.hash == CharTokenizer.of("abc\ufffd").hash  # on_unknown does not change the meaning of ids
 

@@ -117,6 +117,13 @@ def test_unknown_characters_can_be_left_out(gpt):
         gpt.generate("aΩb")
 
 
+def test_generating_does_not_change_the_tokenizer(gpt):
+    """After a call with on_unknown="skip", gpt.tokenizer.encode left out characters without a word."""
+    gpt.generate("aΩb", on_unknown="skip", max_new_tokens=1)
+    with pytest.raises(UserError, match="'Ω'"):
+        gpt.tokenizer.encode("aΩb")
+
+
 def test_texts_do_not_depend_on_the_device(gpt, monkeypatch):
     """On a GPU, a text ended when its context was full, unless those of all other rows were full at the same step."""
     requests, config = [([0, 1, 2], 0), ([3], 1), ([4, 5, 6, 7, 8], 2)], GenerationConfig(max_new_tokens=60)

@@ -22,7 +22,9 @@ def test_unknown_characters_are_left_out_or_replaced():
     ):
         prompt = encode_prompt(tokenizer, "aéß\nbé", on_unknown)
         assert prompt == (ids, text, 2)
-        (line,) = prompt_warnings(prompt, "aéß\nbé", "the prompt", tokenizer, GPTConfig(block_size=6))
+        changed = tokenizer.with_on_unknown(on_unknown)
+        (line,) = prompt_warnings(prompt, "aéß\nbé", "the prompt", changed, GPTConfig(block_size=6))
+        assert line.startswith("left out" if on_unknown == "skip" else "replaced")
         assert line.endswith("2 of 6 characters of the prompt, not in the vocabulary: 'é'")
     assert encode_prompt(tokenizer, "é", "skip").ids == default_prompt(tokenizer)
     with pytest.raises(UserError, match="é"):

@@ -129,8 +129,7 @@ def test_left_out_characters_do_not_shift_blocks(runtime, tmp_path):
     corpus = Corpus(find_sources([str(tmp_path / "text.txt")]))
     sizes = []
     for characters in ("helo", "helo" + "é"):
-        tokenizer = CharTokenizer(characters)
-        tokenizer.on_unknown = "skip"
+        tokenizer = CharTokenizer(characters).with_on_unknown("skip")
         streams = [corpus_stream(corpus, tokenizer)]
         bits = measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8)[2]
         sizes.append(bits.weights)
