@@ -1,16 +1,21 @@
 """LanguageModel, a GPT with its tokenizer on a device: the API behind sample.py and `folio.load`.
 
-`generate` and `stream` take a text. `complete`, `texts`, and `steps` take the ids of many prompts, and yield whole
+`generate` and `stream` take a text. `loss`, `losses`, `logits`, `attention`, and `hidden_states` return what the model
+computes for a text, as NumPy arrays. `complete`, `texts`, and `steps` take the ids of many prompts, and yield whole
 texts, pieces of text, or tokens with their logits.
+
+Dimensions of arrays: T tokens of the text, V vocabulary of the tokenizer, C channels, H heads, L layers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
@@ -22,11 +27,15 @@ from folio.checkpoints import foreign
 from folio.checkpoints.find_runs import resolve
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import OnUnknown, Tokenizer
+from folio.data.windows import divide
 from folio.decoding.decoders import make_decoder
-from folio.decoding.prompts import Prompt, encode_prompt
+from folio.decoding.kv_cache import split_documents
+from folio.decoding.prompts import Prompt, encode_prompt, encode_text
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Step, generate
 from folio.decoding.text_stream import TextStream
+from folio.decoding.torch_decoder import inference_context
+from folio.decoding.trace import Heads, Trace
 from folio.machine import memory
 from folio.machine.runtime import DTYPES, Runtime, resolve_runtime
 from model import GPT
@@ -38,6 +47,7 @@ Count = Annotated[int, Ge(1)]  # without a maximum
 Share = Annotated[float, Gt(0), Le(1)]
 Penalty = Annotated[float, Ge(-2), Le(2)]  # OpenAI's limits
 Model = TypeVar("Model", bound="LanguageModel")
+Text = str | Sequence[int] | np.ndarray | Tensor  # or its token ids, (T,)
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ def refuse_too_large_to_decode(model: GPT, dtype: str, device: torch.device, ava
 
 
 class LanguageModel:
-    """A GPT and its tokenizer, for generating text.
+    """A GPT and its tokenizer, for generating text and for looking at what the model computes.
 
     The attribute `model` is in eval mode, on the device and in the dtype; with int8 and int4, it is on the meta device,
     without weights. After changing its weights, create a new LanguageModel(gpt.model, gpt.tokenizer).
@@ -198,18 +208,32 @@ class LanguageModel:
     def generate(self, prompt: str, *, num_samples: None = None, **settings: Any) -> str: ...
     @overload
     def generate(self, prompt: str, *, num_samples: int, **settings: Any) -> list[str]: ...
-    def generate(self, prompt: str, *, num_samples: int | None = None, **settings: Any) -> str | list[str]:
+    @overload
+    def generate(self, prompt: Sequence[str], *, num_samples: None = None, **settings: Any) -> list[str]: ...
+    @overload
+    def generate(self, prompt: Sequence[str], *, num_samples: int, **settings: Any) -> list[list[str]]: ...
+    def generate(
+        self, prompt: str | Sequence[str], *, num_samples: int | None = None, **settings: Any
+    ) -> str | list[str] | list[list[str]]:
         """Generate the text that follows the prompt; with num_samples, a list of texts. Raises UserError.
 
+        prompt: a text, or a list of texts, which gives a list with the result of each; they are generated together.
         settings: fields of GenerationConfig, such as temperature=0.7, top_k=50, stop="\\n", seed=2. The same settings
         produce the same text, also in sample.py.
         """
-        if num_samples is None:
+        is_list = isinstance(prompt, list | tuple)
+        if num_samples is None and not is_list:
             return "".join(self.stream(prompt, **settings))
-        config = GenerationConfig.from_dict({**settings, "num_samples": num_samples})
-        ids = self.encode_prompt(prompt, config.on_unknown).ids
-        requests = ((ids, sample) for sample in range(config.num_samples))
-        return list(self.complete(requests, config.num_samples, config))
+        config = GenerationConfig.from_dict(
+            settings if num_samples is None else settings | {"num_samples": num_samples}
+        )
+        prompts = [self.encode_prompt(each, config.on_unknown).ids for each in (prompt if is_list else [prompt])]
+        n = config.num_samples
+        requests = ((ids, sample) for ids in prompts for sample in range(n))
+        texts = list(self.complete(requests, n * len(prompts), config))
+        if num_samples is None or not is_list:
+            return texts
+        return [texts[first : first + n] for first in range(0, len(texts), n)]
 
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
         """Yield the text of `generate` in pieces of whole characters, as they are generated."""
@@ -218,6 +242,108 @@ class LanguageModel:
         config = GenerationConfig.from_dict(settings)
         ids = self.encode_prompt(prompt, config.on_unknown).ids
         return (piece for (piece,) in self.texts([ids], [0], config) if piece)
+
+    # --- what the model computes for a text ---------------------------------------------------------------------------
+
+    def loss(self, text: Text) -> float:
+        """The mean of `losses`, in nats per token."""
+        return float(self.losses(text).mean())
+
+    def losses(self, text: Text) -> np.ndarray:
+        """The loss of each token of a text but the first, -ln(probability) in nats: float32 (T - 1,).
+
+        text: a text, in which <|endoftext|> is a special token, or token ids. It needs two tokens, and may be longer
+        than the context: then it is divided into contexts as in tools/evaluate.py. Raises UserError, also for unknown
+        characters.
+        """
+        ids = self._encode(text)
+        if len(ids) < 2:
+            raise UserError("the text has 1 token: a loss needs at least 2, because the first one is not predicted")
+        parts = []
+        for begin, end in zip(*divide(len(ids) - 1, self.model.config.block_size, 0), strict=True):
+            logits = self._logits(ids[begin:end])
+            targets = torch.tensor(ids[begin + 1 : end + 1], device=logits.device)
+            parts.append(F.cross_entropy(logits, targets, reduction="none").cpu().numpy())
+        return np.concatenate(parts)
+
+    def logits(self, text: Text) -> np.ndarray:
+        """The logits of the next token after each token of a text: float32 (T, V).
+
+        Row t is computed from the tokens 0 to t, and predicts token t + 1. Columns that pad the model's vocabulary are
+        left out. text: a text or token ids, of 1 to block_size tokens. Raises UserError, also for unknown characters.
+        """
+        return self._logits(self._encode_context(text)).cpu().numpy()
+
+    def attention(self, text: Text) -> np.ndarray:
+        """The attention weights: float32 (L, H, T, T). text: see `logits`.
+
+        [l, h, t, s] is how much token t attends to token s in head h of layer l. Each row [l, h, t] sums to 1.
+        As in transformers' `output_attentions`. Raises UserError if the weights are int8 or int4.
+        """
+        weights: list[Tensor] = []
+        self._trace(text, lambda layer, heads: weights.append(heads.weights))
+        return torch.stack(weights).float().cpu().numpy()
+
+    def hidden_states(self, text: Text) -> np.ndarray:
+        """The hidden state of each token before, between, and after the layers: float32 (L + 1, T, C).
+
+        [0] is the embedding, with its position if the model adds one; [l] is the output of l layers, the input of the
+        next one; [L] is after the final norm, too, so its product with the output matrix gives the logits. As in
+        transformers' `output_hidden_states`. text: see `logits`. Raises UserError if the weights are int8 or int4.
+        """
+        stream = self._trace(text).stream  # (2L + 1, T, C): before each attention and MLP, and after the last layer
+        with torch.no_grad():
+            states = [*stream[:-1:2], self.model.transformer.ln_f(stream[-1])]
+        return torch.stack(states).float().cpu().numpy()
+
+    def _encode(self, text: Text) -> list[int]:
+        """Return the ids of a text, or token ids as a list. Raises UserError if there are none or they are invalid."""
+        if isinstance(text, str):
+            ids = encode_text(self.tokenizer, text)
+        else:
+            array = np.asarray(text.cpu() if isinstance(text, Tensor) else text)
+            if array.ndim != 1:
+                raise UserError(f"token ids of shape {array.shape}: give one sequence, of shape (T,)")
+            if array.size and array.dtype.kind not in "iu":
+                raise UserError(f"token ids of type {array.dtype}: give a text, or integers")
+            ids = array.tolist()
+        if not ids:
+            raise UserError("the text is empty: give at least one token")
+        if not 0 <= min(ids) <= max(ids) < self.tokenizer.vocab_size:
+            raise UserError(
+                f"token ids from {min(ids)} to {max(ids)}: the tokenizer's are 0 to {self.tokenizer.vocab_size - 1:,}"
+            )
+        return ids
+
+    def _encode_context(self, text: Text) -> list[int]:
+        """Like _encode. Raises UserError for more tokens than the context."""
+        ids, block_size = self._encode(text), self.model.config.block_size
+        if len(ids) > block_size:
+            raise UserError(
+                f"the text has {len(ids):,} tokens, but the context has {block_size:,}: give a shorter one, such as "
+                f"gpt.tokenizer.encode(text)[:{block_size}]; only loss and losses take longer ones"
+            )
+        return ids
+
+    @torch.inference_mode()
+    def _logits(self, ids: list[int]) -> Tensor:
+        """Return the logits after each of up to block_size ids, float32 (T, V)."""
+        if self.dtype in QUANTIZED:  # only the decoder has the weights
+            batch = self.decoder.batch(1)
+            documents = split_documents(ids, self.model.config.document_token)
+            logits = torch.cat([batch.score(0, document, 0) for document in documents])
+        else:
+            with inference_context(self.model, self.runtime):
+                (logits,) = self.model.logits(torch.tensor([ids], device=self.runtime.device))
+        return logits[:, : self.tokenizer.vocab_size].float()
+
+    def _trace(self, text: Text, on_heads: Callable[[int, Heads], None] = lambda layer, heads: None) -> Trace:
+        ids = self._encode_context(text)
+        if self.dtype in QUANTIZED:
+            raise UserError(
+                f"dtype={self.dtype}: the inside of a model needs its weights; load it with dtype='float32'"
+            )
+        return Trace(self.model, torch.tensor(ids, device=self.runtime.device), on_heads=on_heads)
 
     # --- batches of prompts -------------------------------------------------------------------------------------------
 

@@ -30,15 +30,24 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
     """
     if not isinstance(text, str):
         raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
-    tokenizer, eot = tokenizer.with_on_unknown(on_unknown), tokenizer.eot
-    parts = [text] if eot is None else text.split(EOT_TEXT)
-    encoded = [tokenizer.encode(part).tolist() for part in parts]
-    unknown = sum(map(tokenizer.count_unknown, parts))
-    ids = list(encoded[0])
-    for part in encoded[1:]:
-        ids += [eot, *part]
-    known_text = EOT_TEXT.join(map(tokenizer.decode, encoded)) if unknown else text
+    ids = encode_text(tokenizer.with_on_unknown(on_unknown), text)
+    unknown = sum(map(tokenizer.count_unknown, split_at_eot(tokenizer, text)))
+    known_text = "".join(map(tokenizer.piece, ids)) if unknown else text
     return Prompt(ids or default_prompt(tokenizer), known_text, unknown)
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode a text, in which <|endoftext|> is a special token. Raises UserError for unknown characters."""
+    first, *others = map(tokenizer.encode, split_at_eot(tokenizer, text))
+    ids = first.tolist()
+    for part in others:
+        ids += [tokenizer.eot, *part.tolist()]
+    return ids
+
+
+def split_at_eot(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Split a text at <|endoftext|>, if the tokenizer has this token."""
+    return [text] if tokenizer.eot is None else text.split(EOT_TEXT)
 
 
 def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, config: GPTConfig) -> list[str]:

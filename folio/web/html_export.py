@@ -18,6 +18,7 @@ from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, validation_pairs
 from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt
+from folio.decoding.trace import Trace
 from folio.evaluation.export_checks import check_computes_gpt2
 from folio.evaluation.memorization import open_training_data
 from folio.evaluation.scores import LOSS
@@ -25,7 +26,6 @@ from folio.evaluation.text_loss import Stream, measure_text, shard_streams
 from folio.machine.runtime import resolve_runtime
 from folio.web import html_file
 from folio.web.questions import MAX_CHARACTERS
-from folio.web.trace import Trace
 from folio.web.viewed_model import ViewedModel, choose_text
 from model import GPT
 

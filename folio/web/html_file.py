@@ -38,10 +38,11 @@ from folio.checkpoints.export_formats import GELUS, check_parameters, check_sett
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, translation
 from folio.data.tokenizer import Tokenizer
+from folio.decoding import trace
 from folio.evaluation import memorization
 from folio.evaluation.memorization import TrainingSearch
 from folio.experiments.static_page import hash_source
-from folio.web import playground, questions, trace
+from folio.web import playground, questions
 from folio.web.questions import probe_ids
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import PAGE, read_scripts, read_style

@@ -24,10 +24,10 @@ from folio.base.settings import NonNegativeInt, Settings
 from folio.data.sources.music import pitch_name, place_notes
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import encode_prompt
+from folio.decoding.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
 from folio.evaluation.memorization import TrainingSearch, covering_lengths, open_training_data
 from folio.web.engine import Engine
 from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
-from folio.web.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
 from folio.web.viewed_model import LRUCache, ViewedModel
 from model import GPT, GPTConfig, angles, sinusoids
 

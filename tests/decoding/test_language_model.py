@@ -3,6 +3,7 @@ import re
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,11 +11,15 @@ import folio
 from folio import UserError
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
 from folio.decoding import language_model
-from folio.decoding.language_model import GenerationConfig, LanguageModel
-from model import GPT, GPTConfig
+from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel
+from folio.decoding.quantize import quantized
+from folio.evaluation.text_loss import token_losses
+from model import GPT, POSITIONS, GPTConfig
 from sample import SampleConfig, main
+from tests.support.decoding import random_model
 from tests.support.processes import ROOT
 from tests.support.simulated_gpu import SimulatedGPU
+from tools.bench.baselines import transformers_model
 from train import train
 
 
@@ -97,7 +102,7 @@ def test_settings_are_given_by_name(gpt):
         ({"top_p": 0}, r"top_p=0.0: .* above 0 and at most 1, or None"),
         ({"num_samples": "3"}, r"num_samples='3': .* integer"),
         ({"prompt": "aΩ"}, r"the character 'Ω' .* at position 1 .*"),
-        ({"prompt": ["a"]}, r".* text, not of type list"),
+        ({"prompt": 5}, r".* text, not of type int"),
     ],
 )
 def test_invalid_arguments_are_one_line_errors_before_generation(settings, message, gpt):
@@ -155,13 +160,155 @@ def test_a_model_in_training_is_not_changed(dtype):
     assert gpt.model.num_params() == model.num_params()  # the copy in another format is not `model`
 
 
+def test_a_list_of_prompts_gives_a_list(gpt):
+    settings = dict(max_new_tokens=20, batch_size=2, seed=5)
+    prompts = ["abc", "", "defghij" * 4]
+    alone = [gpt.generate(prompt, **settings) for prompt in prompts]
+    assert gpt.generate(prompts, **settings) == gpt.generate(tuple(prompts), **settings) == alone
+    assert gpt.generate(prompts, num_samples=2, **settings) == [
+        gpt.generate(prompt, num_samples=2, **settings) for prompt in prompts
+    ]
+    assert gpt.generate([]) == [] and gpt.generate(["a"], num_samples=1, **settings) == [
+        [gpt.generate("a", **settings)]
+    ]
+    with pytest.raises(UserError, match="text, not of type list"):
+        gpt.stream(prompts)
+    with pytest.raises(UserError, match="text, not of type int"):
+        gpt.generate(["a", 5])
+
+
+# --- what the model computes for a text -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_losses_and_logits_are_those_of_the_model(position, seed):
+    """The vocabulary of the model is padded, and its attention is confined to documents."""
+    tokenizer = ByteTokenizer()
+    model = random_model(seed, block_size=16, vocab_size=272, position=position, document_token=tokenizer.eot)
+    gpt = LanguageModel(model, tokenizer, dtype="float32")
+    text = "a document<|endoftext|>next"
+    ids = [*b"a document", 256, *b"next"]
+    expected = model.eval().logits(torch.tensor([ids]))[0, :, :257].detach()  # (T, V)
+    logits = gpt.logits(text)
+    assert logits.dtype == np.float32 and logits.shape == (15, 257)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    losses = torch.nn.functional.cross_entropy(expected[:-1], torch.tensor(ids[1:]), reduction="none")
+    np.testing.assert_allclose(gpt.losses(text), losses, atol=1e-4)
+    assert gpt.loss(text) == pytest.approx(float(losses.mean()), abs=1e-4) and type(gpt.loss(text)) is float
+    for same in (ids, tuple(ids), np.array(ids), np.array(ids, np.uint16), torch.tensor(ids)):
+        np.testing.assert_array_equal(gpt.logits(same), logits)
+
+
+def test_the_loss_of_a_long_text_is_that_of_evaluate(gpt, seed):
+    """A text longer than the context is divided as in tools/evaluate.py."""
+    ids = np.random.default_rng(seed).integers(11, size=100)
+    expected = token_losses(gpt.model, ids, gpt.runtime, stride=16)
+    np.testing.assert_allclose(gpt.losses(ids), expected, atol=1e-5)
+    np.testing.assert_array_equal(gpt.losses(gpt.tokenizer.decode(ids)), gpt.losses(ids))
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
+def test_attention_and_hidden_states_are_those_of_transformers(seed):
+    model = random_model(seed, block_size=16, vocab_size=257, n_layer=3)
+    ids = np.random.default_rng(seed).integers(257, size=12)
+    gpt = LanguageModel(model, ByteTokenizer(), dtype="float32")
+    theirs = transformers_model(model)
+    theirs.set_attn_implementation("eager")
+    with torch.inference_mode():
+        theirs = theirs(torch.from_numpy(ids)[None], output_attentions=True, output_hidden_states=True)
+    attention, states = gpt.attention(ids), gpt.hidden_states(ids)
+    assert attention.dtype == states.dtype == np.float32
+    np.testing.assert_allclose(attention, torch.cat(theirs.attentions), atol=1e-5)
+    np.testing.assert_allclose(states, torch.cat(theirs.hidden_states), atol=1e-3, rtol=1e-4)
+    H, C = model.config.n_head, model.config.n_embd
+    assert attention.shape == (3, H, 12, 12) and states.shape == (4, 12, C)
+    np.testing.assert_allclose(states[-1] @ model.lm_head.weight.detach().numpy().T, gpt.logits(ids), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_the_inside_in_other_precisions(dtype, seed):
+    """Quantized weights are only in the decoder, which has no attention weights or hidden states."""
+    tokenizer = ByteTokenizer()
+    model = random_model(seed, block_size=32, vocab_size=260, n_embd=64, document_token=tokenizer.eot)
+    gpt = LanguageModel(model, tokenizer, device="cpu", dtype=dtype)
+    rounded = quantized(model, dtype).eval() if dtype in QUANTIZED else gpt.model
+    ids = [*b"two<|>", 256, *b"documents"]
+    expected = rounded.logits(torch.tensor([ids]))[0, :, :257].detach().float()
+    logits = gpt.logits(ids)
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, expected, atol=0.05 * float(expected.abs().max()))
+    assert gpt.loss("a text that is much longer than the context " * 2) > 0
+    if dtype in QUANTIZED:
+        for inside in (gpt.attention, gpt.hidden_states):
+            with pytest.raises(UserError, match=f"dtype={dtype}: .*dtype='float32'"):
+                inside("abc")
+    else:
+        np.testing.assert_allclose(gpt.attention(ids).sum(-1), 1, atol=0.02)
+        assert gpt.hidden_states(ids).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "the text is empty"),
+        ([], "the text is empty"),
+        (np.zeros(0), "the text is empty"),
+        ("abcdefgh" * 3, r"24 tokens, but the context has 16: .*encode\(text\)\[:16\]"),
+        ("aΩ", "the character 'Ω' .* at position 1"),
+        ([0, 11], "token ids from 0 to 11: the tokenizer's are 0 to 10"),
+        ([-1], "token ids from -1 to -1"),
+        ([0.5, 1.0], "token ids of type float64"),
+        (torch.zeros(1, 3, dtype=torch.long), r"shape \(1, 3\): give one sequence"),
+        (None, r"shape \(\)"),
+        (["a", "b"], "token ids of type <U1"),
+    ],
+)
+def test_texts_that_cannot_be_computed(text, message, gpt):
+    for compute in (gpt.logits, gpt.attention, gpt.hidden_states):
+        with pytest.raises(UserError, match=message):
+            compute(text)
+    if "context" not in message:
+        with pytest.raises(UserError, match=message):
+            gpt.loss(text)
+
+
+def test_a_loss_needs_two_tokens(gpt):
+    assert gpt.logits("a").shape == (1, 11) and gpt.attention("a").tolist() == [[[[1.0]]] * 2] * 2
+    for loss in (gpt.loss, gpt.losses):
+        with pytest.raises(UserError, match=r"1 token: .*at least 2"):
+            loss("a")
+
+
+# --- docs -------------------------------------------------------------------------------------------------------------
+
+
 def test_the_python_programs_in_the_docs(tiny, tmp_path, monkeypatch, capsys):
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/use/sampling.md")]
     programs = [program for page in pages for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
-    assert len(programs) == 3
+    assert len(programs) == 4
     train(tiny(max_iters=2, eval_interval=2, out_dir=str(tmp_path / "out-shakespeare-char")))
     monkeypatch.chdir(tmp_path)
     for program in programs:
         capsys.readouterr()
         exec(program, {})
         assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.needs("nbclient", "ipykernel")
+@pytest.mark.slow
+def test_the_programs_of_sampling_md_in_a_notebook(tiny, tmp_path, monkeypatch):
+    """Each program is a cell of one notebook, run by Jupyter's kernel."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    train(tiny(max_iters=2, eval_interval=2, out_dir=str(tmp_path / "out-shakespeare-char")))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    page = (ROOT / "docs/use/sampling.md").read_text(encoding="utf-8")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    assert len(cells) == 3
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for cell in notebook.cells:
+        assert {output.output_type for output in cell.outputs} == {"stream"} and cell.outputs[0].text.strip()

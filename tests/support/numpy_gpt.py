@@ -1,5 +1,5 @@
 """GPT-2's forward pass in NumPy, written from the papers: an independent reference for model.py and
-folio/web/trace.py.
+folio/decoding/trace.py.
 
 Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
@@ -64,7 +64,7 @@ def alibi_slopes(H: int) -> list[float]:
 
 @dataclass
 class NumpyLayer:
-    """The activations of a layer. Names and shapes match folio.web.trace.LayerTrace and Heads."""
+    """The activations of a layer. Names and shapes match folio.decoding.trace.LayerTrace and Heads."""
 
     ln_1: Array
     qkv: Array
@@ -150,7 +150,7 @@ class NumpyGPT:
 
 
 class NumpyRun:
-    """A forward pass over ids (T,). stream (2L + 1, T, C): as in folio.web.trace.Trace."""
+    """A forward pass over ids (T,). stream (2L + 1, T, C): as in folio.decoding.trace.Trace."""
 
     def __init__(self, gpt: NumpyGPT, ids: Array):
         self.gpt, self.ids = gpt, ids

@@ -1,4 +1,4 @@
-// Traces of a forward pass and statistics of attention heads, as in folio/web/trace.py.
+// Traces of a forward pass and statistics of attention heads, as in folio/decoding/trace.py.
 //
 // Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers. Arrays are float32 and row-major.
 
@@ -38,8 +38,8 @@ function* inSlices(x, T, cols, slice, compute) {
   return result;
 }
 
-// A forward pass over token ids. switches: {mask, scale, headsOff, mlpsOff}, see Switches in folio/web/trace.py. Only
-// the residual stream is stored; `layer` recomputes the values of a layer.
+// A forward pass over token ids. switches: {mask, scale, headsOff, mlpsOff}, see Switches in folio/decoding/trace.py.
+// Only the residual stream is stored; `layer` recomputes the values of a layer.
 class Trace {
   constructor(gpt, products, ids, switches) {
     Object.assign(this, {gpt, products, ids, switches, T: ids.length, C: gpt.config.n_embd});
@@ -253,7 +253,7 @@ class Trace {
 
 // --- head scores -----------------------------------------------------------------------------------------------------
 
-// Statistics of attention weights (H, T, T) over token ids, (H,) by name. See head_scores in folio/web/trace.py.
+// Statistics of attention weights (H, T, T) over token ids, (H,) by name. See head_scores in folio/decoding/trace.py.
 function* headScores(weights, ids, H) {
   const T = ids.length, scores = Object.fromEntries(HEAD_SCORES.map(name => [name, new Array(H).fill(0)]));
   const after = []; // by query: keys after an earlier occurrence of its token

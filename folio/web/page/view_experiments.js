@@ -2,7 +2,7 @@
 
 // --- all heads ---
 
-const HEAD_SCORES = { // see head_scores in folio/web/trace.py
+const HEAD_SCORES = { // see head_scores in folio/decoding/trace.py
   previous: "mean weight of the previous token: 1 for a previous-token head",
   first: "mean weight of the first token, to which inactive heads often attend",
   itself: "mean weight of the token itself",

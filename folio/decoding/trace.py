@@ -1,7 +1,7 @@
 """Traces of a forward pass: all intermediate values, and statistics of the attention heads.
 
 A trace needs no code in model.py: a custom attention kernel records attention, and forward hooks record the rest. It
-is computed in float32, for one sequence, without dropout.
+is computed for one sequence, without dropout.
 
 Dimensions: T time, S keys, C channels, H heads, D head size, V vocabulary, L layers.
 """
@@ -74,7 +74,7 @@ class TracingAttention(AttentionKernel):
         weights = biased.softmax(dim=-1)
         if self.switches.mask == "after":
             weights = weights.masked_fill(hidden, 0.0)
-        z = weights @ v
+        z = weights.to(v.dtype) @ v
         for index, head in self.switches.heads_off:
             if index == layer.index:
                 z[head] = 0.0
@@ -109,8 +109,8 @@ class Lens(NamedTuple):
 class Trace:
     """A forward pass of a model over the tokens ids (T,).
 
-    model: in eval mode, with float32 parameters. Only the residual stream is stored; `layer` recomputes the values of
-    a layer. on_heads(layer, heads) is called once per layer during the forward pass.
+    model: in eval mode; in float32 for full precision. Only the residual stream is stored; `layer` recomputes the
+    values of a layer. on_heads(layer, heads) is called once per layer during the forward pass.
     """
 
     model: GPT

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from folio.web.trace import Heads, Switches, Trace, forward_hooks, head_scores, repeated_random_ids
+from folio.decoding.trace import Heads, Switches, Trace, forward_hooks, head_scores, repeated_random_ids
 from model import ACTIVATIONS, GPT, POSITIONS
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
