@@ -5,20 +5,25 @@ Children of a parent killed by SIGKILL would otherwise keep its standard output 
 
 import functools
 import multiprocessing
-import multiprocessing.connection
 import os
+import queue
 import signal
+import subprocess
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from folio import UserError
 
 Item = TypeVar("Item")
+GRACE_SECONDS = 1  # for a child process to end by itself
 ENDS_WITH_PARENT = "FOLIO_ENDS_WITH_PARENT"  # environment variable of a script started with child_options
 
 
@@ -32,98 +37,170 @@ def under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
 def map_in_order(
     function: Callable, items: Iterable[Item], workers: int, *arguments: Any
 ) -> Iterator[tuple[Item, Any]]:
     """Yield each item with function(item, *arguments), in order. workers: number of processes; 0: this process.
 
-    Reads only a few items ahead, to bound memory. Raises UserError if a worker process is killed.
+    Reads only a few items ahead, to bound memory. Raises UserError if a worker process cannot start, or ends.
     """
     if not workers:
         for item in items:
             yield item, function(item, *arguments)
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context(), _start_worker, (function, arguments))
-    pending: deque[tuple[Item, Future]] = deque()
+    pool = WorkerPool()
+    pending: deque[Item] = deque()
     try:
-        with _ctrl_c_delayed(), _sigint_blocked():  # processes that start here never receive Ctrl-C
-            for _ in range(workers):
-                pool.submit(int)
+        pool.start(workers, function, arguments)
         for item in items:
-            with _ctrl_c_delayed():
-                pending.append((item, pool.submit(_apply, item)))
+            pending.append(item)
+            pool.send(item)
             if len(pending) > 2 * workers:
-                item, future = pending.popleft()
-                yield item, _result(future)
-        for item, future in pending:
-            yield item, _result(future)
-    except BrokenProcessPool:
+                yield pending.popleft(), pool.next_result()
+        while pending:
+            yield pending.popleft(), pool.next_result()
+    finally:
+        pool.kill()
+
+
+class WorkerPool:
+    """Processes that apply a function to items.
+
+    This process has no thread for them: one could hold a lock while a worker is forked, and be stopped by Ctrl-C at any
+    point. So it reads results only when it waits for one, and the workers have threads that receive and send.
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[BaseProcess] = []
+        self.connections: list[Connection] = []
+        self.assigned: deque[Connection] = deque()  # the worker of each item whose result was not returned, in order
+        self.results: dict[Connection, deque] = {}  # received and not returned, by worker
+
+    def start(self, count: int, function: Callable, arguments: tuple[Any, ...]) -> None:
+        """Start the processes. Raises UserError."""
+        try:
+            with _stop_signals_blocked():
+                for _ in range(count):
+                    ours, theirs = multiprocessing.Pipe()
+                    self.connections.append(ours)
+                    self.results[ours] = deque()
+                    with theirs:
+                        process = multiprocessing.Process(target=_work, args=(theirs, function, arguments), daemon=True)
+                        process.start()
+                    self.processes.append(process)
+        except OSError as error:
+            raise UserError(
+                f"num_workers={count}: a worker process cannot start ({error.strerror}); use a smaller --num_workers"
+            ) from None
+
+    def send(self, item: Any) -> None:
+        """Send an item to the worker with the fewest unfinished ones."""
+        self._receive(timeout=0)
+        unfinished = {ours: -len(results) for ours, results in self.results.items()}
+        for ours in self.assigned:
+            unfinished[ours] += 1
+        worker = min(self.connections, key=unfinished.__getitem__)
+        try:
+            worker.send(item)
+        except OSError:
+            self._raise_ended()
+        self.assigned.append(worker)
+
+    def next_result(self) -> Any:
+        """Return the result for the first item that has none. Raises the function's exceptions, and UserError."""
+        worker = self.assigned.popleft()
+        while not self.results[worker]:
+            self._receive()
+        result, error, details = self.results[worker].popleft()
+        if error:
+            raise error from RuntimeError(details)
+        return result
+
+    def _receive(self, timeout: float | None = None) -> None:
+        """Receive the available results, or wait for one."""
+        for ours in connection.wait(self.connections, timeout):
+            try:
+                self.results[ours].append(ours.recv())
+            except (EOFError, OSError):
+                self._raise_ended()
+
+    def _raise_ended(self) -> None:
         raise UserError(
             "a worker process was killed, probably because memory ran out; use a smaller --num_workers"
         ) from None
-    finally:
-        with _ctrl_c_delayed():
-            pool.shutdown(cancel_futures=True)
 
-
-def _result(future: Future) -> Any:
-    """The result of a future. Ctrl-C takes effect within a tenth of a second."""
-    while not future.done():
-        with _ctrl_c_delayed():
-            wait([future], timeout=0.1)
-    return future.result()
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for ours in self.connections:
+            ours.close()
 
 
 @contextmanager
-def _ctrl_c_delayed() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block.
+def _stop_signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGHUP in this thread, and in processes started in the block. No effect on Windows.
 
-    A KeyboardInterrupt inside the pool's own code can leave a lock held or be lost in a callback; the program would
-    then hang.
+    The terminal sends them to all processes, but only the main process handles them.
     """
-    if threading.current_thread() is not threading.main_thread():  # the only thread that receives it
-        yield
-        return
-    received = []
-    handler = signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if received and callable(handler):
-            handler(*received[0])
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread and in processes started inside the block. No effect on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _start_worker(function: Callable, arguments: tuple[Any, ...]) -> None:
-    """Initialize a worker process with the function and arguments that it applies to each item."""
-    global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the main process handles Ctrl-C
-    threading.Thread(target=_exit_after_parent, daemon=True).start()
-    _work = function, arguments
+def _work(ours: Connection, function: Callable, arguments: tuple[Any, ...]) -> None:
+    """Run a worker process: apply the function to each item that is received, and send the result.
+
+    Threads receive and send, so that the main process never waits for a computation.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, which cannot block it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.setswitchinterval(5e-4)  # seconds; the threads need the interpreter's lock for each 200 KB
+    items, results = queue.SimpleQueue(), queue.SimpleQueue()
+    try:
+        threading.Thread(target=_receive_items, args=(ours, items), daemon=True).start()
+        threading.Thread(target=_send_results, args=(ours, results), daemon=True).start()
+    except RuntimeError:  # the limit of processes and threads; the main process sees that the connection is closed
+        os._exit(1)
+    while True:
+        item = items.get()
+        try:
+            results.put((function(item, *arguments), None, ""))
+        except Exception as error:
+            results.put((None, error, traceback.format_exc()))
 
 
-def _exit_after_parent() -> None:
-    """Exit when the parent process ends."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+def _receive_items(ours: Connection, items: queue.SimpleQueue) -> None:
+    """Put what is received into a queue. Ends the process when the main process has ended.
+
+    Where processes are forked, the connection stays open then: this process has a copy of its other end.
+    """
+    main_process = multiprocessing.parent_process().sentinel
+    with suppress(EOFError, OSError):
+        while ours in connection.wait([ours, main_process]):
+            items.put(ours.recv())
     os._exit(1)
 
 
-def _apply(item: Any) -> Any:
-    function, arguments = _work
-    return function(item, *arguments)
+def _send_results(ours: Connection, results: queue.SimpleQueue) -> None:
+    """Send what is put into a queue."""
+    while True:
+        result = results.get()
+        try:
+            ours.send(result)
+        except OSError:  # the main process has ended
+            os._exit(1)
+        except Exception as error:  # it cannot be pickled
+            ours.send((None, TypeError(f"the result of a worker cannot be sent: {error}"), traceback.format_exc()))
 
 
 # --- child processes --------------------------------------------------------------------------------------------------
@@ -141,6 +218,23 @@ def child_options(**environment: str) -> dict[str, Any]:
     environment: additional environment variables.
     """
     return {"stdin": _open_pipe()[0], "env": {**os.environ, **environment, ENDS_WITH_PARENT: "1"}}
+
+
+def run_child(script: str, *arguments: str, **environment: str) -> int:
+    """Run a script of the project, and return its exit status. If a signal stops this process, wait for the script.
+
+    environment: additional environment variables.
+    """
+    process = subprocess.Popen([sys.executable, script, *arguments], **child_options(**environment))
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)  # a terminal sends the signal to both
+            raise
+        process.terminate()
+        process.wait()
+        raise
 
 
 def end_with_parent() -> None:

@@ -3,13 +3,11 @@
 import difflib
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 from folio.base.commands import STARTED_BY_TRAINING, command, short_path
 from folio.base.settings import ROOT
-from folio.base.workers import child_options, under_torchrun
+from folio.base.workers import run_child, under_torchrun
 from folio.data.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
 from folio.data.windows import Mixture, parse_mixture
 
@@ -107,6 +105,5 @@ def run_script(script: Path, root: Path) -> None:
         prepare = command(name, *_data_dir_option(root))
         raise DatasetError(f"dataset={script.stem}: prepare it before the processes start: {prepare}")
     print(f"{script.stem} is not prepared yet; running {name}", flush=True)
-    options = child_options(**{STARTED_BY_TRAINING: "1"})
-    if subprocess.run([sys.executable, str(script), f"--data_dir={root}"], **options).returncode:
+    if run_child(str(script), f"--data_dir={root}", **{STARTED_BY_TRAINING: "1"}):
         raise DatasetError(f"{name} failed; fix the error above, or run the script by itself")

@@ -1,13 +1,19 @@
-"""Processes that end with their parent."""
+"""Worker processes, and processes that end with their parent."""
 
+import errno
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
+from folio import UserError
 from folio.base.settings import ROOT
+from folio.base.workers import map_in_order
 from tests.support import processes
 from tests.support.waiting import wait_until
 
@@ -107,3 +113,95 @@ def test_standard_input_of_a_child_is_empty(tmp_path):
     )
     result = processes.run([tmp_path / "parent.py"], stdin="text")
     assert result.returncode == 0 and result.stdout == "b''\n", result.stderr
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def double(item: list[int], factor: int) -> list[int]:
+    return [factor * number for number in item]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_results_are_in_the_order_of_the_items(workers):
+    items = [[k] * (1 if k % 7 else 100_000) for k in range(40)]  # the larger ones do not fit into a pipe's buffer
+    assert [result for _, result in map_in_order(double, items, workers, 2)] == [double(item, 2) for item in items]
+
+
+def raise_on_two(item: int) -> int:
+    if item == 2:
+        raise UserError("two")
+    return item
+
+
+def test_an_exception_of_a_worker_is_raised_in_its_place():
+    results = map_in_order(raise_on_two, range(9), 2)
+    assert [next(results)[1], next(results)[1]] == [0, 1]
+    with pytest.raises(UserError, match="two"):
+        next(results)
+
+
+@pytest.mark.parametrize("end", [os._exit, lambda _: os.kill(os.getpid(), signal.SIGKILL)])
+def test_a_worker_that_ends_is_an_error(end):
+    """A process that is killed because memory ran out must not leave the others waiting."""
+    if sys.platform == "win32":
+        pytest.skip("a lambda cannot be sent to another process")
+    before = multiprocessing.active_children()
+    with pytest.raises(UserError, match="a smaller --num_workers"):
+        list(map_in_order(end, range(100), 2))
+    assert {*multiprocessing.active_children()} <= {*before}
+
+
+def test_a_worker_that_cannot_start_is_an_error(monkeypatch):
+    """With `ulimit -n 18`, the second of two workers could not start, and Python's exit waited for the first one."""
+    start, before, started = multiprocessing.Process.start, multiprocessing.active_children(), []
+
+    def start_one(process):
+        if started:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(multiprocessing.Process, "start", start_one)
+    with pytest.raises(UserError, match=r"num_workers=2: .*open files.* a smaller --num_workers"):
+        list(map_in_order(str, range(9), 2))
+    assert started and {*multiprocessing.active_children()} <= {*before}
+
+
+def test_ctrl_c_while_the_workers_start_ends_them(monkeypatch):
+    """They ran until Python's exit, which printed a traceback in 1 of 50 cases."""
+    start, before = multiprocessing.Process.start, multiprocessing.active_children()
+
+    def interrupt_and_start(process):
+        os.kill(os.getpid(), signal.SIGINT)
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.Process, "start", interrupt_and_start)
+    with pytest.raises(KeyboardInterrupt):
+        next(map_in_order(str, [1], 2))
+    assert {*multiprocessing.active_children()} <= {*before}
+
+
+def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
+    """`timeout -s INT` sends two signals. The second one interrupted the shutdown of the workers in three of four
+    runs."""
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import sys, time\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from folio.base.workers import map_in_order\n"
+        "print('started', flush=True)\n"
+        "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
+    )
+    for pause in (0, 0.0002, 0.001, 0.005):
+        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60)
+        finally:
+            process.kill()
+            process.stdout.close()
