@@ -23,6 +23,7 @@ from folio.base import settings
 from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import line_breaks
+from folio.base.stop_signals import StopSignal
 from folio.checkpoints.identify import NoCheckpointError
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel
 from folio.decoding.output_files import save_samples
@@ -174,8 +175,11 @@ def run_interactive(sampler: Sampler, cfg: SampleConfig) -> None:
             note("error: that line is not UTF-8")
             continue
         try:
-            with suppress(KeyboardInterrupt):
-                print_samples(sampler, cfg, start)
+            print_samples(sampler, cfg, start)
+        except StopSignal:
+            raise
+        except KeyboardInterrupt:
+            continue
         except UserError as error:
             note(f"error: {error}")
 

@@ -409,4 +409,4 @@ def main(cfg: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, TrainConfig)
+    settings.run_script(main, TrainConfig, needs_output=False)

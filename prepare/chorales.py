@@ -130,4 +130,4 @@ def main(cfg: ChoralesConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, ChoralesConfig)
+    settings.run_script(main, ChoralesConfig, needs_output=False)

@@ -75,4 +75,4 @@ def download_shards(cfg: FineWebConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, FineWebConfig)
+    settings.run_script(main, FineWebConfig, needs_output=False)

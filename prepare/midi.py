@@ -65,4 +65,4 @@ def main(cfg: MidiConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, MidiConfig)
+    settings.run_script(main, MidiConfig, needs_output=False)

@@ -65,4 +65,4 @@ def main(cfg: OpenWebTextConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, OpenWebTextConfig)
+    settings.run_script(main, OpenWebTextConfig, needs_output=False)

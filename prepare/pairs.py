@@ -68,4 +68,4 @@ def main(cfg: PairsConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, PairsConfig)
+    settings.run_script(main, PairsConfig, needs_output=False)

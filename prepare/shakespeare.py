@@ -30,4 +30,4 @@ def main(cfg: ShakespeareConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, ShakespeareConfig)
+    settings.run_script(main, ShakespeareConfig, needs_output=False)

@@ -29,4 +29,4 @@ def main(cfg: ShakespeareCharConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, ShakespeareCharConfig)
+    settings.run_script(main, ShakespeareCharConfig, needs_output=False)

@@ -181,4 +181,4 @@ def truncate(text: str, length: int) -> str:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, SummariesConfig)
+    settings.run_script(main, SummariesConfig, needs_output=False)

@@ -68,4 +68,4 @@ def save_stdin(folder: Path, format: Format | None) -> Path:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, TextConfig)
+    settings.run_script(main, TextConfig, needs_output=False)

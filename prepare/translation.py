@@ -191,4 +191,4 @@ def prepare_texts(
 
 
 if __name__ == "__main__":
-    settings.run_script(main, TranslationConfig)
+    settings.run_script(main, TranslationConfig, needs_output=False)

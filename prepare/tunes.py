@@ -90,4 +90,4 @@ def main(cfg: TunesConfig) -> None:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, TunesConfig)
+    settings.run_script(main, TunesConfig, needs_output=False)

@@ -37,6 +37,8 @@ WORDS = "the king shall love his crown and swear by fair night that no sword of 
 
 def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background commands ignore it
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes commands ignore it
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

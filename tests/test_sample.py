@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import weakref
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import sample
 from folio import UserError
 from folio.base import settings
+from folio.base.stop_signals import StopSignal
 from folio.checkpoints import checkpoint, foreign
 from folio.checkpoints.checkpoint import LazyTensors
 from folio.data import tokenizer
@@ -478,6 +481,22 @@ def test_ctrl_c_ends_the_text_and_exits_with_130(trained, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert end.value.code == 130 and len(out) == 3 + 9 + 1 and out.endswith("\n")
     assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", err)[1].replace(",", "")) > 0
+
+
+@pytest.mark.parametrize("stop, texts", [(KeyboardInterrupt(), 2), (StopSignal(signal.SIGTERM), 1)])
+def test_in_interactive_mode_only_ctrl_c_is_about_the_text(stop, texts, trained, monkeypatch):
+    """A closed terminal or SIGTERM ends the script."""
+    lines, shown = iter(["a", "b"]), []
+
+    def print_or_stop(sampler, cfg, start):
+        shown.append(start)
+        raise stop
+
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, None) or raise_error(EOFError()))
+    monkeypatch.setattr(sample, "print_samples", print_or_stop)
+    with pytest.raises(StopSignal) if texts == 1 else nullcontext():
+        run_command(trained, "--interactive")
+    assert len(shown) == texts
 
 
 @pytest.mark.parametrize("option", ["--start=FILE:", "--prompts=", "--out_dir=", "--save="])

@@ -700,7 +700,7 @@ def test_with_sample_tokens_0_no_sample_is_printed(tiny, capsys):
     assert "a sample of" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, capsys, number, status):
     """It was 0, so a script could not distinguish a stopped run from a finished one."""
     train_step = train_script.train_step

@@ -230,4 +230,4 @@ def first_line(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, CheckConfig)
+    settings.run_script(main, CheckConfig, needs_output=False)

@@ -124,4 +124,4 @@ def definitions(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[t
 
 
 if __name__ == "__main__":
-    run_script(main, DocsConfig)
+    run_script(main, DocsConfig, needs_output=False)

@@ -168,4 +168,4 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, ExportConfig)
+    run_script(main, ExportConfig, needs_output=False)

@@ -24,7 +24,7 @@ from tqdm import tqdm  # noqa: E402
 from folio import UserError  # noqa: E402
 from folio.base.files import atomic_write, write_json  # noqa: E402
 from folio.base.number_format import format_seconds  # noqa: E402
-from folio.base.progress import note, progress_bar  # noqa: E402
+from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
 from folio.base.workers import under_torchrun  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
@@ -254,12 +254,11 @@ def write_report(report: Report, output: Path, json: str | None) -> None:
 def main(cfg: ReplayConfig) -> None:
     try:
         replay(cfg)
-    except KeyboardInterrupt:
-        if distributed.rank_from_env() == 0:
-            note("stopped; nothing was written")
-        raise SystemExit(130) from None
+    except KeyboardInterrupt as stop:
+        stop.args = ("nothing was written",)
+        raise
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run_script(main, ReplayConfig)
+    run_script(main, ReplayConfig, needs_output=False)

@@ -63,4 +63,4 @@ def main(cfg: ReportConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, ReportConfig)
+    run_script(main, ReportConfig, needs_output=False)

@@ -52,4 +52,4 @@ def main(cfg: RequirementsConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, RequirementsConfig)
+    run_script(main, RequirementsConfig, needs_output=False)

@@ -7,8 +7,8 @@
 
 A row shows the settings that differ between the listed runs, up to the width of the terminal; the lowest validation
 loss and its step; steps, tokens, and the time of the steps; and the state: running, finished, stopped (by Ctrl-C or
-SIGTERM, and saved), or failed (ended by an error or a kill). Running processes are not disturbed. tools/report.py takes
-the same --filter, --sort and --limit.
+another signal, and saved), or failed (ended by an error or a kill). Running processes are not disturbed.
+tools/report.py takes the same --filter, --sort and --limit.
 """
 
 import math

@@ -34,6 +34,7 @@ from folio.base.commands import command, short_path  # noqa: E402
 from folio.base.number_format import aligned_table, format_tokens  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
+from folio.base.stop_signals import StopSignal  # noqa: E402
 from folio.data.find_data import open_mixture  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
@@ -190,7 +191,7 @@ def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> M
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             result = train(run_settings)
         if result.stopped_by:
-            raise KeyboardInterrupt
+            raise StopSignal(result.stopped_by)
         speed = Run.of(Path(run_settings.out_dir)).totals()["tokens_per_second"]
     tokens = recipe["max_iters"] * batch_tokens
     size = RunSize(shape.matrix_weights(data.vocab_size), tokens, recipe["max_iters"], data.training_tokens)
@@ -309,4 +310,4 @@ def config_file(cfg: ScalingConfig, path: Path, minutes: str, best: Candidate) -
 
 
 if __name__ == "__main__":
-    settings.run_script(main, ScalingConfig)
+    settings.run_script(main, ScalingConfig, needs_output=False)

@@ -138,4 +138,4 @@ def print_address(cfg: ServeConfig, served: ServedModel, port: int) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, ServeConfig)
+    run_script(main, ServeConfig, needs_output=False)

@@ -10,9 +10,9 @@ machines that run the same command in the same folder share its runs. With --tri
 and prunes trials by their first run. Any setting of train.py can be varied, or set for all trials as --name=value. Each
 run of train.py has its own folder, such as OUT_DIR/trial-000-seed-1337.
 
-Ctrl-C stops the runs at a checkpoint; the same command resumes them, and adds runs with more --seeds or --trials. At
-the end, a table shows the mean and the 95 % interval of each trial over its seeds, and its difference from the best.
-OUT_DIR/sweep.html shows the curves, and results.json contains all results.
+Ctrl-C, SIGTERM or closing the terminal stops the runs at a checkpoint; the same command resumes them, and adds runs
+with more --seeds or --trials. At the end, a table shows the mean and the 95 % interval of each trial over its seeds,
+and its difference from the best. OUT_DIR/sweep.html shows the curves, and results.json contains all results.
 """
 
 import sys
@@ -71,13 +71,14 @@ def main(argv: list[str]) -> None:
         require("--trials", "optuna", "sqlalchemy")
     is_shared = bool(cfg.storage) or not sweep.is_search
     with reserve_folder(sweep.out_dir, is_shared), open_trials(cfg, sweep) as trials:
-        stopped = Runner(copy_config_files(sweep), trials, cfg.jobs).run()
+        runner = Runner(copy_config_files(sweep), trials, cfg.jobs)
+        stopped = runner.run()
         states = {outcome.state for outcome in trials.outcomes()}
         if states - {"waiting", "running"}:
             show_results(sweep, trials)
     if stopped:
         print(f"stopped {stopped}; repeat the command to resume")
-        raise SystemExit(130)
+        raise SystemExit(128 + runner.stopped_by)
     if "finished" not in states:
         raise UserError("no run has finished; fix the errors, and repeat the command with --retry_failed")
 
@@ -133,4 +134,4 @@ def show_results(sweep: Sweep, trials: TrialSource) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, needs_output=False)

@@ -225,4 +225,4 @@ def different_bits(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 if __name__ == "__main__":
-    settings.run_script(main, VerifyConfig)
+    settings.run_script(main, VerifyConfig, needs_output=False)

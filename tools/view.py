@@ -86,4 +86,4 @@ def main(cfg: ViewConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, ViewConfig)
+    run_script(main, ViewConfig, needs_output=False)

@@ -39,9 +39,11 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from folio import UserError
+from folio.base import stop_signals
 from folio.base.files import is_utf8, read_text, short_repr, shorten
 from folio.base.packages import describe_missing
 from folio.base.progress import filter_controls, note
+from folio.base.streams import open_streams
 from folio.base.workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -332,37 +334,45 @@ def _describe_bound(rule: Rule) -> str:
     raise TypeError(rule)
 
 
-def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
+def run_script(main: Callable[[Any], Any], cls: type | None = None, needs_output: bool = True) -> None:
     """Call `main` with settings of class `cls` from the command line, or, without a class, with the arguments.
 
     For a UserError, prints its message and exits with its code; likewise for a path whose name is too long or whose
-    folder is not accessible, and for a package that is not installed.
+    folder is not accessible, and for a package that is not installed. A signal that stops the script raises
+    KeyboardInterrupt; a line names it, and the exit status is 128 plus its number.
+
+    needs_output: False if the result is in files or the script is a server, so that it continues if standard output
+    cannot be written, for example because a `tee` that reads it has ended.
     """
     gc.freeze()  # excludes imported modules from full collections, which scan torch's objects for 60 ms each
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="replace")  # Windows consoles have other encodings
+    open_streams(needs_output)
     sys.stdout = filter_controls(sys.stdout)
     end_with_parent()
-    try:
-        main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
-    except UserError as error:
-        note(f"error: {error}")
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of the output has exited, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-    except ModuleNotFoundError as error:
-        if (line := describe_missing(error.name)) is None:
-            raise
-        note(f"error: {line}")
-        raise SystemExit(UserError.exit_code) from None
-    except OSError as error:
-        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES) or error.filename is None:
-            raise
-        note(f"error: {shorten(str(error.filename))}: {error.strerror}")
-        raise SystemExit(UserError.exit_code) from None
+    with stop_signals.raised():
+        try:
+            try:
+                main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
+            finally:
+                sys.stdout.flush()  # here, a failure is handled
+        except UserError as error:
+            note(f"error: {error}")
+            raise SystemExit(error.exit_code) from None
+        except KeyboardInterrupt as error:
+            line_break = "\n" if sys.stderr.isatty() else ""  # after ^C
+            note(f"{line_break}{stop_signals.describe(error)}")
+            raise SystemExit(128 + stop_signals.number_of(error)) from None
+        except BrokenPipeError:  # the reader of the output has ended
+            raise SystemExit(1) from None
+        except ModuleNotFoundError as error:
+            if (line := describe_missing(error.name)) is None:
+                raise
+            note(f"error: {line}")
+            raise SystemExit(UserError.exit_code) from None
+        except OSError as error:
+            if error.errno not in (errno.ENAMETOOLONG, errno.EACCES) or error.filename is None:
+                raise
+            note(f"error: {shorten(str(error.filename))}: {error.strerror}")
+            raise SystemExit(UserError.exit_code) from None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

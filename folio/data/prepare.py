@@ -27,7 +27,7 @@ from folio import UserError
 from folio.base.commands import STARTED_BY_TRAINING, command
 from folio.base.files import locked, read_json, replace_folder, replaced, settle_folder, write_json
 from folio.base.number_format import counted
-from folio.base.progress import note, progress_bar
+from folio.base.progress import progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
@@ -303,8 +303,8 @@ def _cleanup_after_errors(job: _Job) -> Iterator[None]:
     except OSError as error:
         outcome = _keep_full_shards(job.part)
         raise UserError(f"{job.folder} could not be written ({error}); {outcome}") from None
-    except KeyboardInterrupt:
-        note(f"\nstopped; {_keep_full_shards(job.part)}")
+    except KeyboardInterrupt as stop:
+        stop.args = (_keep_full_shards(job.part),)
         raise
     except CorpusError:  # a corrected corpus has another fingerprint
         shutil.rmtree(job.part, ignore_errors=True)

@@ -27,9 +27,9 @@ LOGGED = ("loss", "val_loss", "lr", "grad_norm", "skipped", "tokens_per_second",
 class Run:
     """The content of a run's folder. Reading it neither waits for nor disturbs a process that is training there.
 
-    status: "running": a process holds the folder's lock. "finished" or "stopped" (by SIGINT or SIGTERM): the last step
-    is saved. "failed": the run ended by an error or a kill, without saving its last step. "unknown": a lock file
-    exists, but the file system does not support locks.
+    status: "running": a process holds the folder's lock. "finished" or "stopped" (by a signal): the last step is saved.
+    "failed": the run ended by an error or a kill, without saving its last step. "unknown": a lock file exists, but the
+    file system does not support locks.
     """
 
     folder: Path

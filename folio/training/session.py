@@ -455,8 +455,6 @@ class Session:
             for piece in take_until(deadline, self.sample_text(FINAL_SAMPLE_TOKENS)):
                 print(piece, end="", flush=True)
             print("\n")
-        except BrokenPipeError:  # the reader of the output has exited
-            raise
         except Exception as error:
             print(f"no sample ({type(error).__name__}: {error})")
 

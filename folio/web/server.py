@@ -6,10 +6,12 @@ Each server defines its error format as an ErrorContent.
 import hmac
 import json
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 
 import uvicorn
@@ -24,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from folio import UserError
+from folio.base.stop_signals import stop_signals
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 2**20
@@ -244,6 +247,18 @@ class Server(uvicorn.Server):
             if now > since + self.request_seconds:
                 connection.transport.close()
         return await super().on_tick(counter)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Shut down at SIGHUP, too. After the shutdown, uvicorn raises the signal again."""
+        with super().capture_signals():
+            numbers = stop_signals() if threading.current_thread() is threading.main_thread() else []
+            previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
+            try:
+                yield
+            finally:
+                for number, handler in previous.items():
+                    signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the connections first, because uvicorn waits for streams to end."""

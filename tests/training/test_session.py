@@ -66,8 +66,9 @@ def send_signal(monkeypatch):
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, monkeypatch, send_signal, number):
+    """When the terminal was closed (SIGHUP), the run ended at once, and lost the steps since its last checkpoint."""
     uninterrupted, stopped = tiny(), tiny(out_dir=str(tmp_path / "stopped"))
     train(uninterrupted)
     send_signal(number, step=7)

@@ -25,7 +25,27 @@ def test_the_first_signal_requests_a_stop_and_the_second_interrupts():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_closed_terminal_stops_once():
+    """The kernel and the shell each send SIGHUP; the second one must not prevent the save that the first one causes."""
+    before = signal.getsignal(signal.SIGHUP)
+    with SignalHandler() as signals:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.stop == signal.SIGHUP
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_nohup_still_works():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with SignalHandler() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not signals.stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_prints_a_line_at_once(tiny, monkeypatch, capfd, number):
     """After a SIGTERM, a run with slow steps or evaluations printed nothing for ten minutes."""
     evaluate, evaluations = train_script.evaluate, []

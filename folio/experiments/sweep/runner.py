@@ -17,6 +17,7 @@ from folio import UserError
 from folio.base.files import is_locked
 from folio.base.number_format import counted
 from folio.base.progress import progress_bar
+from folio.base.stop_signals import stop_signals
 from folio.experiments.runs import Run
 from folio.experiments.sweep.definition import Sweep
 from folio.experiments.sweep.jobs import environments
@@ -37,6 +38,7 @@ class Runner:
             self.environments.put(environment)
         self.jobs = self.environments.qsize()
         self.stopping, self.killing = threading.Event(), threading.Event()
+        self.stopped_by = 0  # the first signal that stops the sweep
         self.fractions: dict[tuple[int, int], float] = {}  # progress of each running trial
         self.bar = None
 
@@ -52,15 +54,18 @@ class Runner:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle signals: the first SIGINT, SIGTERM or SIGHUP stops trials at a checkpoint; the second kills them."""
+        """Handle signals: the first one stops trials at a checkpoint; a second SIGINT or SIGTERM kills them.
+
+        A second SIGHUP does not: when a terminal is closed, the kernel and the shell each send one.
+        """
 
         def stop(number: int, frame: Any) -> None:
-            if self.stopping.is_set():
+            if self.stopping.is_set() and number in (signal.SIGINT, signal.SIGTERM):
                 self.killing.set()
+            self.stopped_by = self.stopped_by or number
             self.stopping.set()
 
-        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        previous = {number: signal.signal(number, stop) for number in numbers}
+        previous = {number: signal.signal(number, stop) for number in stop_signals()}
         try:
             yield
         finally:

@@ -69,3 +69,23 @@ def test_the_first_signal_stops_the_trials_and_the_second_kills_them(runner):
         os.kill(os.getpid(), signal.SIGINT)
         assert watch(1, []) == "kill"
     assert signal.getsignal(signal.SIGTERM) is before
+    assert runner.stopped_by == signal.SIGTERM  # for the exit status
+
+
+def test_a_closed_terminal_does_not_kill_the_trials(runner):
+    """The kernel and the shell each send SIGHUP, so the trials were killed instead of stopped at a checkpoint."""
+    watch = Watch(runner, fake_trial(seed=1337, prune_after=9))
+    with runner.signals():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert watch(1, []) == "stop"
+
+
+def test_under_nohup_a_closed_terminal_does_not_stop_the_trials(runner):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runner.signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not runner.stopping.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)

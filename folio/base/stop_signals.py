@@ -1,0 +1,58 @@
+"""Signals that stop a script: SIGINT (Ctrl-C), SIGTERM (kill, a scheduler), and SIGHUP (its terminal was closed)."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class StopSignal(KeyboardInterrupt):
+    """A signal that stops the script. What cleans up after Ctrl-C cleans up after it.
+
+    number: the signal. Like those of a KeyboardInterrupt, its arguments are words on what was kept.
+    """
+
+    def __init__(self, number: int, *kept: str):
+        super().__init__(*kept)
+        self.number = number
+
+
+def stop_signals() -> list[int]:
+    """The signals that stop a script. SIGHUP is not one of them where it is ignored, as under nohup, or on Windows."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
+def number_of(interrupt: KeyboardInterrupt) -> int:
+    """The number of the signal that raised an exception."""
+    return interrupt.number if isinstance(interrupt, StopSignal) else signal.SIGINT
+
+
+def describe(interrupt: KeyboardInterrupt) -> str:
+    """A line about the signal that raised an exception: stopped by SIGTERM; nothing was kept."""
+    return "; ".join([f"stopped by {signal.Signals(number_of(interrupt)).name}", *map(str, interrupt.args)])
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Raise StopSignal for SIGTERM and SIGHUP in the block, as Python raises KeyboardInterrupt for SIGINT.
+
+    By default they end the process at once, and its temporary files remain. A second SIGTERM still does. A second
+    SIGHUP is ignored: when a terminal is closed, the kernel and the shell each send one.
+    """
+    numbers = [number for number in stop_signals() if signal.getsignal(number) == signal.SIG_DFL]
+
+    def stop(number: int, frame: Any) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_DFL if other == signal.SIGTERM else signal.SIG_IGN)
+        raise StopSignal(number)
+
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
