@@ -1,6 +1,7 @@
 """Signals that stop a script: SIGINT (Ctrl-C), SIGTERM (kill, a scheduler), and SIGHUP (its terminal was closed)."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,3 +57,17 @@ def raised() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def immediate() -> Iterator[None]:
+    """Let the signals end the process at once in the block, where it does not execute Python code for a long time."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -32,9 +32,48 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")  # what torchrun sets
+LAUNCHERS = {  # the variable with the number of processes that were started together, and not only reserved, by name
+    "SLURM_STEP_NUM_TASKS": "srun",  # SLURM_NTASKS is also set in a batch script, which is one process
+    "OMPI_COMM_WORLD_SIZE": "Open MPI",
+    "PMI_SIZE": "MPI",
+}
+
+
 def under_torchrun() -> bool:
     """Whether torchrun, or a launcher that sets the same variables, started this process."""
-    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
+    return os.environ.keys() >= {*TORCHRUN}
+
+
+def check_launch() -> None:
+    """Raise UserError if several processes were started together, but torchrun's variables are missing or invalid.
+
+    Without them, each process would train the whole run.
+    """
+    if under_torchrun():
+        numbers = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        *ranks, size = (int(number) if number.isdecimal() else -1 for number in numbers.values())
+        if not all(0 <= rank < size for rank in ranks):
+            found = ", ".join(f"{name}={number}" for name, number in numbers.items())
+            raise UserError(
+                f"{found}: the ranks must be integers from 0 to WORLD_SIZE - 1; start train.py with torchrun"
+            )
+        return
+    values = {name: os.environ[name] for name in TORCHRUN if name in os.environ}
+    missing = [name for name in TORCHRUN if name not in os.environ]
+    if values.keys() - {"MASTER_ADDR"} and values.get("WORLD_SIZE") != "1":
+        found = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise UserError(
+            f"{found}: for a run in several processes, {' and '.join(missing)} must be set, too; start them with "
+            f"torchrun, which sets them, or unset {' and '.join(values)} for a single process"
+        )
+    for name, launcher in LAUNCHERS.items():
+        if os.environ.get(name, "1") not in ("", "0", "1"):
+            raise UserError(
+                f"{name}={os.environ[name]}: {launcher} started several processes, and each would train the whole run, "
+                f"because {', '.join(missing)} are not set; let it start torchrun once per machine "
+                f"(docs/use/scaling.md), or start one process"
+            )
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -215,9 +254,11 @@ def _open_pipe() -> tuple[int, int]:
 def child_options(**environment: str) -> dict[str, Any]:
     """Arguments of subprocess.Popen for a project script that ends with this process.
 
-    environment: additional environment variables.
+    The script does not belong to the processes that a launcher started, though this process may. environment:
+    additional environment variables.
     """
-    return {"stdin": _open_pipe()[0], "env": {**os.environ, **environment, ENDS_WITH_PARENT: "1"}}
+    inherited = {name: value for name, value in os.environ.items() if name not in (*TORCHRUN, *LAUNCHERS)}
+    return {"stdin": _open_pipe()[0], "env": {**inherited, **environment, ENDS_WITH_PARENT: "1"}}
 
 
 def run_child(script: str, *arguments: str, **environment: str) -> int:

@@ -6,9 +6,12 @@ a shard of each parameter (FSDP2), and computes a share of each step. A single p
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,10 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from folio import UserError
+from folio.base import stop_signals
 from folio.base.progress import note
 from folio.base.workers import under_torchrun
 
 TIMEOUT = timedelta(hours=2)  # for work on a single rank, such as writing to a slow disk
+PATIENCE = 5.0  # seconds of waiting for other processes to start, after which a line says so
 
 
 def rank_from_env() -> int:
@@ -108,8 +113,11 @@ def init_process_group(device: torch.device, backend: str) -> Group:
             backend = "gloo"
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
-            store, device_id = store_for_attempt(rank, size), device if backend == "nccl" else None
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
+            with announced_wait(rank, size):
+                store, device_id = store_for_attempt(rank, size), device if backend == "nccl" else None
+                if device.type == "cuda":
+                    claim_gpu(store, device)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
         except (ValueError, RuntimeError) as error:
             raise UserError(
                 f"backend={backend}: the process group cannot be initialized: {str(error).splitlines()[0]}"
@@ -117,6 +125,39 @@ def init_process_group(device: torch.device, backend: str) -> Group:
         if dist.get_rank():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (open until the process exits)
     return Group(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=TIMEOUT))
+
+
+@contextmanager
+def announced_wait(rank: int, size: int) -> Iterator[None]:
+    """Print a line if the block, in which all processes meet, takes longer than PATIENCE.
+
+    Signals end the process at once, because Python does not call their handlers during a wait in torch's code.
+    """
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+    line = f"rank {rank} waits for the other processes; WORLD_SIZE={size} must start, and meet at {address}"
+    timer = threading.Timer(PATIENCE, note, (line, True))
+    timer.daemon = True
+    timer.start()
+    try:
+        with stop_signals.immediate():
+            yield
+    finally:
+        timer.cancel()
+
+
+def claim_gpu(store: dist.Store, device: torch.device) -> None:
+    """Raise UserError if another process of the run uses this GPU.
+
+    The number of a GPU does not identify it: a scheduler may show each process another one as cuda:0.
+    """
+    uuid = torch.cuda.get_device_properties(device).uuid
+    if store.add(f"gpu/{socket.gethostname()}/{uuid}", 1) > 1:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        variable = "" if shown is None else f" (CUDA_VISIBLE_DEVICES={shown})"
+        raise UserError(
+            f"device={device}: two processes would use the GPU {uuid}{variable}; show each process its own GPU, or use "
+            f"a smaller --nproc_per_node"
+        )
 
 
 def store_for_attempt(rank: int, size: int) -> dist.Store:

@@ -21,7 +21,7 @@ from folio import UserError
 from folio.base.files import why_untrusted
 from folio.base.number_format import counted
 from folio.base.progress import note
-from folio.base.workers import under_torchrun
+from folio.base.workers import check_launch, under_torchrun
 from folio.machine import distributed
 from folio.machine.distributed import SINGLE_PROCESS, Group
 from folio.machine.gpus import data_sheet
@@ -141,6 +141,8 @@ def resolve_runtime(
     """
     if under_torchrun() and backend is None:
         raise UserError("this script runs in a single process: start it with python, without torchrun")
+    if backend:
+        check_launch()
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

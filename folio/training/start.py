@@ -31,7 +31,7 @@ from folio.base import settings
 from folio.base.files import is_utf8, locked
 from folio.base.number_format import counted
 from folio.base.settings import COMMAND_LINE, NOT_UTF8, Config, ConfigError
-from folio.base.workers import under_torchrun
+from folio.base.workers import check_launch, under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.find_runs import resolve
@@ -74,10 +74,12 @@ UNREPORTED = {*COMMAND_SETTINGS, "data_dir", "dataset"}  # changes that are not 
 
 @contextmanager
 def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
-    """Lock out_dir for this run, unless it only evaluates. Raises UserError if another run holds the lock.
+    """Lock out_dir for this run, unless it only evaluates. Raises UserError if another run holds the lock, or if one of
+    several processes would train the whole run.
 
     On exit, a new folder is removed if it is empty.
     """
+    check_launch()
     if eval_only:
         yield
         return

@@ -74,3 +74,12 @@ def test_a_line_names_the_signal_and_what_was_kept():
     assert (
         stop_signals.describe(StopSignal(signal.SIGTERM, "nothing was kept")) == "stopped by SIGTERM; nothing was kept"
     )
+
+
+def test_in_a_wait_of_other_code_a_signal_ends_the_process_at_once():
+    """Python calls no handler during such a wait, so that SIGTERM had no effect for minutes."""
+    with stop_signals.raised():
+        handlers = [signal.getsignal(number) for number in NUMBERS]
+        with stop_signals.immediate():
+            assert {signal.getsignal(number) for number in NUMBERS} == {signal.SIG_DFL}
+        assert [signal.getsignal(number) for number in NUMBERS] == handlers != [signal.SIG_DFL] * 3

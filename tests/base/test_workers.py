@@ -13,7 +13,7 @@ import pytest
 
 from folio import UserError
 from folio.base.settings import ROOT
-from folio.base.workers import map_in_order
+from folio.base.workers import LAUNCHERS, TORCHRUN, check_launch, child_options, map_in_order
 from tests.support import processes
 from tests.support.waiting import wait_until
 
@@ -29,7 +29,7 @@ CHILD = f"{HEADER}\nrun_script(lambda arguments: time.sleep(600))\n"
 PARENTS = {  # each starts one or two processes and waits for them
     "workers": """
 import multiprocessing
-from folio.base.workers import map_in_order
+from folio.base.workers import LAUNCHERS, TORCHRUN, check_launch, child_options, map_in_order
 multiprocessing.set_start_method("fork", force=True)  # Linux's default until Python 3.13
 list(map_in_order(time.sleep, [600] * 9, 2))
 """,
@@ -189,7 +189,7 @@ def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
     script.write_text(
         "import sys, time\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from folio.base.workers import map_in_order\n"
+        "from folio.base.workers import LAUNCHERS, TORCHRUN, check_launch, child_options, map_in_order\n"
         "print('started', flush=True)\n"
         "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
     )
@@ -205,3 +205,60 @@ def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
         finally:
             process.kill()
             process.stdout.close()
+
+
+# --- launchers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A function that sets the environment of a launcher."""
+    for name in (*TORCHRUN, *LAUNCHERS):
+        monkeypatch.delenv(name, raising=False)
+    return lambda **variables: [monkeypatch.setenv(*item) for item in variables.items()]
+
+
+FULL = dict(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost")
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        (dict(WORLD_SIZE="2", RANK="1"), r"RANK=1, WORLD_SIZE=2: .*LOCAL_RANK and MASTER_ADDR must be set.*torchrun"),
+        (dict(FULL, RANK="2"), r"RANK=2, LOCAL_RANK=1, WORLD_SIZE=2: .*integers from 0"),
+        (dict(FULL, WORLD_SIZE="two"), r"WORLD_SIZE=two: .*integers from 0"),
+        (dict(SLURM_STEP_NUM_TASKS="2", SLURM_NTASKS="2"), r"SLURM_STEP_NUM_TASKS=2: srun .*RANK.* not set.*torchrun"),
+        (dict(OMPI_COMM_WORLD_SIZE="4"), r"OMPI_COMM_WORLD_SIZE=4: Open MPI"),
+        (dict(PMI_SIZE="4"), r"PMI_SIZE=4: MPI"),
+    ],
+)
+def test_half_of_a_launchers_environment_is_an_error(variables, message, launched):
+    """With RANK and WORLD_SIZE, but no LOCAL_RANK, both processes trained the whole run alone."""
+    launched(**variables)
+    with pytest.raises(UserError, match=message):
+        check_launch()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        FULL,
+        dict(FULL, SLURM_STEP_NUM_TASKS="8"),  # srun torchrun
+        dict(WORLD_SIZE="1", RANK="0", MASTER_ADDR="localhost"),  # a job of one process
+        dict(MASTER_ADDR="localhost"),  # exported by a batch script
+        dict(SLURM_NTASKS="4", SLURM_PROCID="0"),  # the batch script itself
+        dict(SLURM_NTASKS="1", SLURM_STEP_NUM_TASKS="1", PMI_SIZE="1"),  # srun --ntasks=1, or --pty bash
+    ],
+)
+def test_a_single_process_and_torchrun_start(variables, launched):
+    launched(**variables)
+    check_launch()
+
+
+def test_the_runs_of_a_sweep_are_single_processes(launched):
+    """`srun python tools/sweep.py` starts a worker of the sweep per task. Its runs are not tasks."""
+    launched(SLURM_STEP_NUM_TASKS="4", SLURM_JOB_ID="7")
+    environment = child_options(CUDA_VISIBLE_DEVICES="1")["env"]
+    assert "SLURM_STEP_NUM_TASKS" not in environment
+    assert environment["SLURM_JOB_ID"] == "7" and environment["CUDA_VISIBLE_DEVICES"] == "1"

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from tests.support.torchrun import (
     wait_for_step,
     worker_ids,
 )
+from tests.support.waiting import wait_until
 from train import TrainConfig, train
 
 
@@ -318,3 +320,27 @@ def test_settings_that_cannot_work_with_several_processes_are_errors(tiny, monke
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="prepare it before"):
         train(tiny(dataset="shakespeare_char"))
+
+
+def test_two_processes_on_one_gpu_are_refused(monkeypatch):
+    """`CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=2` put both ranks on one GPU."""
+    gpus = {0: SimpleNamespace(uuid="a"), 1: SimpleNamespace(uuid="b")}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    store = dist.HashStore()
+    distributed.claim_gpu(store, torch.device("cuda:0"))
+    distributed.claim_gpu(store, torch.device("cuda:1"))
+    with pytest.raises(UserError, match=r"device=cuda:0: two processes .*CUDA_VISIBLE_DEVICES=0.*--nproc_per_node"):
+        distributed.claim_gpu(store, torch.device("cuda:0"))
+
+
+def test_a_process_that_waits_for_others_says_so(monkeypatch):
+    """It waited for minutes without a word."""
+    lines = []
+    monkeypatch.setattr(distributed, "PATIENCE", 0.0)
+    monkeypatch.setattr(distributed, "note", lambda line, flush: lines.append(line))
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "29")
+    with distributed.announced_wait(1, 2):
+        wait_until(lambda: lines)
+    assert lines == ["rank 1 waits for the other processes; WORLD_SIZE=2 must start, and meet at here:29"]
