@@ -58,7 +58,10 @@ def main(cfg: OpenWebTextConfig) -> None:
     sources, rows = parquet_sources(files, "text", cfg.limit)
     val = validation_rows(rows, cfg.val_fraction)
     folder = prepare(cfg, Corpus(sources, limit=cfg.limit, split_rule=split_by_number(val)), cfg.name)
-    tokens = read_json(folder / "report.json")["tokens"]
+    try:
+        tokens = read_json(folder / "report.json")["tokens"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{folder / 'report.json'} is damaged ({error}); prepare it again: --overwrite=True") from None
     is_full = rows == DOCUMENTS and cfg.tokenizer == "gpt2" and not cfg.dedup
     if is_full and tokens != TOKENS:
         raise UserError(f"{folder} has {tokens} tokens, not nanoGPT's {TOKENS}: the source has changed")

@@ -182,14 +182,24 @@ class Report:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"out_dir={folder}: it is not a folder; give another one") from None
-        if (folder / "gpu-report.json").is_file():
-            earlier = read_json(folder / "gpu-report.json")
-            self.parts = earlier["parts"] if earlier.get("machine") == machine else {}
+        path = folder / "gpu-report.json"
+        if not path.is_file():
+            return
+        try:
+            earlier = read_json(path)
+            self.parts = earlier["parts"] if earlier["machine"] == machine else {}
+            self.lines()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is damaged ({error}); remove it, or give another --out_dir") from None
 
     def save(self, number: int, record: dict[str, Any]) -> None:
         """Write the report with the record of a part."""
         self.parts = dict(sorted({**self.parts, str(number): record}.items()))
         write_json(self.folder / "gpu-report.json", {"machine": self.machine, "parts": self.parts})
+        (self.folder / "gpu-report.md").write_text("\n".join(self.lines()), encoding="utf-8")
+
+    def lines(self) -> list[str]:
+        """The report in Markdown."""
         lines = ["# GPU report", "", *markdown(("", ""), self.machine.items())]
         for name, part in self.parts.items():
             lines += [f"## {name} {part['title']}: {part['status']} after {part['seconds']:.0f} s", ""]
@@ -197,7 +207,7 @@ class Report:
                 lines += markdown(table["heads"], table["rows"])
             lines += [f"- failed: {failure}" for failure in part["failures"]]
             lines += [f"- {note}" for note in part["notes"]] + [""]
-        (self.folder / "gpu-report.md").write_text("\n".join(lines), encoding="utf-8")
+        return lines
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:

@@ -23,7 +23,7 @@ from tqdm import tqdm  # noqa: E402
 
 from folio import UserError  # noqa: E402
 from folio.base.files import atomic_write, write_json  # noqa: E402
-from folio.base.number_format import format_seconds  # noqa: E402
+from folio.base.number_format import counted, format_seconds  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
 from folio.base.workers import under_torchrun  # noqa: E402
@@ -231,7 +231,7 @@ def describe_start(begin: int, history: History) -> str:
 def describe_work(history: History, begin: int, step: int) -> str:
     """Describe the number of steps to replay, and the estimated time."""
     steps, speed = step - begin, history.steps_per_second
-    line = f"replaying {steps:,} step{'s' if steps > 1 else ''} from {describe_start(begin, history)}"
+    line = f"replaying {counted(steps, 'step')} from {describe_start(begin, history)}"
     if speed is None:
         return f"{line}; the run's speed is unknown"
     return f"{line}: about {format_seconds(steps / speed)}, at the run's {speed:.3g} steps per second"

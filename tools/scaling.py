@@ -31,6 +31,7 @@ from tqdm import tqdm  # noqa: E402
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.commands import command, short_path  # noqa: E402
+from folio.base.files import atomic_write  # noqa: E402
 from folio.base.number_format import aligned_table, format_tokens  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
@@ -283,10 +284,12 @@ def write_files(
         law_path = law.save(data)
         for minutes, candidates in answers.items():
             path = folder / f"minutes-{minutes}.py"
-            path.write_text(config_file(cfg, path, minutes, candidates[0]), encoding="utf-8")
+            with atomic_write(path) as temporary:
+                temporary.write_text(config_file(cfg, path, minutes, candidates[0]), encoding="utf-8")
             print(f"train it for {minutes} minutes: {command('train.py', short_path(path))}")
         page = scaling_page(cfg.name, law, [run_cells(run) for run in runs], HEADS, table_rows(answers, data), answers)
-        (folder / "scaling.html").write_text(page, encoding="utf-8")
+        with atomic_write(folder / "scaling.html") as temporary:
+            temporary.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written ({error.strerror}); choose another --out_dir") from None
     print(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_path)}: all numbers")

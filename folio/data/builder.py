@@ -315,7 +315,8 @@ class DatasetBuilder:
         return int(documents["hash"][nearest])
 
     def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
-        problem = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits{self.unknown_summary()}"
+        texts = counted(documents, "document has", "documents have")
+        problem = f"the {texts} {counted(tokens, 'token')}, too few for two splits{self.unknown_summary()}"
         if all_equal:
             problem = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
             problem += ", and a document cannot be in both splits"

@@ -60,7 +60,8 @@ class SizeLimits:
     block: int = 1 << 20  # approximate size of a block
     document: int = 1 << 23  # a larger document between separators is split into parts
     word: int = 1 << 24  # a longer text without a safe cut is cut between any two characters
-    record: int = 1 << 28  # maximum size of a JSON line or a CSV row, which must fit in memory
+    record: int = 1 << 28  # maximum size of a line of JSON or of text, which must fit in memory
+    row: int = 1 << 26  # maximum size of a CSV row; Python's csv module takes up to 8 times as much memory
 
 
 DEFAULT_LIMITS = SizeLimits()
@@ -575,14 +576,14 @@ def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segme
         pending.append(rest)
         size += len(rest)
         if size > source.limits.record:
-            raise _record_too_long(source, f"{source.name}:{line}: this line")
+            raise _record_too_long(f"{source.name}:{line}: this line", source.limits.record)
     content = b"".join(pending)
     if content.strip():
         yield JsonLinesBlock(source.bytes, source.name, content, line, document)
 
 
-def _record_too_long(source: Source, record: str) -> CorpusError:
-    return CorpusError(f"{record} has more than {source.limits.record:,} bytes; save such a text as a .txt file")
+def _record_too_long(record: str, limit: int) -> CorpusError:
+    return CorpusError(f"{record} has more than {limit:,} bytes; save such a text as a .txt file")
 
 
 def read_lines(source: Source) -> Iterator[str]:
@@ -620,8 +621,9 @@ class CsvLines:
                     yield decode_utf8(line, f"{name}, line {number},", 0)
                     number += 1
                 buffer = bytearray(rest)
-            if self.row_bytes + len(buffer) > self.source.limits.record:
-                raise _record_too_long(self.source, f"{name}, line {number}: this row (is a quote missing?)")
+            if self.row_bytes + len(buffer) > self.source.limits.row:
+                row = f"{name}, line {number}: this row (is a quote missing?)"
+                raise _record_too_long(row, self.source.limits.row)
         yield decode_utf8(bytes(buffer), f"{name}, line {number},", 0)
 
 

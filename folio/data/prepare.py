@@ -32,7 +32,14 @@ from folio.base.settings import NonNegativeInt, Settings, read_config
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
 from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, encode, iterate_texts, unique_characters
-from folio.data.builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
+from folio.data.builder import (
+    BuildProgress,
+    DatasetBuilder,
+    Dedup,
+    describe_unknown,
+    split_by_hash,
+    split_by_smallest_keys,
+)
 from folio.data.corpus import Corpus
 from folio.data.leakage import OVERLAP, compute_signatures
 from folio.data.shards import (
@@ -290,6 +297,7 @@ def _saved_metadata(part: Path) -> dict[str, Any] | None:
     """Read the metadata in progress.json. Returns None if the file is missing or invalid."""
     try:
         saved = read_json(part / "progress.json")
+        BuildProgress(**saved["progress"])
         return {name: saved[name] for name in ("version", "recipe", "bound", "signed")}
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -582,11 +590,12 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     lines = [
         f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens "
         f"({tokenizer.kind}, vocabulary of {vocab_size:,}), {seconds:,.1f} s",
-        f"{documents['train']:,} training and {documents['val']:,} validation documents, {report['bytes']:,} bytes, "
-        f"{report['bytes_per_token']:.2f} bytes per token; longest: {report['longest_document']['tokens']:,} tokens; "
-        f"empty: {report['empty_documents']:,}",
+        f"{counted(documents['train'], 'training document')} and {counted(documents['val'], 'validation document')}, "
+        f"{counted(report['bytes'], 'byte')}, {report['bytes_per_token']:.2f} bytes per token; "
+        f"longest: {counted(report['longest_document']['tokens'], 'token')}; empty: {report['empty_documents']:,}",
         f"validation: {SPLIT_METHODS[split['by']]} (val_fraction={split['val_fraction']})",
-        f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary are used",
+        f"most common tokens: {' '.join(most_common)}; "
+        f"{counted(report['vocabulary_used'], 'token of the vocabulary is', 'tokens of the vocabulary are')} used",
     ]
     if report["unknown_characters"]:
         unknown, characters = report["unknown_characters"], report["characters"]
@@ -624,8 +633,8 @@ def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
         advice = "" if job.cfg.dedup == "near" else "; --dedup=near removes near duplicates"
         repeated = counted(near["repeated"], "document nearly repeats", "documents nearly repeat")
         yield (
-            f"{repeated} a previous one, and {near['val_in_train']:,} of {n_val:,} validation documents have a near "
-            f"duplicate in training{advice}"
+            f"{repeated} a previous one, and {near['val_in_train']:,} of {counted(n_val, 'validation document')} "
+            f"{'has' if near['val_in_train'] == 1 else 'have'} a near duplicate in training{advice}"
         )
     if overlap and overlap["words_in_overlap"]:
         documents = f", in {overlap['documents_with_overlap']:,} of {n_val:,} documents" if n_val > 1 else ""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folio.base.number_format import counted
 from folio.base.randomness import hash64, permute
 from folio.data.shards import Dataset, DatasetError, PromptFormat, Shard
 
@@ -93,7 +94,7 @@ class TrainingWindows(_Windows):
         T, lengths = block_size, self.lengths
         if lengths.max() < T + 1:
             raise DatasetError(
-                f"the longest training shard has {lengths.max():,} tokens, fewer than block_size + 1 = "
+                f"the longest training shard has {counted(int(lengths.max()), 'token')}, fewer than block_size + 1 = "
                 f"{T + 1:,}: use a smaller --block_size, or more text"
             )
         usable = lengths >= T + 1

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from folio import UserError
 from folio.base import settings
+from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
 from folio.checkpoints import foreign
@@ -368,7 +369,8 @@ class LanguageModel:
         fitting = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))
         if fitting < requested:
             reason = f"{memory.format_bytes(available)} of memory is free"
-            note(f"batch_size={batch_size:,}: {reason}, so {fitting:,} texts are generated at a time")
+            texts = counted(fitting, "text is", "texts are")
+            note(f"batch_size={batch_size:,}: {reason}, so {texts} generated at a time")
         return min(fitting, requested)
 
     def batches(self, config: GenerationConfig) -> Iterator[range]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.base.packages import require
 from folio.data.sources import music, tunes
 from folio.data.tokenizer import MidiTokenizer, Tokenizer
@@ -60,7 +61,7 @@ def save_text(path: Path, text: str, tokenizer: Tokenizer) -> str:
         if not isinstance(tokenizer, MidiTokenizer):
             path.write_text(text, encoding="utf-8")
             is_tune = path.suffix.lower() in tunes.SUFFIXES
-            return f"{path}: {len(text):,} characters{tune_problem(text) if is_tune else ''}"
+            return f"{path}: {counted(len(text), 'character')}{tune_problem(text) if is_tune else ''}"
         format = music.EventFormat.of(tokenizer)
         notes = music.write_midi(path, text, format)
     except music.PieceError as error:
@@ -68,7 +69,7 @@ def save_text(path: Path, text: str, tokenizer: Tokenizer) -> str:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
     seconds = max(note.end for note in notes) * format.seconds_per_step
-    return f"{path}: {len(notes):,} notes, {seconds:.1f} s"
+    return f"{path}: {counted(len(notes), 'note')}, {seconds:.1f} s"
 
 
 def tune_problem(text: str) -> str:

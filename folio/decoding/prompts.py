@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.data.tokenizer import EOT_TEXT, OnUnknown, Tokenizer
 from folio.decoding.kv_cache import split_documents
 from model import GPTConfig
@@ -58,7 +59,7 @@ def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, 
     lines = []
     if prompt.unknown:
         action = "left out" if tokenizer.on_unknown == "skip" else "replaced"
-        count = f"{prompt.unknown:,} of {len(text):,} characters"
+        count = f"{prompt.unknown:,} of {counted(len(text), 'character')}"
         characters = " ".join(dict.fromkeys(repr(c) for c in text if tokenizer.count_unknown(c)))
         lines.append(f"{action} {count} of {name}, not in the vocabulary: {characters}")
     *unused, document = split_documents(prompt.ids, config.document_token)

@@ -49,8 +49,10 @@ def measure_xz(name: str, dataset: Dataset) -> dict[str, Any]:
     """
     tokenizer = dataset.load_tokenizer()
     key = hashlib.sha256(f"{dataset.hash} {tokenizer.hash}".encode()).hexdigest()
-    with suppress(OSError, ValueError, UserError):
-        return read_json(cache_folder() / f"xz-{key}.json")
+    with suppress(OSError, ValueError, LookupError, TypeError, UserError):  # it is missing, or damaged
+        row = read_json(cache_folder() / f"xz-{key}.json")
+        sizes = {name: int(row[name]) for name in ("train_bytes", "val_bytes")}
+        return {"bits_per_byte": float(row["bits_per_byte"]), **sizes}
     train, val = shard_text(dataset.train, tokenizer), shard_text(dataset.val, tokenizer)
     with progress_bar(total=2 * len(train) + len(val), unit="byte", unit_scale=True, desc=f"xz, {name}") as progress:
         # An xz compressor cannot be copied, so the training set is compressed twice.

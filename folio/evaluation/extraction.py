@@ -248,7 +248,7 @@ def describe_reproduction(facts: dict[str, Any]) -> str:
     size = facts["max_new_tokens"]
     lines = [
         summarize(facts["run"], generated, held_out, facts["passages"]),
-        f"{facts['run']}: {facts['samples']:,} samples of up to {size:,} tokens, with temperature "
+        f"{facts['run']}: {counted(facts['samples'], 'sample')} of up to {counted(size, 'token')}, with temperature "
         f"{facts['temperature']:g} and seed {facts['seed']}. Searched: the {searched}.",
         f"Random text of {size:,} tokens is unlikely to share a span of more than {facts['chance']} tokens with them.",
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from folio.base.number_format import counted
 from folio.evaluation.scores import MIN_EFFECTIVE, Evaluation, PositionLoss
 
 
@@ -65,7 +66,7 @@ def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) ->
     lines.insert(1, ["-" * width for width in widths])
     padded = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     title = f"{first.source}: loss in nats per token ± half the width of its 95 % interval, "
-    title += f"over {n_windows:,} windows of {context + 1:,} tokens"
+    title += f"over {counted(n_windows, 'window')} of {context + 1:,} tokens"
     return "\n".join([title, "", *(f"| {line} |" for line in padded)])
 
 
@@ -107,8 +108,8 @@ def left_out_lines(model: Evaluation) -> list[str]:
             shown = [repr(character) for character, _ in coverage.unknown.most_common(8)]
             more = ", ..." if len(coverage.unknown) > len(shown) else ""
             lines.append(
-                f"{model.run} left out {coverage.left_out:,} of the {coverage.characters:,} characters of {name} "
-                f"({coverage.left_out / coverage.characters:.2%}), because they are not in its vocabulary: "
+                f"{model.run} left out {coverage.left_out:,} of the {counted(coverage.characters, 'character')} of "
+                f"{name} ({coverage.left_out / coverage.characters:.2%}), because they are not in its vocabulary: "
                 f"{' '.join(shown)}{more}"
             )
     return lines

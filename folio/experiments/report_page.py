@@ -115,7 +115,7 @@ def plan_section(run: Run) -> str:
     rows = []
     for name, value in run.totals().items():
         planned = run.plan.get(name)
-        if planned and value:
+        if isinstance(planned, int | float) and planned and value:
             rows.append([name, f"{planned:,.0f}", f"{value:,.0f}", f"{value / planned:.2f}"])
     note = f"{run.plan['by']}; memory is in bytes, and the plan excludes the memory of the process itself"
     heading = f"<h2>{escape(run.name)}: the plan</h2><p>{escape(note)}</p>\n"

@@ -62,7 +62,10 @@ class Run:
         """Content of plan.json; empty without it. Raises UserError if it is damaged."""
         path = self.folder / "plan.json"
         try:
-            return read_json(path) if path.exists() else {}
+            plan = read_json(path) if path.exists() else {}
+            if not isinstance(plan, dict) or (path.exists() and not isinstance(plan.get("by"), str)):
+                raise ValueError("it is not a plan")
+            return plan
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged ({error}); remove it, or write it again with tools/plan.py") from None
 

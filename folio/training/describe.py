@@ -73,9 +73,9 @@ def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
 def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None:
     """The reason why a run with train.py's settings ends now; None if it continues."""
     if state.step >= schedule.max_iters:
-        steps = f"{state.step:,} of {schedule.max_iters:,} steps"
+        steps = f"{state.step:,} of {counted(schedule.max_iters, 'step')}"
         if state.step > schedule.max_iters:
-            steps = f"{state.step:,} steps are done, more than max_iters={schedule.max_iters:,}"
+            steps = f"{counted(state.step, 'step is', 'steps are')} done, more than max_iters={schedule.max_iters:,}"
         return f"{steps} (minutes={cfg.minutes:g})" if cfg.minutes else steps
     if state.is_out_of(cfg.patience):
         return (

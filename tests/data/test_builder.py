@@ -113,9 +113,7 @@ def test_documents_are_signed_until_there_are_too_many_to_compare(workers, lines
 
 @pytest.mark.parametrize("dedup", [False, True, "near"])
 @pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
-def test_an_interrupted_run_resumes_after_the_last_full_shard(
-    form, dedup, tmp_path, monkeypatch, request, capsys, seed
-):
+def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_path, monkeypatch, request, seed):
     """The result is bitwise identical wherever the interruption occurs, and no full shard is written again."""
     documents = request.getfixturevalue(form)
     settings = dict(tokenizer="bpe", vocab_size=300, shard_tokens=700, dedup=dedup)
@@ -135,11 +133,11 @@ def test_an_interrupted_run_resumes_after_the_last_full_shard(
     for block_number in random.Random(seed).sample(range(1, total), 4):
         name = f"cut{block_number}"
         blocks, stop_after = 0, block_number
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stop:
             prepare(config(tmp_path, **settings), documents, name)
         part = tmp_path / "data" / f".{name}.part"
         assert not (tmp_path / "data" / name).exists()
-        assert part.exists() == ("the same command resumes after them" in capsys.readouterr().err)
+        assert part.exists() == ("the same command resumes after them" in str(stop.value))
         if part.exists():
             (part / ".progress.json.123.tmp").touch()  # left by a killed process; it remained in the data set
         full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
@@ -205,6 +203,9 @@ def test_a_changed_source_is_not_resumed(lines, tmp_path, monkeypatch):
     assert "alpha" not in "".join(read_back(folder, "train"))
 
 
-def test_an_invalid_progress_file_is_not_resumed(lines, tmp_path):
-    write_json(tmp_path / "data" / ".a.part" / "progress.json", [1])
+@pytest.mark.parametrize("damage", [lambda saved: [1], lambda saved: {**saved, "progress": {"blocks_done": 3}}])
+def test_an_invalid_progress_file_is_not_resumed(damage, lines, tmp_path, monkeypatch):
+    interrupt(lines, tmp_path, monkeypatch)
+    path = tmp_path / "data" / ".a.part" / "progress.json"
+    write_json(path, damage(read_json(path)))
     assert read_back(prepare(config(tmp_path), lines, "a"), "train")

@@ -172,7 +172,7 @@ def test_a_file_is_searched_once_for_places_to_cut(tmp_path, monkeypatch):
 )
 def test_a_record_that_is_too_long_for_memory_is_refused(name, content, message, tmp_path):
     """A JSON line or a CSV row without an end was read into memory until the end of the file."""
-    limits = SizeLimits(block=100, record=1000)
+    limits = SizeLimits(block=100, record=1000, row=1000)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=message):
         documents_of(corpus_of(tmp_path / name, limits=limits))
@@ -182,7 +182,7 @@ def test_a_record_that_is_too_long_for_memory_is_refused(name, content, message,
 def test_the_limit_of_a_record_is_not_a_limit_of_the_file(name, head, record, tmp_path):
     text = "\n".join("a" * 400) if name == "x.csv" else "a" * 900
     (tmp_path / name).write_bytes((head + 3 * record.format(text)).encode())
-    assert documents_of(corpus_of(tmp_path / name, limits=SizeLimits(block=100, record=1000))) == [text] * 3
+    assert documents_of(corpus_of(tmp_path / name, limits=SizeLimits(block=100, record=1000, row=1000))) == [text] * 3
 
 
 def test_files_in_folders_and_patterns_are_returned_once_in_order(tmp_path, monkeypatch):

@@ -221,6 +221,12 @@ def test_unknown_characters_are_counted(form, on_unknown, outcome, dedup, texts,
         assert sorted(read_back(folder, "train") + read_back(folder, "val")) == expected
 
 
+def test_one_document_is_not_documents(tmp_path, capsys):
+    (tmp_path / "x.txt").write_text("a\n\nb")
+    prepare(config(tmp_path), corpus_of(tmp_path / "x.txt", split_on="\n\n"), "x")
+    assert "1 training document and 1 validation document, 2 bytes" in capsys.readouterr().out
+
+
 def test_without_unknown_characters_none_are_reported(lines, tmp_path, capsys):
     folder = prepare(config(tmp_path, tokenizer="char", on_unknown="skip"), lines, "a")
     assert read_json(folder / "report.json")["unknown_characters"] == 0

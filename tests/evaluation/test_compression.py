@@ -93,8 +93,9 @@ def test_results_are_cached(monkeypatch):
     write_json(cached, {**read_json(cached), "bits_per_byte": 5.0})
     assert rows_of(dataset) == [{**rows[0], "bits_per_byte": 5.0}]
     assert rows_of(replace(dataset, hash="prepared again")) == rows
-    cached.write_text("damaged", encoding="utf-8")
-    assert rows_of(dataset) == rows
+    for damaged in ("damaged", "[]", "{}", '{"bits_per_byte": "x", "train_bytes": 1, "val_bytes": 1}'):
+        cached.write_text(damaged, encoding="utf-8")  # JSON of another form was a traceback
+        assert rows_of(dataset) == rows
     with monkeypatch.context() as patch:
         patch.setattr(compression, "cache_folder", lambda: cached / "below a file")  # which cannot be written
         assert rows_of(dataset) == rows

@@ -63,7 +63,7 @@ def test_models_on_the_same_windows_are_columns_of_one_table():
         "| block_size in training | 8               | 8    |",
         "| 1 to 2                 | 1.5000 ± 0.0000 | none |",
         "",
-        f"{title} 1 windows of 3 tokens",
+        f"{title} 1 window of 3 tokens",
         "",
         "| tokens of context      | c                |",
         "| ---------------------- | ---------------- |",

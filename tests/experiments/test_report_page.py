@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from folio import UserError
 from folio.experiments.report_page import conclusion, report_page, results_table
 from folio.experiments.runs import Run
 from folio.experiments.selection import sort_runs
@@ -134,3 +135,11 @@ def test_a_time_budget_shows_the_planned_steps():
     rows = rows_of(report_page(runs))
     assert ["steps planned", "369", "100"] in rows and ["steps completed", "369", "100"] in rows
     assert rows.count(["(steps planned)", "369"]) == 1 and ["(steps planned)", "100"] not in rows
+
+
+@pytest.mark.parametrize("content", ["", '{"by": "a gu', "[]", '{"steps": 10}'])
+def test_a_damaged_plan_is_one_line(content, tmp_path):
+    """A list, or a plan without its origin, was a traceback."""
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(UserError, match=r"plan\.json is damaged .*; remove it"):
+        report_page([run_of("run", [metrics(10)], folder=tmp_path)])

@@ -393,6 +393,9 @@ def test_openwebtext_from_a_folder(rows, tmp_path, monkeypatch):
         assert shard.ids.tolist() == [i for text in texts for i in [*encoding.encode(text).tolist(), encoding.eot]]
     openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
     assert read_json(tmp_path / "data" / "first" / "report.json")["documents"] == {"train": 1199, "val": 1}
+    (tmp_path / "data" / "first" / "report.json").write_text("{")  # this was a traceback
+    with pytest.raises(UserError, match=r"report\.json is damaged .*--overwrite=True"):
+        openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="could not be downloaded from the Hugging Face hub"):
         openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "empty"), data_dir=str(tmp_path / "data"), name="x"))

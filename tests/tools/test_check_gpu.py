@@ -550,3 +550,11 @@ def test_an_interrupted_part_is_in_the_report(tmp_path, monkeypatch):
         main(CheckConfig(parts="1", device="cpu", out_dir=str(tmp_path)))
     part = read_json(tmp_path / "gpu-report.json")["parts"]["1"]
     assert part["failures"] == ["interrupted"] and part["tables"][0]["rows"] == [["a row"]]
+
+
+@pytest.mark.parametrize("content", ["", '{"machine": {}, "par', "[]", "{}", '{"machine": {}, "parts": {"1": 2}}'])
+def test_a_damaged_report_of_an_earlier_run_is_one_line(content, tmp_path):
+    """A truncated gpu-report.json was a traceback."""
+    (tmp_path / "gpu-report.json").write_text(content)
+    with pytest.raises(UserError, match=r"gpu-report\.json is damaged .*; remove it"):
+        check_gpu.Report(tmp_path, {})

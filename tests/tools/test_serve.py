@@ -156,8 +156,9 @@ def test_the_fingerprint_of_other_programs_files(tmp_path):
     assert len({first, second, serve.fingerprint(Loaded)}) == 3
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
-def test_ctrl_c_stops_without_output_while_requests_are_open(run):
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for other processes")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_the_server_while_requests_are_open(run, number):
     command = [sys.executable, serve.__file__, str(run), "--port=0", "--device=cpu", "--max_new_tokens=9999999"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -170,10 +171,10 @@ def test_ctrl_c_stops_without_output_while_requests_are_open(run):
                 head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
                 connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
             assert connections[1].recv(4096).startswith(b"HTTP/1.1 200 ")
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             printed, errors = process.communicate(timeout=60)
         finally:
             process.kill()
             for connection in connections:
                 connection.close()
-    assert (printed, errors) == ("", "") and process.returncode in (0, 130)
+    assert (printed, errors) == ("", f"stopped by {number.name}\n") and process.returncode == 128 + number

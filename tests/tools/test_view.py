@@ -143,8 +143,9 @@ def test_two_models(monkeypatch, tmp_path, run):
         assert [model["limit"] for model in ask(connection, "models")["models"]] == [64, 32]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
-def test_ctrl_c_stops_without_output_during_a_stream(run):
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for other processes")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_the_server_during_a_stream(run, number):
     """The server waited for the end of a stream without a reader."""
     command = [sys.executable, view.__file__, run, "--open=False", "--port=0", "--device=cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -155,11 +156,11 @@ def test_ctrl_c_stops_without_output_during_a_stream(run):
                 head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
                 connection.sendall(f"{head}Content-Length: {len(question)}\r\n\r\n{question}".encode())
                 assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 printed, errors = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (printed, errors) == ("", "") and process.returncode in (0, 130)
+    assert (printed, errors) == ("", f"stopped by {number.name}\n") and process.returncode == 128 + number
 
 
 # --- initial text -----------------------------------------------------------------------------------------------------

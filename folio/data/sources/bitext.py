@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.data.blocks import CorpusError
 from folio.data.corpus import COMPRESSIONS, Source, read_lines
 from folio.data.sources.pairs import Texts, translation
@@ -77,7 +78,7 @@ def read_aligned(first: Source, second: Source) -> Iterator[Texts]:
             yield texts
     if counts[0] != counts[1]:
         raise CorpusError(
-            f"{first.name} has {counts[0]:,} lines and {second.name} {counts[1]:,}, so they are not aligned; "
+            f"{first.name} has {counted(counts[0], 'line')} and {second.name} {counts[1]:,}, so they are not aligned; "
             f"line N of both files must be translations of each other"
         )
 
