@@ -71,3 +71,21 @@ def immediate() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def delayed() -> Iterator[None]:
+    """Delay the signals to the end of the block, where an exception at any point would leave a lock held, as in a fork."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, Any]] = []
+    numbers = [number for number in stop_signals() if callable(signal.getsignal(number))]
+    handlers = {number: signal.signal(number, lambda *arguments: received.append(arguments)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in received:
+            handlers[number](number, frame)

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from folio import UserError
+from folio.base import stop_signals
 
 Item = TypeVar("Item")
 GRACE_SECONDS = 1  # for a child process to end by itself
@@ -121,7 +122,7 @@ class WorkerPool:
     def start(self, count: int, function: Callable, arguments: tuple[Any, ...]) -> None:
         """Start the processes. Raises UserError."""
         try:
-            with _stop_signals_blocked():
+            with stop_signals.delayed(), _terminal_signals_blocked():
                 for _ in range(count):
                     ours, theirs = multiprocessing.Pipe()
                     self.connections.append(ours)
@@ -181,10 +182,10 @@ class WorkerPool:
 
 
 @contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
+def _terminal_signals_blocked() -> Iterator[None]:
     """Block SIGINT and SIGHUP in this thread, and in processes started in the block. No effect on Windows.
 
-    The terminal sends them to all processes, but only the main process handles them.
+    A terminal sends them to all processes, but only the main process handles them.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -83,3 +83,12 @@ def test_in_a_wait_of_other_code_a_signal_ends_the_process_at_once():
         with stop_signals.immediate():
             assert {signal.getsignal(number) for number in NUMBERS} == {signal.SIG_DFL}
         assert [signal.getsignal(number) for number in NUMBERS] == handlers != [signal.SIG_DFL] * 3
+
+
+def test_delayed_signals_arrive_after_the_block():
+    """A KeyboardInterrupt in a callback of fork was lost, and the lock of logging remained held."""
+    reached = False
+    with stop_signals.raised(), pytest.raises(StopSignal) as stop, stop_signals.delayed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached = True
+    assert reached and stop.value.number == signal.SIGTERM
