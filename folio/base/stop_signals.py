@@ -75,7 +75,7 @@ def immediate() -> Iterator[None]:
 
 @contextmanager
 def delayed() -> Iterator[None]:
-    """Delay the signals to the end of the block, where an exception at any point would leave a lock held, as in a fork."""
+    """Delay the signals to the end of the block, in which an exception could leave a lock held, as during a fork."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
