@@ -260,12 +260,40 @@ def _is_prepared(job: _Job) -> bool:
             print(f"{job.folder} is already prepared; --overwrite=True prepares it again")
             return True
         content = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
+        if changes := _describe_changes(meta.get("recipe") or {}, job.recipe):
+            content = f"{content}; it differs in {', '.join(changes)}"
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         content = "other files"
-    raise UserError(
-        f"{job.folder} contains {content}, and the new data set would use the tokenizer {job.cfg.tokenizer}: set "
-        f"another --name, or replace it with --overwrite=True"
-    )
+    raise UserError(f"{job.folder} contains {content}; set another --name, or replace it with --overwrite=True")
+
+
+def _describe_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Describe the differences between the recipes of a prepared data set and of a new one; empty if `old` is."""
+    changes, labels = [], {"train": "training documents:", "val": "validation documents:"}
+    for name in (name for name in new if name in old and old[name] != new[name]):
+        if name == "sources":
+            changes.append(_describe_changed_files(old[name], new[name]))
+        elif name == "blake2b":
+            changes.append("the documents")
+        elif isinstance(old[name], dict) and isinstance(new[name], dict):
+            changes += _describe_changes(old[name], new[name])
+        elif name == "tokenizer" and not {old[name], new[name]} <= TOKENIZERS.keys():
+            changes.append("the tokenizer")
+        else:
+            changes.append(f"{labels.get(name, name)} {old[name]} (now {new[name]})")
+    return changes
+
+
+def _describe_changed_files(old: list[list], new: list[list]) -> str:
+    """Describe the differences between the fingerprints of sources."""
+    sizes = [{name: f"{size:,} bytes" for name, size, _ in sources} for sources in (old, new)]
+    names = sorted({name for name, *_ in [source for source in old + new if (source in old) != (source in new)]})
+    if not names:
+        return "the order of the input files"
+    before, now = [sources.get(names[0], "missing") for sources in sizes]
+    change = "another date" if before == now else f"{before}, now {now}"
+    others = f", and {counted(len(names) - 1, 'other input file')}" if len(names) > 1 else ""
+    return f"the input file {names[0]} ({change}){others}"
 
 
 # --- the temporary folder ---------------------------------------------------------------------------------------------

@@ -600,7 +600,9 @@ def test_another_data_set_is_not_overwritten_by_default(lines, tmp_path, capsys)
     capsys.readouterr()
     assert prepare(config(tmp_path), lines, "a") == folder  # the same data set is not prepared again
     assert "is already prepared" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"another data set \(byte, 257 tokens.*tokenizer char.*--overwrite=True"):
+    with pytest.raises(
+        UserError, match=r"another data set \(byte, 257 tokens.*tokenizer byte \(now char\).*--overwrite=True"
+    ):
         prepare(config(tmp_path, tokenizer="char"), lines, "a")
     assert content(folder) == before
     prepare(config(tmp_path, tokenizer="char", overwrite=True), lines, "a")

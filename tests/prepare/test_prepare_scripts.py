@@ -18,6 +18,7 @@ from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import ConfigError, load, run_script
 from folio.data import corpus, tokenizer
+from folio.data import prepare as prepare_module
 from folio.data.blocks import document_hash
 from folio.data.prepare import default_name
 from folio.data.shards import open_dataset
@@ -155,6 +156,42 @@ def test_the_same_files_from_another_folder_are_already_prepared(tmp_path, monke
         monkeypatch.chdir(tmp_path / cwd)
         prepare_text.main(TextConfig(inputs=tuple(inputs), data_dir=str(tmp_path / "data")))
     assert "is already prepared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text, args, message",
+    [
+        ({"a.txt": "abc" * 50}, [], r"it differs in the input file a.txt \(99 bytes, now 150 bytes\); set"),
+        ({"a.txt": "cba" * 33}, [], r"the input file a.txt \(another date\);"),
+        ({"b.txt": "xy" * 9, "c.txt": "z"}, ["c.txt"], r"b.txt \(66 bytes, now 18 bytes\), and 1 other input file;"),
+        ({"c.txt": "z"}, ["c.txt"], r"the input file c.txt \(missing, now 1 bytes\);"),
+        ({}, ["--val_fraction=0.2", "--dedup=near"], r"dedup False \(now near\), val_fraction 0.01 \(now 0.2\);"),
+        ({}, ["--tokenizer=byte"], r"it differs in tokenizer char \(now byte\);"),
+    ],
+)
+def test_the_error_for_another_data_set_says_what_differs(text, args, message, tmp_path, monkeypatch):
+    """For a changed file, it said that the new data set would use the tokenizer char, as the old one did."""
+    monkeypatch.chdir(tmp_path)
+    files = {"a.txt": "abc" * 33, "b.txt": "xy" * 33}
+    for name, content in files.items():
+        Path(name).write_text(content)
+    command = ["a.txt", "b.txt", "--name=mine", "--data_dir=data"]
+    prepare_text.main(load(TextConfig, command))
+    for name, content in text.items():
+        Path(name).write_text(content)
+        os.utime(name, (1, 1))
+    with pytest.raises(UserError, match=message):
+        prepare_text.main(load(TextConfig, [*command, *args]))
+
+
+def test_the_error_for_other_documents_says_that_they_differ(tmp_path):
+    old = {"val": 2, "train": 9, "blake2b": "0", "recipe": {"seed": 1, "documents_only": False}, "tokenizer": "f0"}
+    new = {"val": 2, "train": 8, "blake2b": "1", "recipe": {"seed": 2, "documents_only": False}, "tokenizer": "char"}
+    changes = ["training documents: 9 (now 8)", "the documents", "seed 1 (now 2)", "the tokenizer"]
+    assert prepare_module._describe_changes(old, new) == changes
+    sources = [["a.txt", 3, 1], ["b.txt", 3, 1]]
+    changes = prepare_module._describe_changes({"sources": sources}, {"sources": sources[::-1]})
+    assert changes == ["the order of the input files"]
 
 
 def printed_runs(out: str) -> dict[str, list[str]]:
