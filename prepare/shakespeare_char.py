@@ -20,6 +20,8 @@ from folio.data.prepare import PrepareConfig, prepare  # noqa: E402
 
 @dataclass(frozen=True)
 class ShakespeareCharConfig(PrepareConfig):
+    config_file = "config/shakespeare_char.py"
+
     name: str = "shakespeare_char"  # folder under data_dir
 
 

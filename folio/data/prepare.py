@@ -80,7 +80,7 @@ VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
 
 @dataclass(frozen=True)
 class PrepareConfig(Settings):
-    config_file: ClassVar[str] = "config/shakespeare_char.py"  # for the training command that `prepare` prints
+    config_file: ClassVar[str | None] = None  # a recipe for the data set, for the printed training command
     accepts_any_path: ClassVar[bool] = True  # a collection of texts may have names in an old encoding
 
     # --- the data set ---
@@ -690,6 +690,8 @@ def _print_hints(job: _Job) -> None:
             print(f"{purpose}: {command('train.py', *settings, *data_dir)}")
 
 
+RECIPE = "config/shakespeare_char.py"  # for finetuning, and for pairs, if the data set has none
+CHOICE = ["--size=auto", "--minutes=30"]  # for text, because the best model depends on its length
 FINETUNING_EPOCHS = 16  # about 300 steps on texts of 75,000 characters, as measured in _training_commands
 MIN_FINETUNING_STEPS = 10
 
@@ -705,7 +707,7 @@ def _max_iters_option(job: _Job, recipe: str) -> list[str]:
 
 def _training_commands(job: _Job) -> Iterator[tuple[str, list[str]]]:
     """Yield the purpose and the arguments of train.py for each run that suits the data set and its tokenizer."""
-    recipe, name, source = job.cfg.config_file, job.folder.name, job.cfg.tokenizer
+    recipe, name, source = job.cfg.config_file or RECIPE, job.folder.name, job.cfg.tokenizer
     data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
     is_folder = source not in TOKENIZERS and os.path.isdir(source)
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint
@@ -714,7 +716,12 @@ def _training_commands(job: _Job) -> Iterator[tuple[str, list[str]]]:
         settings = [data, *_max_iters_option(job, recipe), "--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
         yield f"finetune {source} on it", [recipe, f"--init_from={source}", *settings, f"{out_dir}-finetuned"]
         return
-    yield "train on it", [recipe, data, out_dir]
+    chooses_size = job.cfg.config_file is None and not job.corpus.masked
+
+    def new_run(dataset: str, out_dir: str) -> list[str]:
+        return [dataset, *CHOICE, out_dir] if chooses_size else [recipe, dataset, out_dir]
+
+    yield "train on it", new_run(data, out_dir)
     if source == "gpt2":
         recipe = "config/finetune_shakespeare.py"
         yield "or finetune GPT-2", [recipe, data, *_max_iters_option(job, recipe), f"{out_dir}-finetuned"]
@@ -722,4 +729,4 @@ def _training_commands(job: _Job) -> Iterator[tuple[str, list[str]]]:
         other = dataset_name(Path(source), job.folder.parent)
         if other != name and "," not in other:
             mixture = f"--dataset={other}:0.5,{name}:0.5"
-            yield "or on both", [recipe, mixture, f"--out_dir=out-{Path(other).name}-{name}"]
+            yield "or on both", new_run(mixture, f"--out_dir=out-{Path(other).name}-{name}")

@@ -323,7 +323,7 @@ def test_the_report_counts_documents_bytes_and_tokens(lines, texts, tmp_path, ca
     assert counts[" "] == sum(text.count(" ") for text in not_empty) == max(counts.values())
     out = capsys.readouterr().out
     assert f"{repeated} documents repeat another one exactly" in out
-    assert f"--dataset=a --out_dir=out-a --data_dir={tmp_path}" in out
+    assert f"--dataset=a --size=auto --minutes=30 --out_dir=out-a --data_dir={tmp_path}" in out
 
 
 def test_a_single_repetition_is_counted_in_the_singular(tmp_path, capsys):

@@ -47,7 +47,7 @@ def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
     prepare_text.main(TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.2))
     data = open_dataset(tmp_path / "my novel")
     assert [len(data.train[0]), len(data.val[0])] == [680, 170]
-    assert "'--dataset=my novel' '--out_dir=out-my novel'" in capsys.readouterr().out
+    assert "'--dataset=my novel' --size=auto --minutes=30 '--out_dir=out-my novel'" in capsys.readouterr().out
 
 
 def test_standard_input_with_separators(tmp_path, monkeypatch):
@@ -143,8 +143,21 @@ def test_the_printed_command_works(file, name, tmp_path, monkeypatch, capsys):
     prepare_text.main(load(TextConfig, [str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"]))
     assert open_dataset(tmp_path / "data" / name)
     words = printed_runs(capsys.readouterr().out)["train on it"]
-    assert Path(words[0]) in (Path("config/shakespeare_char.py"), ROOT / "config/shakespeare_char.py")
-    train(load(TrainConfig, [*words, *TINY]))
+    assert load(TrainConfig, words).size == "auto"
+    train(load(TrainConfig, [*words, "--size=None", "--minutes=None", *TINY]))
+
+
+def test_the_printed_command_is_that_of_the_readme(tmp_path, text, monkeypatch, capsys):
+    """It was another recipe, Shakespeare's, which overfits a short text and is too small for a long one."""
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text(text)
+    Path("pairs.tsv").write_text("".join(f"{n}\tb\n" for n in range(200)))
+    prepare_text.main(TextConfig(inputs=("novel.txt",), data_dir="data"))
+    words = printed_runs(capsys.readouterr().out)["train on it"]
+    line = f"python train.py {shlex.join(words)} ".replace(" --data_dir=data", "")
+    assert line in (ROOT / "README.md").read_text(encoding="utf-8")
+    pairs.main(PairsConfig(inputs=("pairs.tsv",), tokenizer="char", data_dir="data"))  # completions are masked
+    assert "config/shakespeare_char.py" in printed_runs(capsys.readouterr().out)["train on it"][0]
 
 
 def test_the_same_files_from_another_folder_are_already_prepared(tmp_path, monkeypatch, capsys):
@@ -237,7 +250,7 @@ def test_the_command_after_preparing_with_the_tokenizer_of_a_run_finetunes_it(
             assert list(runs) == ["train on it", "or on both"]
             assert load(TrainConfig, runs["train on it"]).init_from == "scratch"
             small = dict(n_layer=1, n_head=1, n_embd=8, block_size=8)
-            cfg = train_one_step(runs["or on both"], **small)
+            cfg = train_one_step([*runs["or on both"], "--size=None", "--minutes=None"], **small)
             assert cfg.dataset == f"{data_dir}/verse:0.5,letters:0.5" and cfg.out_dir == "out-verse-letters"
 
 
@@ -268,7 +281,7 @@ def test_the_path_in_the_command_depends_on_the_working_directory(cwd, text, tmp
     (tmp_path / "mine.txt").write_text(text)
     prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), data_dir=str(tmp_path)))
     first = capsys.readouterr().out.splitlines()[-1]
-    assert f": python {'' if cwd == '' else f'{ROOT}/'}train.py config/shakespeare_char.py " in first
+    assert f": python {'' if cwd == '' else f'{ROOT}/'}train.py --dataset=mine " in first
     prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), data_dir=str(tmp_path)))
     assert capsys.readouterr().out.splitlines()[-1] == first  # repeating the command prints the same
 
