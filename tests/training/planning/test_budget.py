@@ -387,6 +387,15 @@ def test_compiling_the_decoder_does_not_count_as_sampling(tiny, monkeypatch):
     assert 0.9 * 30 < machine.now < 1.1 * 30
 
 
+@pytest.mark.parametrize("slowdown, is_reported", [(1.05, False), (1.5, True)])
+def test_only_large_changes_of_the_number_of_steps_are_printed(tiny, monkeypatch, capsys, slowdown, is_reported):
+    """A run of a minute printed eleven lines about changes of a few percent."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1 * (slowdown if step > 90 else 1), lambda step: 0.1)
+    train(tiny(max_iters=100, eval_interval=10, minutes=1, sample_tokens=0))
+    lines = re.findall("the run now has .* instead of", capsys.readouterr().out)
+    assert (0 < len(lines) < 4) if is_reported else not lines
+
+
 def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
     """It took at least one more step, which may be slow."""
     machine = SimulatedMachine(monkeypatch, lambda step: 1.0 if step < 30 else 20.0, lambda step: 0.0)
