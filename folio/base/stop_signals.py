@@ -13,8 +13,8 @@ class StopSignal(KeyboardInterrupt):
     number: the signal. Like those of a KeyboardInterrupt, its arguments are words on what was kept.
     """
 
-    def __init__(self, number: int, *kept: str):
-        super().__init__(*kept)
+    def __init__(self, number: int, *outcome: str):
+        super().__init__(*outcome)
         self.number = number
 
 

@@ -55,17 +55,17 @@ def check_launch() -> None:
         numbers = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         *ranks, size = (int(number) if number.isdecimal() else -1 for number in numbers.values())
         if not all(0 <= rank < size for rank in ranks):
-            found = ", ".join(f"{name}={number}" for name, number in numbers.items())
+            shown = ", ".join(f"{name}={number}" for name, number in numbers.items())
             raise UserError(
-                f"{found}: the ranks must be integers from 0 to WORLD_SIZE - 1; start train.py with torchrun"
+                f"{shown}: the ranks must be integers from 0 to WORLD_SIZE - 1; start train.py with torchrun"
             )
         return
     values = {name: os.environ[name] for name in TORCHRUN if name in os.environ}
     missing = [name for name in TORCHRUN if name not in os.environ]
     if values.keys() - {"MASTER_ADDR"} and values.get("WORLD_SIZE") != "1":
-        found = ", ".join(f"{name}={value}" for name, value in values.items())
+        shown = ", ".join(f"{name}={value}" for name, value in values.items())
         raise UserError(
-            f"{found}: for a run in several processes, {' and '.join(missing)} must be set, too; start them with "
+            f"{shown}: for a run in several processes, {' and '.join(missing)} must be set, too; start them with "
             f"torchrun, which sets them, or unset {' and '.join(values)} for a single process"
         )
     for name, launcher in LAUNCHERS.items():
