@@ -112,9 +112,7 @@ class TrainConfig(Settings):
     optimizer: Literal[OPTIMIZERS] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
     learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak learning rate
     muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak learning rate; same schedule
-    lr_schedule: Literal[LR_SCHEDULES] = (
-        "cosine"  # or linear, wsd: from learning_rate down to min_lr after the warmup; or constant
-    )
+    lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd: down to min_lr after the warmup; or constant
     decay_lr: bool = True  # False: a constant rate without warmup, as in nanoGPT
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
