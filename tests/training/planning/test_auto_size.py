@@ -1,6 +1,5 @@
 """folio/training/planning/auto_size.py: the model that --size=auto chooses, through train()."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +162,7 @@ def test_without_size_nothing_changes(tiny):
 
 
 def test_a_run_is_trained_and_resumed(tiny, measured, monkeypatch, capsys):
+    """The printed command to continue it was refused: --max_iters is among the settings that size=auto chooses."""
     measured_seconds = auto_size.step_seconds
     SimulatedMachine(monkeypatch, lambda step: 0.05, lambda step: 0.02)
     monkeypatch.setattr(auto_size, "step_seconds", lambda *args: 100 * measured_seconds(*args))
@@ -173,7 +173,8 @@ def test_a_run_is_trained_and_resumed(tiny, measured, monkeypatch, capsys):
     assert saved["model"]["n_embd"] == measured[-1].n_embd and saved["config"]["size"] == "auto"
     capsys.readouterr()
     measured.clear()
-    train(replace(TrainConfig(), init_from="resume", out_dir=cfg.out_dir, max_iters=2 * saved["step"]))
+    resume = ["--init_from=resume", f"--out_dir={cfg.out_dir}", f"--max_iters={2 * saved['step']}"]
+    train(settings.load(TrainConfig, resume))
     assert measured == [] and checkpoint.load(Path(cfg.out_dir)).state["model"] == saved["model"]
 
 
