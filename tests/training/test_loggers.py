@@ -2,7 +2,9 @@
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,26 +34,39 @@ def shown(folder: Path) -> dict[str, dict]:
 
 
 def accepted_by_wandb(folder: Path) -> list[dict]:
-    """The values that wandb has accepted from the run in a folder, by name, one dict per step.
+    """The values that wandb has accepted from the run in a folder, by name, one dict per step."""
+    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    deadline = time.monotonic() + 60
+    records = read_records(path.read_bytes())
+    while not any(record.HasField("exit") for record in records):  # run.finish() does not wait for it
+        assert time.monotonic() < deadline, "wandb's process has not written the end of the run"
+        time.sleep(0.05)
+        records = read_records(path.read_bytes())
+    steps = [record.history.item for record in records if record.HasField("history")]
+    return [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in items} for items in steps if items]
 
-    The file of an offline run has records in LevelDB's log format: 7 bytes of header, then blocks of 32 KiB.
+
+def read_records(content: bytes) -> list[Any]:
+    """The complete records in the file of an offline run of wandb.
+
+    They are in LevelDB's log format: 7 bytes of header, then blocks of 32 KiB.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    content, position, data, accepted = path.read_bytes(), 7, b"", []
+    position, data, records = 7, b"", []
     while position + 7 <= len(content):
         if position % 2**15 > 2**15 - 7:  # no space for a record
             position += 2**15 - position % 2**15
             continue
         size, kind = int.from_bytes(content[position + 4 : position + 6], "little"), content[position + 6]
+        if position + 7 + size > len(content):
+            break
         data += content[position + 7 : position + 7 + size]
         position += 7 + size
         if kind in (1, 4):  # the whole record, or its end
-            items = Record.FromString(data).history.item
-            accepted.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+            records.append(Record.FromString(data))
             data = b""
-    return [values for values in accepted if values]
+    return records
 
 
 def log_losses(metrics: Metrics, loss: float, *steps: int) -> None:
