@@ -292,6 +292,9 @@ def end_with_parent() -> None:
 
     def wait_for_end() -> None:
         os.read(pipe, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if hasattr(signal, "pthread_kill"):  # to the main thread: in another one, the signal would not end its waits
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
