@@ -165,6 +165,7 @@ def test_resuming_weights_of_another_program_names_init_from(tiny, tmp_path, mon
         train(tiny(init_from="resume", out_dir="trained"))
 
 
+@pytest.mark.needs("transformers", "scipy")
 def test_every_command_says_what_a_path_is(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(Path("lora"), "adapter_config.json")
