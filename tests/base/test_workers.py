@@ -26,7 +26,8 @@ if hasattr(signal, "SIGHUP"):
 sys.path[:0] = [{str(ROOT)!r}]
 from folio.base.settings import run_script
 """
-CHILD = f"{HEADER}\nrun_script(lambda arguments: time.sleep(600))\n"
+# Python can miss a signal that arrives just before a blocking call, until the call returns; so it sleeps briefly.
+CHILD = f"{HEADER}\nrun_script(lambda arguments: [time.sleep(0.1) for _ in range(6000)])\n"
 PARENTS = {  # each starts one or two processes and waits for them
     "workers": """
 import multiprocessing
