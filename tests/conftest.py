@@ -20,7 +20,7 @@ os.environ["WANDB_SILENT"] = "true"
 
 import io
 import os
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 
 from folio.base.workers import cores
 from folio.data import find_data, shards
@@ -36,6 +36,11 @@ WORDS = "the king shall love his crown and swear by fair night that no sword of 
 
 
 def pytest_configure() -> None:
+    with suppress(ImportError):  # hypothesis is optional
+        import hypothesis
+
+        hypothesis.settings.register_profile("folio", derandomize=True, deadline=None, database=None)
+        hypothesis.settings.load_profile("folio")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background commands ignore it
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes commands ignore it
@@ -88,9 +93,10 @@ def short_last_sample() -> Generator[None, None, None]:
 
 
 @pytest.fixture
-def seed() -> int:
-    """A random seed. pytest prints it if the test fails; set $SEED to reuse it."""
-    value = int(os.environ.get("SEED") or random.randrange(2**31))
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed that follows from the test's node id, so that each run draws the same numbers. $SEED replaces it."""
+    digest = hashlib.blake2b(request.node.nodeid.encode(), digest_size=4).digest()
+    value = int(os.environ.get("SEED") or int.from_bytes(digest, "little") >> 1)
     print(f"SEED={value}")
     return value
 
