@@ -238,7 +238,7 @@ def to_hugging_face(tokenizer: Tokenizer) -> Any:
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
     if isinstance(tokenizer, BPETokenizer):
-        return tokenizers.Tokenizer.from_str(json.dumps(tokenizer.to_json()))
+        return tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
     if isinstance(tokenizer, CharTokenizer):
         ids = {character: i for i, character in enumerate(tokenizer.characters)}
         converted = tokenizers.Tokenizer(models.WordLevel(ids, UNKNOWN))

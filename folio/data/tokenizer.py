@@ -29,6 +29,11 @@ TOKENS_PER_ENTRY = 50  # training tokens per vocabulary entry; with fewer, the v
 OnUnknown = Literal["error", "skip", "replace"]  # how encode handles characters outside the vocabulary
 
 
+def unify_line_ends(text: str) -> str:
+    """Replace the line ends of Windows and old Macs, \\r\\n and \\r, by \\n."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
 class EncodingError(UserError):
     """Text that a tokenizer cannot encode. byte: the position of the problem in the text."""
 
@@ -47,6 +52,7 @@ class Tokenizer(ABC):
     vocab_size: int
     eot: int | None = None  # id of the end-of-text token, if any
     on_unknown: OnUnknown = "error"  # only character tokenizers have unknown characters; see with_on_unknown
+    keep_line_ends: bool = False  # whether the training data has \r\n and \r as in its files; see clean
 
     def with_on_unknown(self, on_unknown: OnUnknown) -> "Tokenizer":
         """Return a tokenizer with the same ids whose encode handles unknown characters so. This one is not changed."""
@@ -56,9 +62,19 @@ class Tokenizer(ABC):
         changed.on_unknown = on_unknown
         return changed
 
+    def with_keep_line_ends(self, keep_line_ends: bool) -> "Tokenizer":
+        """Return a tokenizer with the same ids for data that keeps its line ends, or not. This one is not changed."""
+        changed = copy.copy(self)
+        changed.keep_line_ends = keep_line_ends
+        return changed
+
+    def clean(self, text: str) -> str:
+        """Return a text for a model with the line ends that its training data had: \\n, or all with keep_line_ends."""
+        return text if self.keep_line_ends else unify_line_ends(text)
+
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the token ids of `text`, int64 (T,), as models take them."""
+        """Return the token ids of `text`, int64 (T,), as models take them. Line ends are encoded as they are."""
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode each text. The ids may have a smaller integer type."""
@@ -81,14 +97,18 @@ class Tokenizer(ABC):
             return EOT_TEXT
         return self.token_bytes(token).decode("utf-8", "backslashreplace") if token < self.vocab_size else ""
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, from which `from_json` restores the tokenizer."""
+        """Return the JSON form, from which the function `from_json` restores the tokenizer."""
+        return self.definition() | ({"keep_line_ends": True} if self.keep_line_ends else {})
+
+    @abstractmethod
+    def definition(self) -> dict[str, Any]:
+        """Return the part of the JSON form that determines the ids."""
 
     @classmethod
     @abstractmethod
-    def from_json(cls, value: dict[str, Any]) -> "Tokenizer":
-        """Restore a tokenizer from its JSON form. Raises LookupError, TypeError or ValueError if it is invalid."""
+    def from_definition(cls, value: dict[str, Any]) -> "Tokenizer":
+        """Restore a tokenizer from its definition. Raises LookupError, TypeError or ValueError if it is invalid."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD."""
@@ -101,15 +121,15 @@ class Tokenizer(ABC):
 
     @cached_property
     def hash(self) -> str:
-        """The sha256 of the JSON form. Tokenizers with the same hash produce the same ids."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        """The sha256 of the definition. Tokenizers with the same hash produce the same ids."""
+        return hashlib.sha256(json.dumps(self.definition(), sort_keys=True).encode()).hexdigest()
 
 
 class CharTokenizer(Tokenizer):
     """One id per character: its index in `characters`. The end-of-text id, if any, is the last one.
 
     on_unknown: how encode handles other characters: raise UserError ("error"), skip them ("skip"), or encode them as
-    U+FFFD ("replace").
+    U+FFFD ("replace"). keep_line_ends is True if the vocabulary has \\r, because then the training data had it.
     """
 
     kind = "char"
@@ -120,6 +140,7 @@ class CharTokenizer(Tokenizer):
         self.characters = characters
         self.eot = len(characters) if eot else None
         self.vocab_size = len(characters) + eot
+        self.keep_line_ends = "\r" in characters
         code_points = np.array([ord(c) for c in characters], dtype=np.uint32)
         self.table = np.full(int(code_points.max()) + 1, -1, dtype=np.int32)  # code point -> id
         self.table[code_points] = np.arange(len(characters))
@@ -129,8 +150,11 @@ class CharTokenizer(Tokenizer):
         """Create a tokenizer for the characters that occur in `text`, sorted by code point."""
         return cls("".join(sorted(set(text))), eot)
 
-    def with_eot(self) -> "CharTokenizer":
-        return self if self.eot is not None else CharTokenizer(self.characters, eot=True)
+    def with_eot(self) -> Tokenizer:
+        if self.eot is not None:
+            return self
+        changed = CharTokenizer(self.characters, eot=True).with_on_unknown(self.on_unknown)
+        return changed.with_keep_line_ends(self.keep_line_ends)
 
     def look_up(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the id of each character of `text` and whether it is unknown, (T,) each. Ids of unknown ones vary."""
@@ -162,11 +186,11 @@ class CharTokenizer(Tokenizer):
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else self.characters[token].encode("utf-8", "replace")
 
-    def to_json(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return {"kind": self.kind, "characters": self.characters, "eot": self.eot is not None}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "CharTokenizer":
+    def from_definition(cls, value: dict[str, Any]) -> "CharTokenizer":
         return cls(value["characters"], bool(value.get("eot")))
 
 
@@ -183,11 +207,11 @@ class ByteTokenizer(Tokenizer):
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else bytes([token])
 
-    def to_json(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return {"kind": self.kind}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ByteTokenizer":
+    def from_definition(cls, value: dict[str, Any]) -> "ByteTokenizer":
         return cls()
 
 
@@ -304,20 +328,20 @@ class GPT2Tokenizer(RankedTokenizer):
 
     kind = "gpt2"
 
-    def to_json(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return {"kind": self.kind, "ranks": [base64.b64encode(token).decode() for token in self.ranks]}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "GPT2Tokenizer":
+    def from_definition(cls, value: dict[str, Any]) -> "GPT2Tokenizer":
         return cls([base64.b64decode(token, validate=True) for token in value["ranks"]])
 
 
 class BPETokenizer(RankedTokenizer):
     """A BPE trained on your text with the tokenizers library, and saved in that library's format.
 
-    content: the content of tokenizer.json, which transformers can load. tiktoken encodes text: it merges by the rank of
-    the resulting token, the library by the rank of the pair. The ids are equal if no token results from two pairs.
-    Raises ValueError for a tokenizer.json of another kind.
+    content: the content of tokenizer.json, which transformers can load (with keep_line_ends, only after an export).
+    tiktoken encodes text: it merges by the rank of the resulting token, the library by the rank of the pair. The ids
+    are equal if no token results from two pairs. Raises ValueError for a tokenizer.json of another kind.
     """
 
     kind = "bpe"
@@ -361,11 +385,11 @@ class BPETokenizer(RankedTokenizer):
         encoding.add_special_tokens([AddedToken(EOT_TEXT, special=True)])
         return cls(json.loads(encoding.to_str()))
 
-    def to_json(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return self.content
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "BPETokenizer":
+    def from_definition(cls, value: dict[str, Any]) -> "BPETokenizer":
         return cls(value)
 
 
@@ -402,11 +426,11 @@ class MidiTokenizer(Tokenizer):
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else f" {self.events[token]}".encode()
 
-    def to_json(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return {"kind": self.kind, "events": self.events, "format": self.format}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "MidiTokenizer":
+    def from_definition(cls, value: dict[str, Any]) -> "MidiTokenizer":
         return cls(value["events"], value["format"])
 
 
@@ -478,7 +502,9 @@ def from_json(value: Any) -> Tokenizer:
     try:
         kind = BPETokenizer.kind if "model" in value else value["kind"]  # the library's format has no kind
         if kind in KINDS:
-            return KINDS[kind].from_json(value)
+            definition = {name: entry for name, entry in value.items() if name != "keep_line_ends"}
+            tokenizer = KINDS[kind].from_definition(definition)
+            return tokenizer.with_keep_line_ends(True) if value.get("keep_line_ends") else tokenizer
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"this is not a tokenizer: {shorten(str(error))}") from None
     raise UserError(f"unknown kind of tokenizer {short_repr(kind)}: this version has {', '.join(KINDS)}")

@@ -77,6 +77,32 @@ def test_end_of_text_is_never_encoded_and_decodes_to_an_empty_string(make_tokeni
         assert tokenizer.decode([tokenizer.eot]) == ""
 
 
+@EACH_TOKENIZER
+def test_the_line_ends_of_the_training_data_are_saved_and_not_hashed(make_tokenizer):
+    """Windows' line ends in a prompt were tokens that the training data did not have."""
+    plain = make_tokenizer()
+    keeping = plain.with_keep_line_ends(True)
+    text = "a\r\nb\rc\n\r\r\nd"
+    assert plain.clean(text) == "a\nb\nc\n\n\nd" and "keep_line_ends" not in plain.to_json()
+    for copied in (keeping, from_json(json.loads(json.dumps(keeping.to_json()))), keeping.with_on_unknown("skip")):
+        assert copied.keep_line_ends and copied.clean(text) == text and copied.hash == plain.hash
+    assert not from_json(plain.to_json()).keep_line_ends
+
+
+def test_characters_with_a_carriage_return_keep_line_ends():
+    """Older data has them, and a model of it must get them in its prompts."""
+    tokenizer = CharTokenizer.of("a\r\n")
+    assert tokenizer.keep_line_ends and tokenizer.with_eot().keep_line_ends
+    assert from_json({"kind": "char", "characters": "\n\ra", "eot": False}).keep_line_ends
+
+
+def test_with_eot_keeps_the_other_properties():
+    """with_eot returned a tokenizer with the default on_unknown."""
+    tokenizer = CharTokenizer("ab").with_on_unknown("skip").with_keep_line_ends(True)
+    changed = tokenizer.with_eot()
+    assert changed.keep_line_ends and changed.on_unknown == "skip" and changed.eot == 2 and tokenizer.eot is None
+
+
 def test_different_tokenizers_have_different_hashes():
     hashes = [make().hash for make in EACH_TOKENIZER.args[1]]
     assert len(set(hashes)) == len(hashes)
