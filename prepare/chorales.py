@@ -25,7 +25,7 @@ from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.workers import cores, map_in_order  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.builder import Dedup  # noqa: E402
-from folio.data.corpus import Source  # noqa: E402
+from folio.data.inputs import Inputs, Source  # noqa: E402
 from folio.data.prepare import prepare  # noqa: E402
 from folio.data.sources.music import (  # noqa: E402
     DEFAULT_VELOCITY,
@@ -125,7 +125,9 @@ def main(cfg: ChoralesConfig) -> None:
             f"chorales need 1/{STEPS} beat; use midi, or the folder of a run on chorales"
         )
     texts = [events_of_notes(notes, format) for notes in chorales]
-    corpus = music_documents([Source(path, "text", MUSIC21)], texts, {}, format, cfg, partial(melody, format=format))
+    corpus = music_documents(
+        Inputs([Source(path, "text", MUSIC21)]), texts, {}, format, cfg, partial(melody, format=format)
+    )
     prepare(cfg, corpus, cfg.name, tokenizer)
 
 

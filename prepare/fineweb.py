@@ -22,8 +22,9 @@ from folio.base.download import hub_files, hub_parquet  # noqa: E402
 from folio.base.files import replace_folder, settle_folder  # noqa: E402
 from folio.base.settings import PositiveInt  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.corpus import Corpus, parquet_sources  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
+from folio.data.records import parquet_sources  # noqa: E402
 from folio.data.shards import data_root, open_dataset  # noqa: E402
 
 REPOSITORY, SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
@@ -49,8 +50,8 @@ def main(cfg: FineWebConfig) -> None:
         download_shards(cfg)
         return
     files = hub_parquet(cfg.source or REPOSITORY, subset=None if cfg.source else SUBSET)
-    sources, _ = parquet_sources(files, "text", cfg.limit)
-    prepare(cfg, Corpus(sources, limit=cfg.limit), cfg.name)
+    inputs, _ = parquet_sources(files, "text", cfg.limit)
+    prepare(cfg, Corpus(inputs, limit=cfg.limit), cfg.name)
 
 
 def download_shards(cfg: FineWebConfig) -> None:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.corpus import find_sources  # noqa: E402
+from folio.data.inputs import find_sources  # noqa: E402
 from folio.data.prepare import default_name, prepare  # noqa: E402
 from folio.data.sources.music import SUFFIXES, EventFormat  # noqa: E402
 from folio.data.sources.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
@@ -57,10 +57,10 @@ def main(cfg: MidiConfig) -> None:
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     tokenizer = music_tokenizer(cfg, event_format(cfg))
     format = EventFormat.of(tokenizer)
-    sources = find_sources(cfg.inputs, "text", SUFFIXES)
+    inputs = find_sources(cfg.inputs, suffixes=SUFFIXES, recognize=False)
     name = cfg.name or default_name(cfg.inputs)
-    pieces, problems = read_pieces(sources, format, cfg.num_workers)
-    corpus = music_documents(sources, pieces, problems, format, cfg)
+    pieces, problems = read_pieces(inputs.sources, format, cfg.num_workers)
+    corpus = music_documents(inputs, pieces, problems, format, cfg)
     prepare(cfg, corpus, name, tokenizer)
 
 

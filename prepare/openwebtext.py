@@ -26,8 +26,9 @@ from folio.base.download import hub_parquet  # noqa: E402
 from folio.base.files import read_json  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.builder import split_by_number  # noqa: E402
-from folio.data.corpus import Corpus, parquet_sources  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
+from folio.data.records import parquet_sources  # noqa: E402
 
 REPOSITORY = "Skylion007/openwebtext"
 REVISION = "refs/convert/parquet"  # the hub's conversion, to avoid running the repository's script
@@ -55,9 +56,9 @@ def main(cfg: OpenWebTextConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
-    sources, rows = parquet_sources(files, "text", cfg.limit)
+    inputs, rows = parquet_sources(files, "text", cfg.limit)
     val = validation_rows(rows, cfg.val_fraction)
-    folder = prepare(cfg, Corpus(sources, limit=cfg.limit, split_rule=split_by_number(val)), cfg.name)
+    folder = prepare(cfg, Corpus(inputs, limit=cfg.limit, split_rule=split_by_number(val)), cfg.name)
     try:
         tokens = read_json(folder / "report.json")["tokens"]
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -14,7 +14,6 @@ end-of-text token after it. Other tokens are context.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -22,20 +21,18 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.blocks import Segments  # noqa: E402
-from folio.data.corpus import JSON_LINES, Corpus, Documents, find_sources  # noqa: E402
+from folio.data.inputs import RECORD_SUFFIXES, TEXT_FORMATS, find_sources  # noqa: E402
 from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
-from folio.data.sources.pairs import chat_segments, detect_prompt_format, pair_segments  # noqa: E402
-from folio.data.sources.prepare_pairs import read_pair_tables  # noqa: E402
+from folio.data.sources.pairs import describe_pair, pair_corpus  # noqa: E402
 
-TABLES, JSON = {".tsv", ".csv"}, {".jsonl", ".ndjson", ".json", ""}  # suffixes
-FORMATS = "JSON lines (.jsonl), or two columns (.tsv, .csv), also as .gz or .zst"
+FORMATS = "JSON (.jsonl, .json), tables (.tsv, .csv), or .parquet, also as .gz, .zst or .xz"
 
 
 @dataclass(frozen=True)
 class PairsConfig(PrepareConfig):
     # --- the pairs ---
-    inputs: tuple[str, ...] = ()  # .jsonl, .tsv or .csv files (also .gz or .zst), folders of them, or patterns
+    inputs: tuple[str, ...] = ()  # JSON, tables, or parquet files, folders of them, or patterns
+    keep_line_ends: bool = False  # True: keep \r\n and \r; by default, they become \n
     tokenizer: str = "gpt2"  # char, byte, gpt2, bpe, or the folder of the run to finetune
 
     def problems(self) -> list[tuple[str, str]]:
@@ -45,25 +42,14 @@ class PairsConfig(PrepareConfig):
         return problems
 
 
-def segments(value: dict[str, Any]) -> Segments:
-    """Return the segments of one pair or chat. Raises CorpusError."""
-    return chat_segments(value["messages"]) if "messages" in value else pair_segments(value)
-
-
 def main(cfg: PairsConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
-    sources = find_sources(cfg.inputs, "jsonl", (*JSON_LINES, *sorted(TABLES)))
-    kinds = {source.suffix for source in sources}
-    if others := kinds - {*TABLES, *JSON}:
-        raise UserError(f"{' '.join(cfg.inputs)}: {min(others)} is not a supported format for pairs; use {FORMATS}")
-    if TABLES & kinds and not kinds <= TABLES:
-        raise UserError(f"{' '.join(cfg.inputs)}: some files are tables and some are JSON; prepare them separately")
-    format = dict(document=segments, masked=True)
-    if TABLES & kinds:
-        corpus = Documents(sources, list(read_pair_tables(sources)), prompt_format="pairs", **format)
-    else:
-        corpus = Corpus(sources, prompt_format=detect_prompt_format(sources), **format)
+    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends)
+    if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
+        raise UserError(f"{others[0]} is text without records; for prompts and completions, use {FORMATS}")
+    corpus = pair_corpus(inputs)
+    print(f"first pair: {describe_pair(next(corpus.documents(), None) or [])}")
     prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 
 

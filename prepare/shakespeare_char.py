@@ -14,8 +14,10 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
+from folio.data.inputs import find_sources  # noqa: E402
 from folio.data.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.data.sources.shakespeare import tiny_shakespeare  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@
 Without inputs, the documents are docstrings of three Python packages, and their first lines are the summaries. The
 wheels are downloaded once from PyPI and verified by their hashes. A tenth of the docstrings is held out, by folder.
 
-Your documents are JSON lines {"document": ..., "summary": ...} or {"prompt": ..., "completion": ...}. --source is
-cnn_dailymail or xsum on the Hugging Face hub, or a folder with such parquet files. With --pretraining=True, the same
-command prepares the documents without their summaries, with the same split and tokenizer, for pretraining.
+Your documents are JSON {"document": ..., "summary": ...} or {"prompt": ..., "completion": ...}, or such columns.
+--source is cnn_dailymail or xsum on the Hugging Face hub, or a folder with such parquet files. With --pretraining=True,
+the same command prepares the documents without their summaries, with the same split and tokenizer, for pretraining.
 """
 
 import itertools
@@ -30,20 +30,15 @@ from folio.base import settings  # noqa: E402
 from folio.base.download import Wheel, fetch, hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.blocks import CorpusError  # noqa: E402
-from folio.data.corpus import JSON_LINES, Source, detect_format, find_sources  # noqa: E402
+from folio.data.account import Account  # noqa: E402
+from folio.data.blocks import Document  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
+from folio.data.inputs import RECORD_SUFFIXES, TEXT_FORMATS, Inputs, Source, find_sources  # noqa: E402
 from folio.data.prepare import VocabSize, default_name  # noqa: E402
 from folio.data.shards import data_root  # noqa: E402
 from folio.data.sources.docstrings import read_wheel, remove_duplicates  # noqa: E402
 from folio.data.sources.pairs import summary  # noqa: E402
-from folio.data.sources.prepare_pairs import (  # noqa: E402
-    Column,
-    TextPairsConfig,
-    prepare_pairs,
-    read_json_lines,
-    read_pair,
-    read_parquet,
-)
+from folio.data.sources.prepare_pairs import NO_INPUTS, TextPairsConfig, prepare_pairs, read_pair  # noqa: E402
 
 WHEELS = (  # for all platforms; Python 3.10 can parse the files
     # New BSD license
@@ -56,8 +51,7 @@ HUB = {  # name -> repository, subset, revision
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", None),
     "xsum": ("EdinburghNLP/xsum", None, "refs/convert/parquet"),  # the hub's conversion; the repository has a script
 }
-COLUMNS = (("article", "highlights"), ("document", "summary"))  # of CNN/DailyMail and XSum
-FIELDS = ("document", "summary")
+FIELDS = (("document", "summary"), ("article", "highlights"))  # of XSum and of CNN/DailyMail
 FORMAT_ADVICE = 'write {"document": "...", "summary": "..."}, or {"prompt": "...", "completion": "..."}'
 
 
@@ -66,7 +60,7 @@ class SummariesConfig(TextPairsConfig):
     config_file = "config/summarize.py"
 
     # --- the texts ---
-    inputs: tuple[str, ...] = ()  # .jsonl files (also .gz or .zst), folders of them, or patterns; none: docstrings
+    inputs: tuple[str, ...] = ()  # JSON, tables, or parquet files, folders of them, or patterns; none: docstrings
     source: NonEmptyStr | None = None  # cnn_dailymail, xsum, or a folder of parquet files, instead of inputs
     document_length: PositiveInt | None = None  # maximum characters; None: 600 for docstrings, otherwise 2,400
     seed: NonNegativeInt = 7  # selects the documents for validation
@@ -74,12 +68,6 @@ class SummariesConfig(TextPairsConfig):
     # --- the tokenizer ---
     tokenizer: str = "bpe"  # char, byte, gpt2, bpe, or a folder; the default for pretraining: that of the pairs
     vocab_size: VocabSize | None = None  # vocabulary size of a bpe; None: 2,048 for docstrings, otherwise 8,192
-
-    def problems(self) -> list[tuple[str, str]]:
-        problems = super().problems()
-        if others := [name for name in self.inputs if detect_format(Path(name)) in ("text", "csv", "parquet")]:
-            problems.append(("inputs", f"{others[0]} is not JSON lines; {FORMAT_ADVICE} on each line of a .jsonl file"))
-        return problems
 
 
 def main(cfg: SummariesConfig) -> None:
@@ -113,7 +101,7 @@ def prepare_docstrings(cfg: SummariesConfig) -> None:
         }
         for docstring in remove_duplicates(truncated)
     )
-    prepare_texts(cfg, pairs, "summaries", [], 0.1)
+    prepare_texts(cfg, pairs, "summaries", NO_INPUTS, 0.1)
 
 
 def prepare_source(cfg: SummariesConfig) -> None:
@@ -122,31 +110,34 @@ def prepare_source(cfg: SummariesConfig) -> None:
         name, (repository, subset, revision) = cfg.source, HUB[cfg.source]
     else:
         name, (repository, subset, revision) = default_name([cfg.source]), (cfg.source, None, None)
-    texts = itertools.islice(read_parquet(hub_parquet(repository, subset, revision), summary_columns), cfg.limit)
-    pairs = (summary_pair(cfg.document_length, dict(zip(FIELDS, pair, strict=True))) for pair in texts)
-    prepare_texts(cfg, pairs, name, [], 0.01)
-
-
-def summary_columns(path: Path, schema: Any) -> list[Column]:
-    """Return the columns of a parquet file that contain documents and summaries. Raises CorpusError."""
-    for names in COLUMNS:
-        if set(names) <= set(schema.names):
-            return [(name, None) for name in names]
-    expected = ", or ".join(" and ".join(names) for names in COLUMNS)
-    raise CorpusError(f"{path} has the columns {', '.join(schema.names)}; the texts must be in {expected}")
+    files = hub_parquet(repository, subset, revision)
+    prepare_records(cfg, Inputs([Source(path, "parquet", str(path)) for path in files]), name, 0.01)
 
 
 def prepare_files(cfg: SummariesConfig) -> None:
-    """Prepare files of JSON lines. Raises UserError."""
-    sources = find_sources(cfg.inputs, "jsonl", JSON_LINES)
-    pairs = read_json_lines(sources, partial(summary_pair, cfg.document_length))
-    prepare_texts(cfg, pairs, default_name(cfg.inputs), sources, 0.1 if len(sources) == 1 else 0.01)
+    """Prepare files of records. Raises UserError."""
+    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends)
+    if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
+        raise UserError(f"{others[0]} is text without records; {FORMAT_ADVICE} on each line of a .jsonl file")
+    prepare_records(cfg, inputs, default_name(cfg.inputs), 0.1 if len(inputs.sources) == 1 else 0.01)
+
+
+def prepare_records(cfg: SummariesConfig, inputs: Inputs, name: str, val_fraction: float) -> None:
+    """Prepare the pairs in JSON, tables, or parquet files. Raises UserError."""
+    account = inputs.account()
+    pairs = Corpus(inputs, partial(summary_pair, cfg.document_length)).documents(account)
+    prepare_texts(cfg, itertools.islice(pairs, cfg.limit), name, inputs, val_fraction, account)
 
 
 def prepare_texts(
-    cfg: SummariesConfig, pairs: Iterable[dict[str, Any] | None], name: str, sources: list[Source], val_fraction: float
+    cfg: SummariesConfig,
+    pairs: Iterable[dict[str, Any] | None],
+    name: str,
+    inputs: Inputs,
+    val_fraction: float,
+    account: Account | None = None,
 ) -> None:
-    """Prepare pairs as a data set, or their documents for pretraining. Raises UserError."""
+    """Prepare pairs as a data set, or their documents for pretraining. Raises UserError. account: of the pairs."""
     name = cfg.name or name
     if cfg.pretraining and not cfg.is_set("tokenizer"):
         pairs_folder = data_root(cfg.data_dir) / name
@@ -157,18 +148,29 @@ def prepare_texts(
             )
         cfg = cfg.replace(tokenizer=str(pairs_folder))
     cfg = cfg.replace(val_fraction=cfg.val_fraction or val_fraction)
-    prepare_pairs(cfg, pairs, name, sources, documents_only=cfg.pretraining)
+    prepare_pairs(cfg, pairs, name, inputs, documents_only=cfg.pretraining, account=account)
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
-def summary_pair(length: int, value: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a pair from a JSON object {"prompt", "completion"} or {"document", "summary"}. None if a text is empty.
+def summary_pair(length: int, record: dict[str, Any]) -> Document:
+    """Return a pair from a record {"prompt", "completion"} or {"document", "summary"}. None if a text is empty.
 
-    length: maximum characters of a document. Prompts are not truncated. Raises CorpusError.
+    CNN/DailyMail calls them "article" and "highlights". length: maximum characters of a document. Prompts are not
+    truncated. Raises CorpusError.
     """
-    return read_pair(value, FIELDS, lambda document, text: summary(truncate(document, length), text), FORMAT_ADVICE)
+    names = next((names for names in FIELDS if {*names} <= record.keys()), FIELDS[0])
+    beyond = 0
+
+    def make(document: str, text: str) -> dict[str, str]:
+        nonlocal beyond
+        truncated = truncate(document, length)
+        beyond = len(document) - len(truncated)
+        return summary(truncated, text)
+
+    document = read_pair(record, names, make, FORMAT_ADVICE)
+    return document._replace(left_out={**document.left_out, "documents beyond document_length": beyond})
 
 
 def truncate(text: str, length: int) -> str:

@@ -5,24 +5,25 @@
     python prepare/text.py letters/ diaries/ --name=mine --tokenizer=gpt2
     python prepare/text.py "crawl/*.jsonl.zst" --name=crawl --tokenizer=bpe --vocab_size=16384 --field=content
 
-Reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. The tail of a single text is
-used for validation. Several documents (files, JSON lines, rows) are assigned to splits by a hash of their content.
+Reads text (.txt, .md, .srt, .vtt) and records (.jsonl, .json, .csv, .tsv, .parquet), also as .gz, .zst or .xz.
+The tail of a single text is used for validation. Several documents (files, records) are assigned to splits by a hash
+of their content. What was left out is printed, and counted in report.json.
 """
 
-import shutil
 import sys
-import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.settings import line_breaks  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.corpus import Corpus, Format, find_sources  # noqa: E402
+from folio.data.blocks import Field  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
+from folio.data.inputs import TEXT_FORMATS, Format, find_sources, saved_stdin  # noqa: E402
 from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
@@ -32,7 +33,8 @@ class TextConfig(PrepareConfig):
     inputs: tuple[str, ...] = ()  # files, folders, patterns, or - for standard input
     field: str = "text"  # field of JSON lines, or column of tables, that contains the text
     split_on: str | None = None  # separator of documents in text files; \n is a line break; None: one document per file
-    format: Format | None = None  # format of all files; None: by their suffix, otherwise text
+    format: Format | None = None  # format of all files; None: by their content and their names
+    keep_line_ends: bool = False  # True: keep \r\n and \r; by default, they become \n
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
@@ -42,29 +44,22 @@ class TextConfig(PrepareConfig):
             problems.append(("split_on", "it must not be empty; for one document per file, leave it out"))
         return problems
 
+    def unused(self, corpus: Corpus) -> Iterator[tuple[str, str]]:
+        formats = {source.format for source in corpus.sources}
+        yield from super().unused(corpus)
+        if formats.isdisjoint(TEXT_FORMATS):
+            yield "split_on", "no file is text without records"
+        if formats <= {*TEXT_FORMATS}:
+            yield "field", "no file has records with fields"
+
 
 def main(cfg: TextConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = [str(save_stdin(Path(folder), cfg.format)) if name == "-" else name for name in cfg.inputs]
-        split_on = cfg.split_on and line_breaks(cfg.split_on)
-        corpus = Corpus(find_sources(inputs, cfg.format), cfg.field, split_on)
+    with saved_stdin(cfg.inputs) as paths:
+        inputs = find_sources(paths, cfg.format, keep_line_ends=cfg.keep_line_ends)
+        corpus = Corpus(inputs, Field(cfg.field), split_on=cfg.split_on and line_breaks(cfg.split_on))
         prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
-
-
-def save_stdin(folder: Path, format: Format | None) -> Path:
-    """Save standard input to a file, because a corpus is read several times. Raises UserError if the disk is full."""
-    suffix = "txt" if format in (None, "text") else format
-    path = folder / f"standard-input.{suffix}"
-    try:
-        with open(path, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-    except OSError as error:
-        raise UserError(
-            f"standard input could not be saved in {folder} ({error.strerror}); set TMPDIR to a folder with more space"
-        ) from None
-    return path
 
 
 if __name__ == "__main__":

@@ -12,14 +12,15 @@ full dates with weekday, cardinals from 0 to 999,999 in words, ordinals to 9,999
 unit. Phrases that a language lacks, or that are ambiguous, are left out, and a line says so. A tenth of the dates and
 numbers are held out, in all languages.
 
-Your texts are translated from the first of two languages to the second: the columns of a .tsv file, two files with one
-sentence per line, or JSON lines {"en": ..., "de": ...} or {"prompt": ..., "completion": ...}. --source is opus-100 or
-tatoeba on the Hugging Face hub, or a folder with such parquet files.
+Your texts are translated from the first of two languages to the second: the columns of a .tsv or .csv file, two files
+with one sentence per line, or JSON {"en": ..., "de": ...} or {"prompt": ..., "completion": ...}. The sentence pairs of
+Tatoeba and manythings.org are such tables. --source is opus-100 or tatoeba on the Hugging Face hub, or a folder with
+such parquet files.
 """
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,22 +33,22 @@ from folio.base import settings  # noqa: E402
 from folio.base.download import hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.blocks import CorpusError  # noqa: E402
-from folio.data.corpus import COMPRESSIONS, Source, find_sources  # noqa: E402
+from folio.data.account import Account  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
+from folio.data.inputs import TEXT_FORMATS, CorpusError, Inputs, Source, find_sources  # noqa: E402
 from folio.data.prepare import Fraction, VocabSize, default_name  # noqa: E402
 from folio.data.sources.bitext import (  # noqa: E402
     detect_language,
     hub_subset,
-    language_columns,
     language_problem,
     read_aligned,
-    read_table,
+    translation_columns,
     translation_pair,
 )
 from folio.data.sources.pairs import Texts  # noqa: E402
 from folio.data.sources.phrase_checks import check_languages, drop_ambiguous  # noqa: E402
 from folio.data.sources.phrases import LANGUAGES, available_languages, held_out_pairs, training_pairs  # noqa: E402
-from folio.data.sources.prepare_pairs import TextPairsConfig, prepare_pairs, read_json_lines, read_parquet  # noqa: E402
+from folio.data.sources.prepare_pairs import TextPairsConfig, prepare_pairs  # noqa: E402
 
 HUB = ("opus-100", "tatoeba")
 MIN_VAL_FRACTION, MAX_VAL_FRACTION = 0.01, 0.9  # for phrases, so that both splits have some of each kind
@@ -58,7 +59,7 @@ class TranslationConfig(TextPairsConfig):
     config_file = "config/translate.py"
 
     # --- the texts ---
-    inputs: tuple[str, ...] = ()  # .tsv or .jsonl files, or two line-aligned files (also .gz or .zst); none: phrases
+    inputs: tuple[str, ...] = ()  # tables, JSON, or parquet files, or two line-aligned files; none: phrases
     source: NonEmptyStr | None = None  # opus-100, tatoeba, or a folder of parquet files, instead of inputs
     languages: NonEmptyStr | None = None  # source,target; for phrases two or more; None: from file names, or all
     val_fraction: Fraction | None = None  # share for validation; None: 0.1, or 0.01 with --source
@@ -114,7 +115,8 @@ def prepare_phrases(cfg: TranslationConfig) -> None:
     validation = list(drop_ambiguous(held_out_pairs(cfg.held_out, *arguments), answers))
     pairs = itertools.chain(validation, drop_ambiguous(training_pairs(cfg.pairs, *arguments), answers))
     usable = sum(pair is not None for pair in validation)
-    prepare_pairs(cfg, pairs, cfg.name or "translation", [], usable, unused="whose prompt has another answer")
+    name = cfg.name or "translation"
+    prepare_pairs(cfg, pairs, name, validation=usable, unused="whose prompt has another answer")
 
 
 def prepare_source(cfg: TranslationConfig) -> None:
@@ -125,38 +127,37 @@ def prepare_source(cfg: TranslationConfig) -> None:
         name = f"{cfg.source}-{'-'.join(languages)}"
     else:
         repository, subset, name = cfg.source, None, default_name([cfg.source])
-    texts = read_parquet(hub_parquet(repository, subset), partial(language_columns, languages))
-    pairs = make_pairs(itertools.islice(texts, cfg.limit), languages)
-    prepare_texts(cfg, pairs, cfg.name or name, [], 0.01)
+    files = hub_parquet(repository, subset)
+    inputs = Inputs([Source(path, "parquet", str(path)) for path in files])
+    prepare_records(cfg, inputs, languages, cfg.name or name, 0.01)
 
 
 def prepare_files(cfg: TranslationConfig) -> None:
-    """Prepare JSON lines, tables, or two line-aligned files, depending on the suffixes. Raises UserError."""
+    """Prepare records, or two line-aligned files. Raises UserError."""
     languages = (cfg.codes[0], cfg.codes[1]) if cfg.languages else None
-    sources = find_sources(cfg.inputs, "text")
-    suffixes = {get_suffix(source.path) for source in sources}
-    inputs = cfg.inputs
-    if suffixes == {".jsonl"}:
-        pairs = read_json_lines(sources, partial(translation_pair, languages))
-    elif suffixes == {".tsv"}:
-        if languages is None:
-            raise CorpusError(f"{sources[0].name}: set the languages of its columns, as in --languages=en,de")
-        pairs = make_pairs(itertools.chain.from_iterable(map(read_table, sources)), languages)
-    elif len(sources) == 2 and not {".jsonl", ".tsv", ".csv", ".parquet"} & suffixes:
-        languages = file_languages(sources, languages)
-        pairs = make_pairs(read_aligned(*sources), languages)
-        inputs = inputs[:1]
+    inputs = find_sources(cfg.inputs, keep_line_ends=cfg.keep_line_ends)
+    is_text = [source.format in TEXT_FORMATS for source in inputs.sources]
+    if not any(is_text):
+        prepare_records(cfg, inputs, languages, cfg.name or default_name(cfg.inputs), 0.1)
+    elif is_text == [True, True]:
+        languages, account = file_languages(inputs.sources, languages), inputs.account()
+        texts = read_aligned(*inputs.sources, account)
+        pairs = (translation_pair(languages, dict(zip(languages, pair, strict=True))).content for pair in texts)
+        prepare_texts(cfg, pairs, cfg.name or default_name(cfg.inputs[:1]), inputs, 0.1, account)
     else:
         raise CorpusError(
-            f"{', '.join(cfg.inputs)}: use .jsonl files, .tsv files, or two files with one sentence per line"
+            f"{', '.join(cfg.inputs)}: use tables, JSON, or parquet files, or two files with one sentence per line"
         )
-    prepare_texts(cfg, pairs, cfg.name or default_name(inputs), sources, 0.1)
 
 
-def get_suffix(path: Path) -> str:
-    """Return the suffix of a file's name without .gz or .zst."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
-    return suffixes[-1] if suffixes else ""
+def prepare_records(
+    cfg: TranslationConfig, inputs: Inputs, languages: Texts | None, name: str, val_fraction: float
+) -> None:
+    """Prepare the pairs in tables, JSON, or parquet files. Raises UserError."""
+    make, account = partial(translation_pair, languages), inputs.account()
+    corpus = Corpus(inputs, make, name_columns=partial(translation_columns, languages))
+    pairs = itertools.islice(corpus.documents(account), cfg.limit)
+    prepare_texts(cfg, pairs, name, inputs, val_fraction, account)
 
 
 def file_languages(sources: list[Source], languages: Texts | None) -> Texts:
@@ -173,21 +174,17 @@ def file_languages(sources: list[Source], languages: Texts | None) -> Texts:
     return languages or detected
 
 
-def make_pairs(texts: Iterable[Texts], languages: Texts) -> Iterator[dict[str, Any] | None]:
-    """Convert texts to prompts and completions."""
-    return (translation_pair(languages, dict(zip(languages, pair, strict=True))) for pair in texts)
-
-
 def prepare_texts(
     cfg: TranslationConfig,
     pairs: Iterable[dict[str, Any] | None],
     name: str,
-    sources: list[Source],
+    inputs: Inputs,
     val_fraction: float,
+    account: Account,
 ) -> None:
-    """Prepare the user's texts as a data set."""
+    """Prepare the user's texts as a data set. account: receives what was read."""
     cfg = cfg.replace(val_fraction=cfg.val_fraction or val_fraction, vocab_size=cfg.vocab_size or 8192)
-    prepare_pairs(cfg, pairs, name, sources)
+    prepare_pairs(cfg, pairs, name, inputs, account=account)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.blocks import CorpusError  # noqa: E402
-from folio.data.corpus import Documents, Source, find_sources  # noqa: E402
+from folio.data.corpus import Documents  # noqa: E402
+from folio.data.inputs import CorpusError, Inputs, Source, find_sources  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
 from folio.data.sources import tunes  # noqa: E402
 from folio.data.sources.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
@@ -72,10 +72,11 @@ def main(cfg: TunesConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.inputs:
-        sources, name = find_sources(cfg.inputs, "text", tunes.SUFFIXES), cfg.name or default_name(cfg.inputs)
+        inputs = find_sources(cfg.inputs, suffixes=tunes.SUFFIXES, recognize=False)
+        name = cfg.name or default_name(cfg.inputs)
     else:
-        sources, name = [Source(music21_wheel(), "text", MUSIC21)], cfg.name or "tunes"
-    usable, problems = read_tunes(sources)
+        inputs, name = Inputs([Source(music21_wheel(), "text", MUSIC21)]), cfg.name or "tunes"
+    usable, problems = read_tunes(inputs.sources)
     for line in describe_problems(problems, len(usable) + sum(map(len, problems.values())), "tunes and files"):
         print(line)
     unique = tunes.remove_duplicates(usable)
@@ -85,7 +86,7 @@ def main(cfg: TunesConfig) -> None:
         f"repetitions left out: {len(usable) - len(unique):,}"
     )
     report = {"left_out": problems, "repetitions": len(usable) - len(unique)}
-    corpus = Documents(sources, [*val, *train], range(len(val)), report)
+    corpus = Documents(inputs, [*val, *train], range(len(val)), report)
     prepare(cfg, corpus, name)
 
 

@@ -6,27 +6,43 @@ Dimensions: D documents of a block, N tokens of the block, P permutations of a s
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from folio import UserError
+from folio.data.account import IN, Account
+from folio.data.inputs import LFS_POINTER, CorpusError, Position, decode_utf8, unify_record
 from folio.data.leakage import compute_signatures
 from folio.data.shards import token_dtype
-from folio.data.tokenizer import EncodingError, Tokenizer
+from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer, unify_line_ends
 
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
+CHANGED_CELLS = r"\r in fields"  # category of line ends
 END = None  # the segment of an end-of-text token
-RawDocument = tuple[bytes, str, int]  # content, file name, and offset of the first byte in the file
+RawDocument = tuple[bytes, str, Position]  # content, file name, and the position of its first byte in the file
 Segments = list[tuple[str | None, bool]]  # texts or END, each with a flag: whether its tokens count as targets
+Content = str | Segments | None  # of a document; None: the record has no text
 
 
-class CorpusError(UserError):
-    """Text that cannot be read. The message says how to fix it."""
+class Document(NamedTuple):
+    """A document, and the fields of the record that it was made of.
+
+    used: paths of fields, such as "prompt" or "messages.content" (lists add nothing to a path). left_out: numbers of
+    characters of these fields that are not in the document, by the reason.
+    """
+
+    content: Any  # Content, or what else a caller makes of records; None: the record has no document
+    used: frozenset[str]
+    left_out: Mapping[str, int] = MappingProxyType({})
+
+
+MakeDocument = Callable[[dict[str, Any]], Document]
 
 
 def document_hash(content: bytes) -> int:
@@ -36,13 +52,17 @@ def document_hash(content: bytes) -> int:
 
 @dataclass(frozen=True)
 class CorpusBlock:
-    """One or more documents, or a part of a document."""
+    """Documents, possibly none, or a part of a document.
+
+    account: what was read of the files for this block, as far as the reader has counted it.
+    """
 
     bytes_read: int  # total bytes of the files up to the end of this block
     file: str  # for messages
+    account: Account = field(default_factory=Account, kw_only=True, compare=False)
 
-    def documents(self) -> Iterator[str | Segments]:
-        """Yield the decoded documents. Raises CorpusError."""
+    def documents(self, account: Account | None = None) -> Iterator[Content]:
+        """Yield the decoded documents. account: receives what they were made of. Raises CorpusError."""
         raise NotImplementedError
 
     def location(self, number: int, byte: int | None = None) -> str:
@@ -56,13 +76,15 @@ class TextBlock(CorpusBlock):
 
     content: list[RawDocument]
 
-    def documents(self) -> Iterator[str]:
-        for content, file, offset in self.content:
-            yield decode_utf8(content, file, offset)
+    def documents(self, account: Account | None = None) -> Iterator[str]:
+        for content, file, position in self.content:
+            if account is not None:
+                account["bytes"]["text"] += len(content)
+            yield decode_utf8(content, file, position)
 
     def location(self, number: int, byte: int | None = None) -> str:
-        _, file, offset = self.content[number]
-        return f"{file}, from byte {offset + (byte or 0):,}"
+        content, file, position = self.content[number]
+        return f"{file}:{position.after(content[: byte or 0])}"
 
 
 @dataclass(frozen=True)
@@ -70,43 +92,85 @@ class DocumentPart(CorpusBlock):
     """A part of a document larger than a block."""
 
     content: bytes
-    offset: int  # position of the first byte in the file
+    position: Position  # of the first byte in the file
     last: bool
     hash: int  # document_hash of the complete document
     split: Literal["train", "val"] | None = None  # None: determined by the hash
 
-    def documents(self) -> Iterator[str]:
-        yield decode_utf8(self.content, self.file, self.offset)
+    def documents(self, account: Account | None = None) -> Iterator[str]:
+        if account is not None:
+            account["bytes"]["text"] += len(self.content)
+        yield decode_utf8(self.content, self.file, self.position)
 
     def location(self, number: int, byte: int | None = None) -> str:
-        return f"{self.file}, from byte {self.offset + (byte or 0):,}"
+        return f"{self.file}:{self.position.after(self.content[: byte or 0])}"
 
 
 @dataclass(frozen=True)
 class RowBlock(CorpusBlock):
-    """Documents as a list or an Arrow array of strings, where null is an empty document, or as a list of objects.
+    """Rows of a table as an Arrow array of texts, where null is an empty document, or as records.
 
-    document: converts an object to a document.
+    first: the number of the first row in the file. make: converts a record to a document.
     """
 
     content: Sequence[Any]
-    first: int = 0  # index of the first row in the file
-    document: Callable[[dict[str, Any]], str | Segments] | None = None
+    first: int
+    make: MakeDocument | None = None
+    keep_line_ends: bool = False
 
-    def documents(self) -> Iterator[str | Segments]:
-        if self.document:
-            yield from map(self.document, self.content)
+    def documents(self, account: Account | None = None) -> Iterator[Content]:
+        if account is not None:
+            account["records"]["documents"] += len(self.content)
+        if self.make is None:
+            yield from self._texts(account)
             return
+        for number, row in enumerate(self.content, self.first):
+            try:
+                yield read_record(row, self.make, self.keep_line_ends, account)
+            except CorpusError as error:
+                raise CorpusError(f"{self.file}, row {number:,}: {error}") from None
+
+    def _texts(self, account: Account | None) -> Iterator[str]:
         try:
-            texts = self.content if isinstance(self.content, list) else self.content.to_pylist()
+            texts = self.content.to_pylist()
         except UnicodeDecodeError:  # Arrow does not check that strings in a file are UTF-8
-            contents = self.content.cast("large_binary").to_pylist()
-            texts = (decode_utf8(c or b"", f"{self.file}, row {n:,},", 0) for n, c in enumerate(contents, self.first))
-        for text in texts:
-            yield text or ""
+            texts = self.content.cast("large_binary").to_pylist()
+        for number, text in enumerate(texts, self.first):
+            if isinstance(text, bytes):
+                text = decode_cell(text, f"{self.file}, row {number:,}")
+            text = text or ""
+            if account is not None:
+                account["characters"].update({IN: len(text), "used": len(text)})
+            if "\r" in text and not self.keep_line_ends:
+                if account is not None:
+                    account["line ends"][CHANGED_CELLS] += text.count("\r")
+                text = unify_line_ends(text)
+            yield text
 
     def location(self, number: int, byte: int | None = None) -> str:
         return f"{self.file}, row {self.first + number:,}{_byte_of_text(byte)}"
+
+
+@dataclass(frozen=True)
+class MemoryBlock(CorpusBlock):
+    """Finished documents. first: the number of the first one."""
+
+    content: Sequence[Content]
+    first: int
+
+    def documents(self, account: Account | None = None) -> Iterator[Content]:
+        yield from self.content
+
+    def location(self, number: int, byte: int | None = None) -> str:
+        return f"{self.file}, document {self.first + number:,}{_byte_of_text(byte)}"
+
+
+def decode_cell(content: bytes, row: str) -> str:
+    """Decode the binary value of a cell. Raises CorpusError. row: its location, for the message."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{row}: it is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
 
 
 @dataclass(frozen=True)
@@ -115,82 +179,124 @@ class JsonLinesBlock(CorpusBlock):
 
     content: bytes
     line: int  # number of the first line
-    document: Callable[[dict[str, Any]], str | Segments]
+    make: MakeDocument
+    keep_line_ends: bool = False
 
-    def documents(self) -> Iterator[str | Segments]:
-        for number, line in self._lines():
+    def documents(self, account: Account | None = None) -> Iterator[Content]:
+        for number, line in enumerate(self.content.split(b"\n"), start=self.line):
+            if account is not None and number > self.line:
+                account["bytes"]["line ends of records"] += 1
+            if not line.strip():
+                if account is not None:
+                    account["bytes"]["blank lines"] += len(line)
+                continue
+            if account is not None:
+                account["bytes"]["records"] += len(line)
+                account["records"][IN] += 1
+                account["records"]["documents"] += 1
             try:
-                yield self.document(_parse_json_object(line))
+                yield read_record(parse_object(line, account), self.make, self.keep_line_ends, account)
             except CorpusError as error:
                 raise CorpusError(f"{self.file}:{number}: {error}") from None
 
     def location(self, number: int, byte: int | None = None) -> str:
-        line, _ = next(itertools.islice(self._lines(), number, None))
-        return f"{self.file}:{line}{_byte_of_text(byte)}"
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and the content of each line that is not blank."""
-        for number, line in enumerate(self.content.split(b"\n"), start=self.line):
-            if line.strip():
-                yield number, line
+        lines = (n for n, line in enumerate(self.content.split(b"\n"), start=self.line) if line.strip())
+        return f"{self.file}:{next(itertools.islice(lines, number, None))}{_byte_of_text(byte)}"
 
 
 def _byte_of_text(byte: int | None) -> str:
     return "" if byte is None else f", byte {byte:,} of its text"
 
 
-def _parse_json_object(line: bytes) -> dict[str, Any]:
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def parse_object(line: bytes, account: Account | None = None) -> dict[str, Any]:
+    """Parse a JSON object. Raises CorpusError without the location."""
     try:
-        value = json.loads(line)
-        if SURROGATE_ESCAPE.search(line):  # JSON may contain lone surrogates, which UTF-8 cannot encode; they become ?
-            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        value = json.loads(line, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise CorpusError(f"this line is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+    except CorpusError:
+        raise
     except (ValueError, RecursionError) as error:
+        if line.startswith(LFS_POINTER):
+            raise CorpusError("this file is a Git LFS pointer; run git lfs pull, or download the file") from None
         raise CorpusError(f"this line is not JSON: {error}; fix it or remove it") from None
     if not isinstance(value, dict):
         raise CorpusError("this line is not an object {...}")
+    if SURROGATE_ESCAPE.search(line):  # JSON may contain lone surrogates, which UTF-8 cannot encode; they become ?
+        return replace_surrogates(value, account)
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose names must differ: json.loads would drop the first of two values."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise CorpusError(f"the name {repeated!r} occurs twice in one object; remove one")
+    return value
+
+
+def replace_surrogates(value: dict[str, Any], account: Account | None) -> dict[str, Any]:
+    """Replace lone surrogates by question marks, and count them."""
+    text = json.dumps(value, ensure_ascii=False)
+    if account is not None:
+        account["changed"]["lone surrogate (now ?)"] += sum("\ud800" <= c <= "\udfff" for c in text)
+    return json.loads(text.encode("utf-8", "replace"))
+
+
+def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account | None) -> Any:
+    """Return the content of a record's document, and count the characters of each field. Raises CorpusError."""
+    fields: list[tuple[str, str]] = []
+    _collect_texts(record, "", fields)
+    if not keep_line_ends and (changed := sum(text.count("\r") for _, text in fields)):
+        record = unify_record(record)
+        if account is not None:
+            account["line ends"][CHANGED_CELLS] += changed
+    content, used, left_out = make(record)
+    if account is not None:
+        account["left out of fields"].update(left_out)
+        characters, unused = account["characters"], account["unused fields"]
+        for path, text in fields:
+            characters[IN] += len(text)
+            characters["used" if path in used else "unused"] += len(text)
+        tops = {path.partition(".")[0] for path in used}
+        for name in record.keys() - tops:
+            unused[name] += 1
+        for path in {path for path, _ in fields if path not in used and path.partition(".")[0] in tops}:
+            unused[path] += 1
+    return content
+
+
+def _collect_texts(value: Any, path: str, texts: list[tuple[str, str]]) -> None:
+    """Append the path and the text of each string in a JSON value."""
+    if isinstance(value, str):
+        texts.append((path, value))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _collect_texts(item, f"{path}.{name}" if path else name, texts)
+    elif isinstance(value, list):
+        for item in value:
+            _collect_texts(item, path, texts)
 
 
 @dataclass(frozen=True)
 class Field:
-    """Returns the text in one field of a JSON object."""
+    """Returns the text in one field of a record."""
 
     name: str
 
-    def __call__(self, value: dict[str, Any]) -> str:
-        if self.name not in value:
-            names = ", ".join(sorted(value)[:10])
+    def __call__(self, record: dict[str, Any]) -> Document:
+        if self.name not in record:
+            names = ", ".join(sorted(record)[:10])
             raise CorpusError(f"there is no field {self.name!r}, only {names or 'an empty object'}; set --field=NAME")
-        if value[self.name] is None:  # an empty document, as for null in a column
-            return ""
-        if not isinstance(value[self.name], str):
-            kind = type(value[self.name]).__name__
-            raise CorpusError(f"the field {self.name!r} is {kind}, not text; set --field=NAME")
-        return value[self.name]
-
-
-def decode_utf8(content: bytes, file: str, offset: int) -> str:
-    """Decode UTF-8. Raises CorpusError with the file, the byte, and the likely encoding.
-
-    offset: position of the first byte in the file.
-    """
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte, reason = offset + error.start, _guess_encoding(content, error.start)
-        raise CorpusError(f"{file} is not UTF-8 text at byte {byte:,}: {reason}") from None
-
-
-def _guess_encoding(content: bytes, position: int) -> str:
-    nearby = content[max(0, position - 1000) : position + 1000]
-    if nearby[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "it looks like UTF-16; save it as UTF-8"
-    control_characters = sum(byte < 9 or 14 <= byte < 32 for byte in nearby)
-    if b"\0" in nearby or control_characters > len(nearby) / 50:
-        return "it looks like a binary file; leave it out"
-    return "it looks like Latin-1 or another old encoding; save it as UTF-8 (iconv -f latin1 -t utf-8)"
+        text = record[self.name]
+        if text is not None and not isinstance(text, str):  # null is an empty document, as in a column
+            raise CorpusError(f"the field {self.name!r} is {type(text).__name__}, not text; set --field=NAME")
+        return Document(text or "", frozenset((self.name,)))
 
 
 # --- token ids --------------------------------------------------------------------------------------------------------
@@ -206,7 +312,9 @@ class EncodedBlock(NamedTuple):
     characters: np.ndarray  # (D,) characters per document
     unknown: np.ndarray  # (D,) characters outside the vocabulary, which were removed or replaced
     hashes: np.ndarray  # (D,) uint64, document_hash
+    groups: np.ndarray  # (D,) uint64, which decide the split: document_hash of the prompts of pairs, else the hashes
     signatures: np.ndarray | None  # (D, P) uint32, for near duplicates
+    account: Account  # what the documents were made of
 
 
 def encode(
@@ -221,7 +329,8 @@ def encode(
     is_part = isinstance(block, DocumentPart)
     ends_here = not is_part or block.last
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
-    documents = list(block.documents())
+    account = Account()
+    documents = [document or "" for document in block.documents(account)]
     texts = [doc if isinstance(doc, str) else "".join(text or "" for text, _ in doc) for doc in documents]
     contents = [text.encode("utf-8", "replace") for text in texts]
     ids, mask, lengths = [end[:0]], [np.array([], dtype=np.uint8)], []
@@ -235,7 +344,13 @@ def encode(
         if masked:
             mask += [np.full(len(t), counts, dtype=np.uint8) for t, (_, counts) in zip(tokens, segments, strict=False)]
         lengths.append(sum(map(len, tokens)))
+    place = "in text" if isinstance(block, TextBlock | DocumentPart) else "in records"
+    account["special text"][place] += sum(text.count(EOT_TEXT) for text in texts)
+    if not is_part:
+        account["documents"][IN] += len(texts)
+    account["document bytes"][IN] += sum(map(len, contents))
     has_unknown = tokenizer.on_unknown != "error"
+    hashes = [block.hash if is_part else document_hash(content) for content in contents]
     return EncodedBlock(
         np.concatenate(ids, dtype=dtype, casting="unsafe"),
         np.concatenate(mask) if masked else None,
@@ -243,9 +358,19 @@ def encode(
         np.array([len(content) for content in contents], dtype=np.int64),
         np.array([len(text) for text in texts], dtype=np.int64),
         np.array([tokenizer.count_unknown(text) if has_unknown else 0 for text in texts], dtype=np.int64),
-        np.array([block.hash if is_part else document_hash(content) for content in contents], dtype=np.uint64),
+        np.array(hashes, dtype=np.uint64),
+        np.array([_group(doc, hash) for doc, hash in zip(documents, hashes, strict=True)], dtype=np.uint64),
         compute_signatures(contents) if signed else None,
+        account,
     )
+
+
+def _group(document: str | Segments, hash: int) -> int:
+    """Return the hash of the text before the first target of a pair, or else the hash of the document."""
+    if isinstance(document, str):
+        return hash
+    prompt = "".join(text or "" for text, _ in itertools.takewhile(lambda segment: not segment[1], document))
+    return document_hash(prompt.encode("utf-8", "replace")) if prompt else hash
 
 
 def _encode_texts(documents: Sequence[str | Segments], tokenizer: Tokenizer, block: CorpusBlock) -> list[np.ndarray]:
@@ -282,4 +407,4 @@ def iterate_texts(block: CorpusBlock) -> Iterator[str]:
         if isinstance(document, list):
             yield from (text or "" for text, _ in document)
         else:
-            yield document
+            yield document or ""

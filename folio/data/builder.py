@@ -11,6 +11,7 @@ import numpy as np
 from folio import UserError
 from folio.base.files import read_json, write_json
 from folio.base.number_format import counted
+from folio.data.account import IN, Account
 from folio.data.blocks import CorpusBlock, DocumentPart, EncodedBlock
 from folio.data.leakage import PERMUTATIONS, KeySet, SimilarDocuments, content_keys, count_leakage
 from folio.data.shards import SPLITS, Shards, ShardWriter
@@ -18,22 +19,22 @@ from folio.data.tokenizer import OnUnknown, Tokenizer
 
 # --- which documents are for validation -------------------------------------------------------------------------------
 
-SplitRule = Callable[[np.ndarray, np.ndarray], np.ndarray]  # indices and hashes of documents -> True for validation
+SplitRule = Callable[[np.ndarray, np.ndarray], np.ndarray]  # indices and groups of documents -> True for validation
 
 
 def split_by_hash(fraction: float) -> SplitRule:
     """Select this fraction of the documents by their content, so that adding documents does not move others."""
-    return lambda numbers, hashes: hashes < np.uint64(fraction * 2**64)
+    return lambda numbers, groups: groups < np.uint64(fraction * 2**64)
 
 
 def split_by_smallest_keys(bound: int) -> SplitRule:
     """Select the documents with a content key below `bound`."""
-    return lambda numbers, hashes: content_keys(hashes) < np.uint64(bound)
+    return lambda numbers, groups: content_keys(groups) < np.uint64(bound)
 
 
 def split_by_number(selected: np.ndarray) -> SplitRule:
     """Select the documents with these indices."""
-    return lambda numbers, hashes: np.isin(numbers, selected)
+    return lambda numbers, groups: np.isin(numbers, selected)
 
 
 # --- records of documents ---------------------------------------------------------------------------------------------
@@ -41,9 +42,10 @@ def split_by_number(selected: np.ndarray) -> SplitRule:
 Dedup = bool | Literal["near"]  # True: remove duplicates; "near": also remove near duplicates
 
 
-# The file "documents" has the hash and the number of tokens of each document. The lowest bit of the hash is replaced
-# by 1 for validation and 0 for training. The file "signatures" has the signatures of the same documents.
-DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("tokens", "<u4")])
+# The file "documents" has the hash, the group (EncodedBlock.groups), and the number of tokens of each document. The
+# lowest bit of the hash is replaced by 1 for validation and 0 for training. The file "signatures" has the signatures of
+# the same documents.
+DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("group", "<u8"), ("tokens", "<u4")])
 SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))
 
 
@@ -82,6 +84,7 @@ class BuildProgress:
     remembered: int = 0  # records in the file "documents"
     open: dict[str, Any] | None = None  # the current document in parts; its split is None if it is removed
     writers: dict[str, Any] = field(default_factory=dict)  # ShardWriter.state of each split
+    account: dict[str, dict[str, int]] = field(default_factory=dict)  # Account.to_json of the blocks
 
 
 class DatasetBuilder:
@@ -109,6 +112,7 @@ class DatasetBuilder:
         self.folder, self.tokenizer, self.split_rule, self.metadata = folder, tokenizer, split_rule, metadata
         saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
         self.progress = BuildProgress(**saved["progress"]) if saved else BuildProgress()
+        self.account = Account(self.progress.account)
         self.writers = {
             split: ShardWriter(
                 folder, split, tokenizer.vocab_size, shard_tokens, masked, self.progress.writers.get(split)
@@ -166,6 +170,8 @@ class DatasetBuilder:
     def add(self, block: CorpusBlock, encoded: EncodedBlock) -> None:
         """Add the next block. If it fills a shard, all data is synced to disk before this returns."""
         shards_before = self.full_shards
+        self.account.add(block.account)
+        self.account.add(encoded.account)
         if isinstance(block, DocumentPart):
             self._add_part(block, encoded)
         else:
@@ -179,6 +185,7 @@ class DatasetBuilder:
             file.flush()
             os.fsync(file.fileno())
         self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
+        self.progress.account = self.account.to_json()
         write_json(self.folder / "progress.json", {**self.metadata, "progress": asdict(self.progress)})
 
     def _add_documents(self, encoded: EncodedBlock) -> None:
@@ -186,21 +193,24 @@ class DatasetBuilder:
         numbers = p.number + np.arange(len(encoded.lengths))
         keep = encoded.sizes > 0
         p.empty += int((~keep).sum())
+        self.account["documents"]["empty"] += int((~keep).sum())
         if self.known_keys:
             duplicate = np.zeros_like(keep)
             duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
             p.left_out += int(duplicate.sum())
+            self._leave_out("duplicates", encoded.sizes[duplicate])
             keep &= ~duplicate
         if self.known_documents:
             similar = np.zeros_like(keep)
             similar[keep] = self.known_documents.add_new(encoded.signatures[keep])
             p.near_left_out += int(similar.sum())
+            self._leave_out("near duplicates", encoded.sizes[similar])
             keep &= ~similar
-        val = self.split_rule(numbers, encoded.hashes)
+        val = self.split_rule(numbers, encoded.groups)
         self._write("train", encoded, keep & ~val)
         self._write("val", encoded, keep & val)
         signatures = None if encoded.signatures is None else encoded.signatures[keep]
-        self._record(encoded.hashes[keep], val[keep], encoded.lengths[keep], signatures)
+        self._record(encoded.hashes[keep], encoded.groups[keep], val[keep], encoded.lengths[keep], signatures)
         p.bytes += int(encoded.sizes[keep].sum())
         p.characters += int(encoded.characters[keep].sum())
         p.unknown += int(encoded.unknown[keep].sum())
@@ -208,6 +218,11 @@ class DatasetBuilder:
         if len(lengths) and lengths.max() > p.longest:
             p.longest, p.longest_number = int(lengths.max()), int(numbers[lengths.argmax()])
         p.number += len(numbers)
+
+    def _leave_out(self, reason: str, sizes: np.ndarray) -> None:
+        """Count documents that are left out, with these sizes."""
+        self.account["documents"][reason] += len(sizes)
+        self.account["document bytes"][reason] += int(sizes.sum())
 
     def _write(self, split: str, encoded: EncodedBlock, selected: np.ndarray) -> None:
         """Write the selected documents, (D,) bool, to a split."""
@@ -218,6 +233,8 @@ class DatasetBuilder:
             mask = None if encoded.mask is None else encoded.mask[tokens]
             self.writers[split].write(encoded.ids[tokens], mask)
         self.progress.documents[split] += int(selected.sum())
+        self.account["documents"][split] += int(selected.sum())
+        self.account["document bytes"][split] += int(encoded.sizes[selected].sum())
 
     def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
         p = self.progress
@@ -256,26 +273,39 @@ class DatasetBuilder:
     def _end_document(self, block: DocumentPart) -> None:
         p = self.progress
         split, tokens, size = p.open["split"], p.open["tokens"], p.open["bytes"]
+        self.account["documents"][IN] += 1
         if counter := p.open["left_out"]:
             setattr(p, counter, getattr(p, counter) + 1)
+            self._leave_out("duplicates" if counter == "left_out" else "near duplicates", np.array([size]))
             return
         if not size:
             p.empty += 1
+            self.account["documents"]["empty"] += 1
             return
+        self.account["documents"][split] += 1
+        self.account["document bytes"][split] += size
         if not block.split:
             signatures = None if self.signatures is None else np.array([p.open["signature"]], dtype=np.uint32)
             hashes = np.array([block.hash], dtype=np.uint64)
-            self._record(hashes, np.array([split == "val"]), np.array([tokens]), signatures)
+            self._record(hashes, hashes, np.array([split == "val"]), np.array([tokens]), signatures)
         p.documents[split] += 1
         p.bytes += size
         if tokens > p.longest:
             p.longest, p.longest_number = tokens, p.number - 1
 
-    def _record(self, hashes: np.ndarray, val: np.ndarray, tokens: np.ndarray, signatures: np.ndarray | None) -> None:
+    def _record(
+        self,
+        hashes: np.ndarray,
+        groups: np.ndarray,
+        val: np.ndarray,
+        tokens: np.ndarray,
+        signatures: np.ndarray | None,
+    ) -> None:
         """Append documents to the files "documents" and "signatures"."""
         self.progress.remembered += len(hashes)
         records = np.empty(len(hashes), dtype=DOCUMENT_RECORD)
         records["hash"] = (hashes & ~np.uint64(1)) | val
+        records["group"] = groups
         records["tokens"] = tokens.clip(max=2**32 - 1)
         self.records.write(records.tobytes())
         if self.signatures:
@@ -300,25 +330,26 @@ class DatasetBuilder:
     def nearest_bound(self, fraction: float) -> int:
         """Return the bound for `split_by_smallest_keys` that gives validation about this fraction of the documents.
 
-        Each split has at least one document and two tokens. Equal documents are in the same split. Raises UserError
-        if that is impossible.
+        Each split has at least one document and two tokens. Documents of a group are in the same split. Raises
+        UserError if that is impossible.
         """
         documents = self._read_records()
-        documents["hash"] = content_keys(documents["hash"])
-        documents.sort(order="hash")
-        counts = np.flatnonzero(np.diff(documents["hash"])) + 1  # possible numbers of documents for validation
+        documents["group"] = content_keys(documents["group"])
+        documents.sort(order="group")
+        counts = np.flatnonzero(np.diff(documents["group"])) + 1  # possible numbers of documents for validation
         tokens = np.cumsum(documents["tokens"], dtype=np.int64)
         possible = counts[(tokens[counts - 1] >= 2) & (tokens[-1] - tokens[counts - 1] >= 2)]
         if not len(possible):
             self._refuse_to_split(len(documents), int(tokens[-1]), all_equal=not len(counts))
         nearest = possible[np.abs(possible - max(1, round(fraction * len(documents)))).argmin()]
-        return int(documents["hash"][nearest])
+        return int(documents["group"][nearest])
 
     def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
         texts = counted(documents, "document has", "documents have")
         problem = f"the {texts} {counted(tokens, 'token')}, too few for two splits{self.unknown_summary()}"
         if all_equal:
-            problem = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
+            same = f"all {documents:,} documents are the same, or have the same prompt"
+            problem = "there is only one document" if documents == 1 else same
             problem += ", and a document cannot be in both splits"
         raise UserError(f"{problem}; add another one, or join all text in one .txt file, which is split at its tail")
 

@@ -31,6 +31,7 @@ from folio.base.progress import progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
+from folio.data.account import Account, AccountError, describe
 from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, encode, iterate_texts, unique_characters
 from folio.data.builder import (
     BuildProgress,
@@ -40,7 +41,7 @@ from folio.data.builder import (
     split_by_hash,
     split_by_smallest_keys,
 )
-from folio.data.corpus import Corpus
+from folio.data.corpus import Corpus, Documents
 from folio.data.leakage import OVERLAP, compute_signatures
 from folio.data.shards import (
     MIN_DOCUMENTS,
@@ -72,7 +73,8 @@ MAX_VOCAB_SIZE = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 t
 MAX_NAME_BYTES = 200  # of a data set; file systems allow 255, and the temporary folder's name is longer
 MAX_CHECKED_BYTES = 1_000_000_000  # largest text that is checked for leakage by default
 MAX_COMPARED_DOCUMENTS = 100_000  # near duplicates of more are not counted by default; this takes about 5 s and 300 MB
-PROGRESS_VERSION = 5  # of progress.json and of the division of a corpus into blocks
+MAX_NOTES = 5  # printed lines on files that are not read as their names say
+PROGRESS_VERSION = 6  # of progress.json and of the division of a corpus into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
@@ -97,6 +99,15 @@ class PrepareConfig(Settings):
     on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace with U+FFFD
     # --- the machine ---
     num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
+
+    def unused(self, corpus: Corpus | Documents) -> Iterator[tuple[str, str]]:
+        """Yield settings that have no effect on this corpus, with the reason. Only those that were set are printed."""
+        if self.tokenizer != "bpe":
+            yield "vocab_size", "only --tokenizer=bpe has one to choose"
+        if self.tokenizer in ("byte", "gpt2", "bpe"):
+            yield "on_unknown", f"--tokenizer={self.tokenizer} can encode any text"
+        if corpus.is_one_text:
+            yield "dedup", "a single text has no other documents"
 
     def problems(self) -> list[tuple[str, str]]:
         """Return an error for a name that --dataset does not accept."""
@@ -142,7 +153,7 @@ def default_name(inputs: Sequence[str]) -> str:
 
 def prepare(
     cfg: PrepareConfig,
-    corpus: Corpus,
+    corpus: Corpus | Documents,
     name: str,
     tokenizer: Tokenizer | None = None,
     max_checked_bytes: int = MAX_CHECKED_BYTES,
@@ -167,6 +178,8 @@ def prepare(
             settle_folder(job.folder)
     if job.folder.exists():
         refuse_inputs_inside(job.folder, (source.path for source in corpus.sources))
+    for line in [*corpus.notes[:MAX_NOTES], *_describe_unused(cfg, corpus)]:
+        print(line)
     if not cfg.overwrite and _is_prepared(job):
         _print_hints(job)
         return job.folder
@@ -186,12 +199,18 @@ def prepare(
     return job.folder
 
 
+def _describe_unused(cfg: PrepareConfig, corpus: Corpus | Documents) -> Iterator[str]:
+    for name, reason in cfg.unused(corpus):
+        if cfg.is_set(name):
+            yield f"{name}={getattr(cfg, name)!r} has no effect: {reason}"
+
+
 @dataclass
 class _Job:
     """The arguments of `prepare`, and values derived from them."""
 
     cfg: PrepareConfig
-    corpus: Corpus
+    corpus: Corpus | Documents
     name: str
     tokenizer: Tokenizer | None
     max_checked_bytes: int
@@ -200,7 +219,7 @@ class _Job:
     def __post_init__(self):
         self.folder = data_root(self.cfg.data_dir) / self.name
         self.part = self.folder.with_name(f".{self.name}.part")  # the temporary folder
-        self.val_fraction = self.cfg.val_fraction or (0.1 if self.corpus.is_one_file else 0.01)
+        self.val_fraction = self.cfg.val_fraction or (0.1 if len(self.corpus.sources) == 1 else 0.01)
         self.recipe = self._recipe()
 
     def _recipe(self) -> dict[str, Any]:
@@ -286,12 +305,12 @@ def _describe_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _describe_changed_files(old: list[list], new: list[list]) -> str:
     """Describe the differences between the fingerprints of sources."""
-    sizes = [{name: f"{size:,} bytes" for name, size, _ in sources} for sources in (old, new)]
+    sizes = [{name: f"{size:,} bytes" for name, size, *_ in sources} for sources in (old, new)]
     names = sorted({name for name, *_ in [source for source in old + new if (source in old) != (source in new)]})
     if not names:
         return "the order of the input files"
     before, now = [sources.get(names[0], "missing") for sources in sizes]
-    change = "another date" if before == now else f"{before}, now {now}"
+    change = "another date or format" if before == now else f"{before}, now {now}"
     others = f", and {counted(len(names) - 1, 'other input file')}" if len(names) > 1 else ""
     return f"the input file {names[0]} ({change}){others}"
 
@@ -377,7 +396,8 @@ def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
     else:
         tokenizer = _make_tokenizer(job)
         write_json(path, tokenizer.to_json())
-    return tokenizer.with_on_unknown(job.cfg.on_unknown)
+    keeps = any(source.keep_line_ends for source in job.corpus.sources)
+    return tokenizer.with_on_unknown(job.cfg.on_unknown).with_keep_line_ends(keeps or tokenizer.keep_line_ends)
 
 
 def _make_tokenizer(job: _Job) -> Tokenizer:
@@ -569,6 +589,12 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
     tokens = {split: sum(entry["tokens"] for entry in entries) for split, entries in shards.items()}
     counts = _count_tokens(job.part, shards, tokenizer.vocab_size)
     most_common = [int(i) for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
+    account = job.corpus.account()
+    account.add(builder.account)
+    try:
+        account.check()
+    except AccountError as error:
+        raise UserError(f"{error}: a file has changed while it was read, or Folio has an error; repeat it") from None
     return {
         "documents": p.documents,
         "validation": {"by": method, "val_fraction": job.val_fraction},
@@ -585,6 +611,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
             {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
         ],
         **job.corpus.report(),
+        "account": account.to_json(),
     }
 
 
@@ -649,6 +676,7 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
             f"{repeated} another one exactly, and {duplicates['val_in_train']:,} of the validation documents are also "
             f"in training; --dedup=True removes duplicates"
         )
+    lines += describe(Account(report["account"]), job.corpus.split_on)
     return "\n".join([*lines, *_describe_leakage(job, report)])
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from folio import UserError
 from folio.base.progress import note
 from folio.base.settings import line_breaks
-from folio.data.blocks import CorpusError
-from folio.data.corpus import Corpus, find_sources
+from folio.data.blocks import CorpusError, Document
+from folio.data.corpus import Corpus
+from folio.data.inputs import find_sources
 from folio.data.sources import music
 from folio.data.tokenizer import MidiTokenizer, Tokenizer
 
@@ -50,15 +51,14 @@ def read_prompt_lines(path: Path) -> list[str]:
     """Read the prompts of a file of JSON lines {"prompt": "TEXT"}, with all their line breaks. Raises UserError."""
     if str(path) == "-" or (path.exists() and not path.is_file()):
         raise UserError(f"prompts={path}: it is not a file; name a .jsonl file")
-    corpus = Corpus(find_sources([str(path)], "jsonl"), document=parse_prompt)
-    prompts = [prompt for block in corpus.blocks() for prompt in block.documents()]
+    prompts = list(Corpus(find_sources([str(path)], "jsonl"), parse_prompt).documents())
     if not prompts:
         raise UserError(f'prompts={path}: the file is empty; write {{"prompt": "TEXT"}} on each line')
     return prompts
 
 
-def parse_prompt(line: dict[str, Any]) -> str:
+def parse_prompt(line: dict[str, Any]) -> Document:
     """The prompt of one line. Raises CorpusError, to which the caller adds the line number."""
     if not isinstance(line.get("prompt"), str):
         raise CorpusError('it has no text "prompt"; write {"prompt": "TEXT"} on each line')
-    return line["prompt"]
+    return Document(line["prompt"], frozenset(("prompt",)))

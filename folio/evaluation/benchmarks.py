@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from folio import UserError
 from folio.base.download import Url, Wheel, fetch
 from folio.base.progress import note, progress_bar
-from folio.data.blocks import CorpusError
-from folio.data.corpus import Corpus, find_sources
+from folio.data.blocks import CorpusError, Document
+from folio.data.corpus import Corpus
+from folio.data.inputs import find_sources
 from folio.data.tokenizer import Tokenizer
 from folio.evaluation.scores import Measure
 from folio.evaluation.text_loss import BATCH_TOKENS
@@ -211,7 +212,8 @@ TASKS = {
 
 def read_questions(task: str, path: str) -> list[MultipleChoice]:
     """Read the questions of a task from a file of JSON lines. Raises UserError."""
-    corpus = Corpus(find_sources([path], "jsonl"), document=TASKS[task].parse)
-    if not (questions := [question for block in corpus.blocks() for question in block.documents()]):
+    inputs = find_sources([path], "jsonl")
+    corpus = Corpus(inputs, lambda record: Document(TASKS[task].parse(record), frozenset()))
+    if not (questions := list(corpus.documents())):
         raise UserError(f"{path} has no questions: write one on each line, as docs/use/evaluation.md shows")
     return questions

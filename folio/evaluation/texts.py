@@ -6,9 +6,10 @@ from typing import NamedTuple
 from folio import UserError
 from folio.base.settings import line_breaks
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.blocks import iterate_texts
-from folio.data.corpus import Corpus, find_sources
+from folio.data.blocks import Field, iterate_texts
+from folio.data.corpus import Corpus
 from folio.data.find_data import find_datasets
+from folio.data.inputs import find_sources
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, validation_pairs
 from folio.data.tokenizer import Tokenizer
@@ -27,7 +28,8 @@ class EvaluatedText(NamedTuple):
 
 def open_files(files: Sequence[str], field: str, split_on: str | None, tokenizer: Tokenizer) -> EvaluatedText:
     """Open the documents of files and folders, as prepare/text.py does. Raises UserError."""
-    corpus = Corpus(find_sources(files), field=field, split_on=split_on and line_breaks(split_on))
+    inputs = find_sources(files, keep_line_ends=tokenizer.keep_line_ends)
+    corpus = Corpus(inputs, Field(field), split_on=split_on and line_breaks(split_on))
     stream = corpus_stream(corpus, tokenizer)
     texts = (text for block in corpus.blocks() for text in iterate_texts(block))
     return EvaluatedText(", ".join(files), [stream], count_characters(texts, tokenizer))

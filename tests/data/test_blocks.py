@@ -7,7 +7,7 @@ import pytest
 
 from folio import UserError
 from folio.data import tokenizer
-from folio.data.blocks import END, Field, JsonLinesBlock, document_hash, encode
+from folio.data.blocks import END, Document, Field, JsonLinesBlock, document_hash, encode
 from folio.data.builder import split_by_number
 from folio.data.prepare import prepare
 from tests.support.prepared import SMALL_BLOCKS, config, corpus_of, read_back
@@ -27,7 +27,7 @@ def test_too_much_white_space_is_reported_with_its_byte_in_the_file(form, tmp_pa
         place = rf"x\.jsonl:3, byte {len(before.encode()):,} of its text"
     else:
         path.write_text((before + spaces + "b") if form == "text" else f"a--b--{before}{spaces}b")
-        place = rf"x\.txt, from byte {len(before.encode()) + 6 * (form == 'split_on'):,}"
+        place = rf"x\.txt:1, byte {len(before.encode()) + 6 * (form == 'split_on'):,} of the line"
     settings = dict(limits=SMALL_BLOCKS, split_on="--" if form == "split_on" else None)
     text = corpus_of(path, **settings)
     for workers in (0, 1):
@@ -49,7 +49,7 @@ def test_a_lone_surrogate_in_json_becomes_a_question_mark(kind, tmp_path, monkey
 
 
 def test_field_returns_the_text_of_one_field():
-    assert Field("a")({"a": "text"}) == "text" and END is None
+    assert Field("a")({"a": "text"}).content == "text" and END is None
 
 
 def test_the_tokens_of_a_block_are_the_tokens_of_its_segments():
@@ -66,5 +66,5 @@ def test_the_tokens_of_a_block_are_the_tokens_of_its_segments():
     assert [block.location(number) for number in range(3)] == ["x.jsonl:7", "x.jsonl:9", "x.jsonl:10"]
 
 
-def pair(value: dict[str, str]) -> list[tuple[str | None, bool]]:
-    return [(value["q"], False), (value["a"], True), (END, True)]
+def pair(value: dict[str, str]) -> Document:
+    return Document([(value["q"], False), (value["a"], True), (END, True)], frozenset("qa"))

@@ -19,7 +19,8 @@ from folio.base.settings import ConfigError, check, load
 from folio.data import prepare as prepare_module
 from folio.data import tokenizer
 from folio.data.blocks import document_hash
-from folio.data.corpus import Corpus, SizeLimits, find_sources
+from folio.data.corpus import Corpus
+from folio.data.inputs import SizeLimits, find_sources
 from folio.data.prepare import PrepareConfig, name_from, prepare
 from folio.data.shards import MIN_DOCUMENTS, open_dataset
 from folio.data.windows import parse_mixture
@@ -193,7 +194,7 @@ def test_the_tokenizer_of_another_data_set_can_be_used(lines, tmp_path):
     first = prepare(config(tmp_path, tokenizer="char"), lines, "first")
     (tmp_path / "more.txt").write_text("alpha beta Ω alpha")
     more = corpus_of(tmp_path / "more.txt")
-    with pytest.raises(UserError, match=r"more\.txt, from byte 10: .*'Ω' .* position 1 .*--on_unknown=skip"):
+    with pytest.raises(UserError, match=r"more\.txt:1, byte 10 of the line: .*'Ω' .* position 1 .*--on_unknown=skip"):
         prepare(config(tmp_path, tokenizer=str(first), val_fraction=0.3), more, "more")
     second = prepare(config(tmp_path, tokenizer=str(first), val_fraction=0.3, on_unknown="skip"), more, "more")
     assert open_dataset(second).load_tokenizer().hash == open_dataset(first).load_tokenizer().hash
@@ -619,7 +620,7 @@ def test_another_data_set_is_not_overwritten_by_default(lines, tmp_path, capsys)
     [
         ("x.txt", b"", "x.txt is empty"),
         ("x.txt", b"a", "split would be empty"),
-        ("x.txt", b"caf\xe9 au lait", "not UTF-8 text at byte 3"),
+        ("x.txt", b"caf\xe9 au lait", "byte 3 of the line is not UTF-8"),
         ("x.jsonl", b'{"text": "a"}\n' * 2000 + b"{", r"x\.jsonl:2001: .*not JSON"),
     ],
 )

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 stats = pytest.importorskip("scipy.stats")
 
 from folio import UserError
-from folio.data.corpus import Corpus, find_sources
+from folio.data.corpus import Corpus
+from folio.data.inputs import find_sources
 from folio.data.shards import Shard
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
 from folio.evaluation.text_loss import (

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -17,17 +18,20 @@ from pyarrow import parquet
 from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import ConfigError, load, run_script
-from folio.data import corpus, tokenizer
+from folio.data import inputs, tokenizer
 from folio.data import prepare as prepare_module
 from folio.data.blocks import document_hash
+from folio.data.inputs import SizeLimits, find_sources
 from folio.data.prepare import default_name
 from folio.data.shards import open_dataset
-from prepare import openwebtext, pairs, shakespeare, shakespeare_char
+from folio.data.sources import shakespeare as sources_shakespeare
+from prepare import openwebtext, pairs
 from prepare import text as prepare_text
 from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
 from prepare.pairs import PairsConfig
 from prepare.text import TextConfig
 from tests.support.hub import serving
+from tests.support.prepared import content, interrupted_after
 from tests.support.processes import ROOT, run, run_in_turn
 from tests.support.tiny_tokenizers import bpe
 from train import TrainConfig, train
@@ -63,19 +67,41 @@ def test_standard_input_with_separators(tmp_path, monkeypatch):
     assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
         str(k) for k in range(40)
     ]
-    with pytest.raises(UserError, match=r"standard-input\.jsonl:2: .*not JSON"):
+    with pytest.raises(UserError, match=r"standard input:2: .*not JSON"):
         prepare_input('{"text": "a"}\n{"text": ', "--name=lines", "--format=jsonl")
 
 
 def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monkeypatch):
     """It caused a traceback."""
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    class Full:
+        def update(self, content):
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepare_text.shutil, "copyfileobj", full)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"text")))
+    monkeypatch.setattr(inputs, "blake2b", lambda **_: Full())
     with pytest.raises(UserError, match=r"^standard input .* \(No space left on device\); set TMPDIR"):
-        prepare_text.save_stdin(tmp_path, None)
+        prepare_text.main(TextConfig(inputs=("-",), data_dir=str(tmp_path)))
+
+
+def test_the_same_standard_input_is_the_same_data_set(tmp_path, monkeypatch, capsys):
+    """The time of its copy was in the recipe: a finished data set was "another one", and none was resumed."""
+    text = "".join(json.dumps({"text": f"text {k} " * 20}) + "\n" for k in range(2000))
+
+    def prepare_input(name: str) -> Path:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        settings = dict(tokenizer="byte", data_dir=str(tmp_path), shard_tokens=10_000, num_workers=0)
+        prepare_text.main(TextConfig(inputs=("-",), name=name, **settings))
+        return tmp_path / name
+
+    monkeypatch.setattr(prepare_text, "find_sources", partial(find_sources, limits=SizeLimits(block=20_000)))
+    straight = prepare_input("straight")
+    prepare_input("straight")
+    assert "straight is already prepared" in capsys.readouterr().out
+    with interrupted_after(1, monkeypatch):
+        prepare_input("cut")
+    assert content(prepare_input("cut")) == content(straight)
+    assert "resuming after" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -165,9 +191,9 @@ def test_the_same_files_from_another_folder_are_already_prepared(tmp_path, monke
     (tmp_path / "verses").mkdir()
     for name in ("a", "b"):
         (tmp_path / "verses" / f"{name}.txt").write_text(name * 99)
-    for cwd, inputs in ("verses", ["a.txt", "b.txt"]), ("", ["verses/a.txt", str(tmp_path / "verses" / "b.txt")]):
+    for cwd, names in ("verses", ["a.txt", "b.txt"]), ("", ["verses/a.txt", str(tmp_path / "verses" / "b.txt")]):
         monkeypatch.chdir(tmp_path / cwd)
-        prepare_text.main(TextConfig(inputs=tuple(inputs), data_dir=str(tmp_path / "data")))
+        prepare_text.main(TextConfig(inputs=tuple(names), data_dir=str(tmp_path / "data")))
     assert "is already prepared" in capsys.readouterr().out
 
 
@@ -175,7 +201,7 @@ def test_the_same_files_from_another_folder_are_already_prepared(tmp_path, monke
     "text, args, message",
     [
         ({"a.txt": "abc" * 50}, [], r"it differs in the input file a.txt \(99 bytes, now 150 bytes\); set"),
-        ({"a.txt": "cba" * 33}, [], r"the input file a.txt \(another date\);"),
+        ({"a.txt": "cba" * 33}, [], r"the input file a.txt \(another date or format\);"),
         ({"b.txt": "xy" * 9, "c.txt": "z"}, ["c.txt"], r"b.txt \(66 bytes, now 18 bytes\), and 1 other input file;"),
         ({"c.txt": "z"}, ["c.txt"], r"the input file c.txt \(missing, now 1 bytes\);"),
         ({}, ["--val_fraction=0.2", "--dedup=near"], r"dedup False \(now near\), val_fraction 0.01 \(now 0.2\);"),
@@ -186,12 +212,12 @@ def test_the_error_for_another_data_set_says_what_differs(text, args, message, t
     """For a changed file, it said that the new data set would use the tokenizer char, as the old one did."""
     monkeypatch.chdir(tmp_path)
     files = {"a.txt": "abc" * 33, "b.txt": "xy" * 33}
-    for name, content in files.items():
-        Path(name).write_text(content)
+    for name, words in files.items():
+        Path(name).write_text(words)
     command = ["a.txt", "b.txt", "--name=mine", "--data_dir=data"]
     prepare_text.main(load(TextConfig, command))
-    for name, content in text.items():
-        Path(name).write_text(content)
+    for name, words in text.items():
+        Path(name).write_text(words)
         os.utime(name, (1, 1))
     with pytest.raises(UserError, match=message):
         prepare_text.main(load(TextConfig, [*command, *args]))
@@ -297,7 +323,7 @@ def test_nanogpts_command_runs_the_script(name, rows, tmp_path, monkeypatch, cap
     words = [f"--data_dir={tmp_path}", "--tokenizer=byte"]
     words += [f"--source={tmp_path / 'source'}"] if name == "openwebtext" else []
     monkeypatch.setattr(sys, "argv", [str(script), *words])
-    monkeypatch.setattr(corpus, "tiny_shakespeare", lambda: text)
+    monkeypatch.setattr(sources_shakespeare, "tiny_shakespeare", lambda: text)
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "reconfigure", lambda **_: None, raising=False)
     runpy.run_path(str(script), run_name="__main__")
@@ -352,7 +378,7 @@ def test_many_small_files_with_the_default_settings(tmp_path, capsys):
 @pytest.mark.parametrize(
     "file, content, words, message",
     [
-        ("x.txt", b"caf\xe9", [], "x.txt is not UTF-8 text at byte 3"),
+        ("x.txt", b"caf\xe9", [], "x.txt:1, byte 3 of the line is not UTF-8 text"),
         ("x.txt", b"", [], "x.txt is empty"),
         ("x.txt", b"a", [], "empty with val_fraction=0.1"),
         ("x.txt", b"some text", ["--val_fraction=1.5"], "val_fraction=1.5: it must be above 0 and less than 1"),
@@ -360,7 +386,7 @@ def test_many_small_files_with_the_default_settings(tmp_path, capsys):
         ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: use char, byte, gpt2, bpe, or the folder"),
         ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "use char, byte, gpt2, bpe, or the folder"),
         ("x.txt", b"some text", ["--tokenizer=."], "has no tokenizer"),
-        ("x.txt", b"a" * 99, ["--split_on=-"], "only one document"),
+        ("x.txt", b"a" * 99, ["--split_on=-"], "does not occur"),
         ("x.jsonl", b'{"text": "a"}', ["--field=body"], "no field 'body', only text; set --field=NAME"),
         ("x.jsonl", b'{"text": null}', [], "x.jsonl is empty"),
         ("x.txt", b"text", ["--tokenizer=bpe", "--vocab_size=1000000000"], "at least 258 and at most 1000000"),
@@ -368,7 +394,7 @@ def test_many_small_files_with_the_default_settings(tmp_path, capsys):
         ("x.csv", b'text\n"open', [], "not CSV"),
         ("x.parquet", b"text", [], "x.parquet is not a parquet file"),
         ("x.txt.gz", b"text", [], "x.txt.gz is damaged"),
-        ("folder/x.png", b"text", [], "this folder has no text files"),
+        ("folder/x.png", b"text", [], "this folder has no .txt"),
         ("y.txt", b"text", [], "x.txt: no such file"),
     ],
 )
@@ -395,16 +421,6 @@ def test_an_input_without_a_name_does_not_overwrite_data_dir(tmp_path, monkeypat
     for script, config in ((prepare_text, TextConfig), (pairs, PairsConfig)):
         script.main(config(inputs=(".",), tokenizer="byte", data_dir=str(tmp_path / "data"), overwrite=True))
         assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["mine", "other"]
-
-
-@pytest.mark.network
-def test_tiny_shakespeare_has_the_documented_totals(tmp_path):
-    shakespeare_char.main(shakespeare_char.ShakespeareCharConfig(data_dir=str(tmp_path)))
-    data = open_dataset(tmp_path / "shakespeare_char")
-    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (1_003_854, 111_540, 65)
-    shakespeare.main(shakespeare.ShakespeareConfig(data_dir=str(tmp_path)))
-    data = open_dataset(tmp_path / "shakespeare")
-    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (301_966, 36_059, 50_257)
 
 
 # --- OpenWebText and FineWeb ------------------------------------------------------------------------------------------

@@ -9,17 +9,27 @@ import pytest
 
 from folio.base.files import write_json
 from folio.data import tokenizer
+from folio.data.blocks import Field
 from folio.data.builder import DatasetBuilder
-from folio.data.corpus import DEFAULT_LIMITS, Corpus, SizeLimits, find_sources
+from folio.data.corpus import Corpus
+from folio.data.inputs import DEFAULT_LIMITS, SizeLimits, find_sources
 from folio.data.prepare import PrepareConfig, prepare
 from folio.data.shards import open_dataset
 
 SMALL_BLOCKS = SizeLimits(block=1000)
 
 
-def corpus_of(*paths: Path, format: str | None = None, limits: SizeLimits = DEFAULT_LIMITS, **settings) -> Corpus:
+def corpus_of(
+    *paths: Path,
+    format: str | None = None,
+    limits: SizeLimits = DEFAULT_LIMITS,
+    keep_line_ends: bool = False,
+    field: str = "text",
+    **settings,
+) -> Corpus:
     """The documents in these files."""
-    return Corpus(find_sources([str(path) for path in paths], format, limits=limits), **settings)
+    inputs = find_sources([str(path) for path in paths], format, keep_line_ends=keep_line_ends, limits=limits)
+    return Corpus(inputs, **{"make": Field(field), **settings})
 
 
 def config(tmp_path: Path, **settings) -> PrepareConfig:

@@ -17,7 +17,8 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError
 from folio.data import tokenizer
-from folio.data.corpus import Corpus, find_sources
+from folio.data.corpus import Corpus
+from folio.data.inputs import find_sources
 from folio.data.prepare import PrepareConfig, prepare
 from folio.data.shards import open_dataset
 from folio.data.tokenizer import CharTokenizer

@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base.settings import NonNegativeInt, PositiveInt, Settings, run_script  # noqa: E402
 from folio.data.blocks import iterate_texts  # noqa: E402
-from folio.data.corpus import Corpus, find_sources  # noqa: E402
+from folio.data.corpus import Corpus  # noqa: E402
+from folio.data.inputs import find_sources  # noqa: E402
 from folio.data.leakage import SHINGLE, SIMILARITY, SimilarDocuments, compute_signatures  # noqa: E402
 from tools.bench.timing import print_table  # noqa: E402
 

@@ -17,7 +17,8 @@ import torch
 
 from folio.base.settings import ROOT
 from folio.base.workers import child_options
-from folio.data.corpus import Corpus, find_sources
+from folio.data.corpus import Corpus
+from folio.data.inputs import find_sources
 from folio.data.prepare import PrepareConfig, prepare
 from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import read_lines

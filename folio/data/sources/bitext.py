@@ -1,6 +1,7 @@
 """Parallel texts in two languages, from tables, line-aligned files, JSON, or parquet files."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import zip_longest
@@ -9,12 +10,12 @@ from typing import Any
 
 from folio import UserError
 from folio.base.number_format import counted
-from folio.data.blocks import CorpusError
-from folio.data.corpus import COMPRESSIONS, Source, read_lines
+from folio.data.account import Account
+from folio.data.blocks import CorpusError, Document
+from folio.data.inputs import COMPRESSIONS, Source, read_lines
+from folio.data.records import Columns
 from folio.data.sources.pairs import Texts, translation
-from folio.data.sources.prepare_pairs import Column, read_pair
-
-TATOEBA_COLUMNS = ("english", "non_english")
+from folio.data.sources.prepare_pairs import read_pair
 
 
 def language_problem(code: str) -> str | None:
@@ -38,41 +39,81 @@ def detect_language(path: Path) -> str | None:
     return code if code and language_problem(code) is None else None
 
 
-def translation_pair(languages: Texts | None, value: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a pair from a JSON object {"prompt", "completion"} or {"en": ..., "de": ...}. None if a text is empty.
+def translation_pair(languages: Texts | None, record: dict[str, Any]) -> Document:
+    """Return a pair from a record {"prompt", "completion"} or {"en": ..., "de": ...}. None if a text is empty.
 
-    The texts by language may be in a field "translation", as in the data sets of OPUS. languages: source and target.
-    Raises CorpusError.
+    The texts by language may be in a field "translation", as in the data sets of OPUS, or in "english" and
+    "non_english", as in Tatoeba's on the hub. languages: source and target. Raises CorpusError.
     """
-    if isinstance(value.get("translation"), dict):
-        value = {name: field for name, field in value.items() if name != "translation"} | value["translation"]
-    if languages is None and "prompt" not in value and "completion" not in value:
+    if languages is None and "prompt" not in record and "completion" not in record:
         raise CorpusError("it has no prompt and completion; for texts by language, set --languages, such as en,de")
     source, target = languages or ("", "")
     make = partial(translation, source=source, target=target)
-    return read_pair(value, (source, target), make, "set --languages to two of its fields, which must be text")
+    names, texts = (source, target), record
+    if isinstance(record.get("translation"), dict):
+        texts = {name: field for name, field in record.items() if name != "translation"} | record["translation"]
+    elif {*HUB_COLUMNS} <= record.keys():
+        if "en" not in names:
+            raise CorpusError("its columns are english and non_english; use it with en in --languages")
+        names = tuple(HUB_COLUMNS[name != "en"] for name in names)
+        make = partial(translation, source=source, target=target)
+    document = read_pair(texts, names, make, "set --languages to two of its fields, which must be text")
+    if texts is not record and record.get("translation"):
+        used = (f"translation.{name}" if name in record["translation"] else name for name in document.used)
+        document = document._replace(used=frozenset(used))
+    return document
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+HUB_COLUMNS = ("english", "non_english")
+ATTRIBUTION = re.compile(r"CC[- ]BY|attribution|tatoeba", re.IGNORECASE)  # the third column of manythings.org's files
+HEADERS = ({"source", "src"}, {"target", "tgt", "trg"})  # other names of the two columns
 
 
-def read_table(source: Source) -> Iterator[Texts]:
-    """Yield the first two columns of a tab-separated table, without blank lines. Raises CorpusError."""
-    for number, line in enumerate(read_lines(source), start=1):
-        if not line.strip():
-            continue
-        first, *rest = line.split("\t")
-        if not rest:
-            raise CorpusError(
-                f"{source.name}:{number}: this line has one column; write the two texts with a tab between them"
-            )
-        yield first, rest[0]
+def translation_columns(languages: Texts | None, rows: list[list[str]]) -> Columns:
+    """Name the columns of a table by its first rows. Raises CorpusError.
+
+    The table has a header with the two languages (codes or English names), or "prompt" and "completion"; or two
+    columns; or three, as in manythings.org's files for Anki, where the last is the attribution; or four, as in the
+    sentence pairs of Tatoeba, where the first and the third are numbers.
+    """
+    names = [cell.strip().lower() for cell in rows[0]]
+    if {"prompt", "completion"} <= {*names}:
+        return Columns(names)
+    if languages is None:
+        raise CorpusError("set the languages of its columns, as in --languages=en,de")
+    known = [_language_of(name, languages) or name for name in names]
+    if all(known.count(code) == 1 for code in languages):
+        return Columns(known)
+    if len(names) == 2:
+        return Columns([*languages], has_header=False)
+    if len(names) == 3 and all(ATTRIBUTION.search(row[-1]) for row in rows):
+        return Columns([*languages, "attribution"], has_header=False)
+    if len(names) == 4 and all(cell.strip().isdigit() for row in rows for cell in row[::2]):
+        return Columns(["id", languages[0], "translation id", languages[1]], has_header=False)
+    raise CorpusError(
+        f"it has {counted(len(names), 'column')}: {', '.join(rows[0])}; write two columns, or a header with the names "
+        f"{' and '.join(languages)}"
+    )
 
 
-def read_aligned(first: Source, second: Source) -> Iterator[Texts]:
+def _language_of(name: str, languages: Texts) -> str | None:
+    """Return the one of two languages that a column's name means, or None."""
+    from babel import Locale
+
+    english = Locale("en").languages
+    for code, others in zip(languages, HEADERS, strict=True):
+        language = english.get(code.replace("-", "_").split("_")[0], "")
+        if name in {code.lower(), language.lower(), *others}:
+            return code
+    return None
+
+
+def read_aligned(first: Source, second: Source, account: Account) -> Iterator[Texts]:
     """Yield pairs of lines from two line-aligned files. Raises CorpusError if the numbers of lines differ."""
     counts = [0, 0]
-    for texts in zip_longest(read_lines(first), read_lines(second)):
+    for texts in zip_longest(read_lines(first, account), read_lines(second, account)):
         counts = [count + (text is not None) for count, text in zip(counts, texts, strict=True)]
         if counts[0] == counts[1]:
             yield texts
@@ -81,27 +122,6 @@ def read_aligned(first: Source, second: Source) -> Iterator[Texts]:
             f"{first.name} has {counted(counts[0], 'line')} and {second.name} {counts[1]:,}, so they are not aligned; "
             f"line N of both files must be translations of each other"
         )
-
-
-def language_columns(languages: Texts, path: Path, schema: Any) -> list[Column]:
-    """Return the column of each language in a parquet file, with the field if the column is a struct.
-
-    The texts are in a column "translation", by language, or in "english" and "non_english". Raises CorpusError.
-    """
-    if "translation" in schema.names and (kind := schema.field("translation").type).num_fields:
-        available = [kind.field(i).name for i in range(kind.num_fields)]
-        columns: list[Column] = [("translation", name) for name in languages]
-    elif set(TATOEBA_COLUMNS) <= set(schema.names) and "en" in languages:
-        available = list(languages)
-        columns = [(TATOEBA_COLUMNS[name != "en"], None) for name in languages]
-    else:
-        raise CorpusError(
-            f'{path} has the columns {", ".join(schema.names)}; texts must be in "translation", by language, or in '
-            f'"english" and "non_english" with en in --languages'
-        )
-    if missing := [name for name in languages if name not in available]:
-        raise CorpusError(f"{path} has no texts in {missing[0]!r}, only in {', '.join(available)}; set --languages")
-    return columns
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------------

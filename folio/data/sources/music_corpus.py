@@ -13,7 +13,8 @@ from folio.base.download import Wheel, fetch
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
 from folio.data.blocks import document_hash
-from folio.data.corpus import Documents, Source
+from folio.data.corpus import Documents
+from folio.data.inputs import Inputs, Source
 from folio.data.prepare import Fraction, PrepareConfig
 from folio.data.sources.music import PITCH, EventFormat, PieceError, events_of_file, transpose
 from folio.data.tokenizer import MidiTokenizer
@@ -136,7 +137,7 @@ def transpositions(piece: str, shifts: Sequence[int], format: EventFormat) -> li
 
 
 def music_documents(
-    sources: list[Source],
+    inputs: Inputs,
     pieces: list[str],
     problems: dict[str, list[str]],
     format: EventFormat,
@@ -156,4 +157,4 @@ def music_documents(
     report: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}
     recipe = {"format": asdict(format), "shifts": list(shifts)}
     augment = partial(transpositions, shifts=shifts, format=format)
-    return Documents(sources, [*val, *train], range(len(val)), report, augment, recipe)
+    return Documents(inputs, [*val, *train], range(len(val)), report, augment, recipe)

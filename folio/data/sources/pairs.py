@@ -3,18 +3,30 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from folio import UserError
-from folio.data.blocks import END, CorpusError, Segments
-from folio.data.corpus import Corpus, Source, find_sources
+from folio.base.number_format import counted
+from folio.data.blocks import END, CorpusError, Document, Segments
+from folio.data.corpus import Corpus
+from folio.data.inputs import Inputs, find_sources
+from folio.data.records import Columns
 from folio.data.shards import Dataset, PromptFormat, Shard
 from folio.data.tokenizer import Tokenizer
 
 HELD_OUT = "held_out.jsonl"  # optional file of a data set: the pairs for validation with additional fields
+HEADERS = [  # column names of the prompt and the completion, which may be in any order
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("input", "output"),
+    ("source", "target"),
+]
 TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
 TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
 
@@ -71,11 +83,20 @@ CHAT_TEMPLATES: dict[PromptFormat, str] = {  # Jinja templates of the same promp
 }
 
 
-def detect_prompt_format(sources: list[Source]) -> PromptFormat:
-    """Return the format of the prompts in JSON lines: "chat" if any line is a chat. Raises CorpusError."""
-    corpus = Corpus(sources, document=dict)
-    has_chat = any("messages" in value for block in corpus.blocks() for value in block.documents())
-    return "chat" if has_chat else "pairs"
+def is_chat(record: dict[str, Any]) -> bool:
+    return "messages" in record
+
+
+def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
+    if "messages" in record:
+        return Document(chat_segments(record["messages"]), frozenset(("messages.role", "messages.content")))
+    header = next((header for header in HEADERS if {*header} <= {*record}), HEADERS[0])
+    pair = {"prompt": record.get(header[0]), "completion": record.get(header[1])}
+    segments = pair_segments(pair)
+    prompt, completion = pair.values()
+    if add_space and prompt and completion and not (prompt[-1].isspace() or completion[0].isspace()):
+        segments[1] = (f" {completion}", True)
+    return Document(segments, frozenset(header))
 
 
 def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:
@@ -91,6 +112,40 @@ def summary(document: str, summarized: str) -> dict[str, str]:
 def strip_tldr(prompt: str) -> str:
     """Return the document in a prompt of `summary`, or any other prompt unchanged."""
     return prompt.removesuffix(TLDR)
+
+
+# --- files of pairs ---------------------------------------------------------------------------------------------------
+
+
+def pair_corpus(inputs: Inputs) -> Corpus:
+    """Return the pairs and chats in files of records, as documents with masks. Raises CorpusError."""
+    corpus = Corpus(inputs, pair_document, partial(pair_document, add_space=True), name_pair_columns, masked=True)
+    chats = Corpus(inputs, lambda record: Document(is_chat(record), frozenset()), name_columns=name_pair_columns)
+    corpus.prompt_format = "chat" if any(chats.documents()) else "pairs"
+    return corpus
+
+
+def name_pair_columns(rows: list[list[str]]) -> Columns:
+    """Name the columns of a table by its first rows: a header, or without one, prompt and completion.
+
+    Raises CorpusError.
+    """
+    names = [name.strip().lower() for name in rows[0]]
+    if any(set(header) <= set(names) for header in HEADERS):
+        return Columns(names)
+    if len(names) == 2:
+        return Columns(["prompt", "completion"], has_header=False)
+    raise CorpusError(
+        f"it has {counted(len(names), 'column')}; use two, the prompt and the completion, or a header with the names "
+        f"prompt and completion"
+    )
+
+
+def describe_pair(document: Segments) -> str:
+    """Return the first prompt and completion of a document, for a printed line."""
+    texts = {counts: "".join(text or "" for text, c in document if c == counts) for counts in (False, True)}
+    shown = [json.dumps(text if len(text) <= 80 else f"{text[:77]}...", ensure_ascii=False) for text in texts.values()]
+    return " -> ".join(shown)
 
 
 class Pair(NamedTuple):
@@ -113,8 +168,8 @@ def make_pair(value: dict[str, Any]) -> Pair:
 
 def read_pairs(path: str) -> list[Pair]:
     """Read the pairs in a file of JSON lines. Raises UserError if there are none."""
-    corpus = Corpus(find_sources([path], "jsonl"), document=make_pair)
-    if not (pairs := [pair for block in corpus.blocks() for pair in block.documents()]):
+    corpus = Corpus(find_sources([path], "jsonl"), lambda record: Document(make_pair(record), frozenset()))
+    if not (pairs := list(corpus.documents())):
         raise UserError(f'{path} has no pairs; write {{"prompt": "...", "completion": "..."}} on each line')
     return pairs
 

@@ -10,10 +10,12 @@ from pyarrow import parquet
 from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import ConfigError, load
-from folio.data.blocks import CorpusError
-from folio.data.corpus import Source
+from folio.data.blocks import CorpusError, Document
+from folio.data.corpus import Corpus
+from folio.data.inputs import find_sources
+from folio.data.records import Columns
 from folio.data.shards import open_dataset
-from folio.data.sources.bitext import detect_language, language_problem, read_table, translation_pair
+from folio.data.sources.bitext import detect_language, language_problem, translation_pair
 from folio.data.sources.pairs import split_pairs, validation_pairs
 from folio.data.tokenizer import ByteTokenizer
 from prepare import translation
@@ -130,12 +132,12 @@ def test_parquet_files_of_opus_and_tatoeba(tmp_path):
     for name in ("opus", "tatoeba"):
         assert prepared(tmp_path, f"--source={tmp_path / name}", "--languages=en,de") == EXPECTED
     assert len(prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=de,en", "--limit=20")) == 20
-    with pytest.raises(CorpusError, match=r"no texts in 'fr', only in de, en; set --languages"):
+    with pytest.raises(CorpusError, match=r"it has no fr, only de, en; set --languages"):
         prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=en,fr")
     write_parquet(tmp_path / "flat" / "train.parquet", translation=["a", "b"])
-    with pytest.raises(CorpusError, match=r'columns translation; texts must be in "translation", by language'):
+    with pytest.raises(CorpusError, match=r"it has no en, only translation; set --languages"):
         prepared(tmp_path, f"--source={tmp_path / 'flat'}", "--languages=en,de")
-    with pytest.raises(CorpusError, match=r"columns english, non_english; .* with en in --languages"):
+    with pytest.raises(CorpusError, match=r"columns are english and non_english; .* with en in --languages"):
         prepared(tmp_path, f"--source={tmp_path / 'tatoeba'}", "--languages=de,fr")
 
 
@@ -179,7 +181,7 @@ def test_language_codes():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["one.tsv", "--languages=en,de"], r"^one.tsv:2: .*one column.* tab"),
+        (["one.tsv", "--languages=en,de"], r"^one.tsv:2: .*1 cell, but 2"),
         (["s.tsv"], r"^s.tsv: .*--languages=en,de$"),
         (["s.tsv", "--languages=en,dee"], r"^command line: languages=en,dee: 'dee'"),
         (["s.tsv", "--languages=en"], r"languages=en: .*two different"),
@@ -192,10 +194,10 @@ def test_language_codes():
         (["corpus.en", "a.txt"], r"^corpus.en, a.txt: .*--languages=en,de$"),
         (["corpus.en"], r"^corpus.en: .*two files with one sentence per line$"),
         (["corpus.en", "s.tsv"], r"^corpus.en, s.tsv: .*two files"),
-        (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv, t.csv: .*two files"),
+        (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv: it has 1 column: a; write two columns"),
         (["none.tsv", "--languages=en,de"], r"^none.tsv: no such file$"),
-        (["latin.tsv", "--languages=en,de"], r"^latin.tsv, line 1, is not UTF-8 text at byte 2"),
-        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr: set --languages"),
+        (["latin.tsv", "--languages=en,de"], r"^latin.tsv:1, byte 2 .* not UTF-8"),
+        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr, only en, de; set --languages"),
         (["s.jsonl"], r"^s.jsonl:1: .*no prompt and completion.* set --languages"),
         (["s.tsv", "--languages=en,de", "--source=tatoeba"], r"source=tatoeba: .*input files"),
         (["--source=tatoeba"], r"languages: .*--languages=en,de$"),
@@ -216,7 +218,7 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
         (tmp_path / name).write_text("a\n" * 30)
     (tmp_path / "mixed").mkdir()
     for name in ("s.jsonl", "README.md"):
-        (tmp_path / "mixed" / name).write_text("{}")
+        (tmp_path / "mixed" / name).write_text("{}" if name == "s.jsonl" else "read me")
     with pytest.raises(UserError, match=message) as error:
         prepared(tmp_path, *words)
     assert "\n" not in str(error.value)
@@ -226,14 +228,22 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
 def test_values_that_are_not_text_are_refused():
     languages = ("en", "de")
     for value in ({"en": 5, "de": "x"}, {"translation": {"en": ["a"], "de": "x"}}):
-        with pytest.raises(CorpusError, match="en and de must be strings: set --languages"):
+        with pytest.raises(CorpusError, match="en and de must be strings; set --languages"):
             translation_pair(languages, value)
-    assert translation_pair(languages, {"en": None, "de": "x"}) is translation_pair(languages, {"en": " ", "de": "x"})
+    for empty in (None, " "):
+        assert translation_pair(languages, {"en": empty, "de": "x"}).content is None
     with pytest.raises(ConfigError):
         translation.main(TranslationConfig(languages="en"))
+
+
+def texts_of(record):
+    return Document(tuple(record.values()), frozenset(record))
 
 
 def test_a_long_line_is_read_completely(tmp_path):
     long = "é" * 3_000_000
     (tmp_path / "s.tsv").write_text(f"{long}\tb\nc\td", encoding="utf-8")
-    assert list(read_table(Source(tmp_path / "s.tsv", "text", "s.tsv"))) == [(long, "b"), ("c", "d")]
+    corpus = Corpus(
+        find_sources([str(tmp_path / "s.tsv")]), texts_of, name_columns=lambda rows: Columns(["a", "b"], False)
+    )
+    assert list(corpus.documents()) == [(long, "b"), ("c", "d")]

@@ -1,13 +1,13 @@
 """Preparing a data set of pairs from tables and objects."""
 
 import gzip
-import os
+from functools import partial
 
 import numpy as np
 import pytest
 
 from folio import UserError
-from folio.data.corpus import SizeLimits
+from folio.data.inputs import SizeLimits, find_sources
 from folio.data.shards import open_dataset
 from folio.data.sources.pairs import split_pairs
 from folio.data.sources.prepare_pairs import select_validation
@@ -46,9 +46,9 @@ def test_tables_of_two_columns(tmp_path, name):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.txt", "x", r"a\.txt: \.txt is not .*; use JSON lines \(\.jsonl\), or two columns"),
+        ("a.txt", "x", r"a\.txt is text without records; .* use JSON .*, tables"),
         ("a.csv", "a,b,c\n1,2,3\n", r"a\.csv: it has 3 columns; .*prompt and completion"),
-        ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: .* 1 column, .* 2$"),
+        ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: .* 1 cell, but 2 "),
         ("a.csv", 'a,"b\n', r"a\.csv:1: .*not CSV"),
     ],
 )
@@ -79,14 +79,13 @@ def test_the_path_of_a_table_does_not_change_the_data_set(tmp_path, monkeypatch,
 
 
 def test_an_interrupted_preparation_is_resumed_for_the_same_pairs_only(tmp_path, monkeypatch, capsys):
-    """Also if the file was rewritten. Shards of other pairs must not be mixed with the new ones."""
+    """Shards of other pairs must not be mixed with the new ones."""
     (tmp_path / "a.csv").write_text(CSV)
-    monkeypatch.setattr("folio.data.corpus.DEFAULT_LIMITS", SizeLimits(block=100))
+    monkeypatch.setattr("prepare.pairs.find_sources", partial(find_sources, limits=SizeLimits(block=100)))
     settings = dict(inputs=(str(tmp_path / "a.csv"),), tokenizer="byte", data_dir=str(tmp_path), shard_tokens=100)
     prepare_pairs.main(PairsConfig(name="straight", **settings))
     with interrupted_after(4, monkeypatch):
         prepare_pairs.main(PairsConfig(name="same", **settings))
-    os.utime(tmp_path / "a.csv", (0, 0))
     prepare_pairs.main(PairsConfig(name="same", **settings))
     assert "resuming after" in capsys.readouterr().out
     assert content(tmp_path / "same") == content(tmp_path / "straight") and len(content(tmp_path / "same")) > 8

@@ -1,0 +1,89 @@
+"""The account of an input: everything that was read is used, or is left out with a reason and a count."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from folio.base.number_format import counted
+from folio.data.tokenizer import EOT_TEXT
+
+IN = "in"  # the category of what entered, counted at the door; the other categories of a unit add up to it
+MAX_NAMED = 8  # reasons or fields per printed line; report.json lists all
+
+
+class AccountError(AssertionError):
+    """An account that does not add up, which is an error in Folio's code, or a file that changed while it was read."""
+
+
+class Account:
+    """Counts by unit and category. Each category is counted where it occurs, never by subtraction.
+
+    The units are "files" (and folders) of the inputs, "bytes" of their decompressed content, "records" (JSON objects
+    and rows), "characters" of the text in the records' fields, and "documents" and "document bytes".
+    """
+
+    def __init__(self, counts: Mapping[str, Mapping[str, int]] | None = None):
+        self._counts = {unit: Counter(categories) for unit, categories in (counts or {}).items()}
+
+    def __getitem__(self, unit: str) -> Counter[str]:
+        """The counts of a unit by category."""
+        return self._counts.setdefault(unit, Counter())
+
+    def add(self, other: "Account") -> None:
+        """Add the counts of another account."""
+        for unit, categories in other._counts.items():
+            self[unit].update(categories)
+
+    def take(self) -> "Account":
+        """Return the counts, and start again at 0."""
+        taken, self._counts = Account(self._counts), {}
+        return taken
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """The counts that are not 0, sorted by name."""
+        counts = {unit: {name: n for name, n in sorted(parts.items()) if n} for unit, parts in self._counts.items()}
+        return {unit: parts for unit, parts in sorted(counts.items()) if parts}
+
+    def check(self) -> None:
+        """Raise AccountError if the categories of a unit do not add up to what entered."""
+        for unit, categories in self._counts.items():
+            if IN in categories and (total := sum(categories.values()) - categories[IN]) != categories[IN]:
+                raise AccountError(f"{categories[IN]:,} {unit} were read, but {total:,} were used or left out")
+
+
+READ_AS = "read as "  # begins the categories of files that are used
+USED_RECORDS = (IN, "documents")
+PARTS_LEFT_OUT = ("times", "numbers of subtitles", "notes in subtitles")  # categories of bytes that are named
+
+
+def describe(account: Account, separator: str | None = None) -> Iterator[str]:
+    """Yield lines on what was left out or changed. separator: the text between documents, if any."""
+    files = {reason: n for reason, n in account["files"].items() if not reason.startswith((READ_AS, IN))}
+    records = {reason: n for reason, n in account["records"].items() if reason not in USED_RECORDS}
+    sizes = {reason: account["bytes"][reason] for reason in PARTS_LEFT_OUT}
+    parts = [*_largest(files), *_largest(records)]
+    parts += [*_largest(account["left out of fields"], "character of "), *_largest(sizes, "byte of ")]
+    if parts:
+        yield f"left out: {', '.join(parts)}"
+    if unused := sorted(account["unused fields"]):
+        others = f", and {len(unused) - MAX_NAMED:,} others (report.json)" if len(unused) > MAX_NAMED else ""
+        yield f"unused fields: {', '.join(unused[:MAX_NAMED])}{others}"
+    if account["line ends"].total():
+        kinds = " and ".join(sorted(kind for kind, n in account["line ends"].items() if n))
+        yield f"line ends: {account['line ends'].total():,} {kinds} are now \\n; --keep_line_ends=True keeps them"
+    if changed := _largest(account["changed"]):
+        yield f"changed: {', '.join(changed)}"
+    texts, records = account["special text"]["in text"], account["special text"]["in records"]
+    if (texts or records) and separator != EOT_TEXT:
+        advice = f"to end documents there: --split_on='{EOT_TEXT}'" if texts else "it does not end documents; remove it"
+        yield f"{EOT_TEXT} occurs {counted(texts + records, 'time')} as text; {advice}"
+
+
+def _largest(counts: Mapping[str, int], unit: str = "") -> list[str]:
+    """Return ["30 .srt files", "2 hidden files"], largest first. The last entry is the number of further reasons.
+
+    counts: by a singular noun phrase, or by what a unit such as "byte of " is of.
+    """
+    ordered = sorted((reason for reason in counts if counts[reason]), key=lambda reason: (-counts[reason], reason))
+    plural = unit.replace(" of ", "s of ")
+    shown = [counted(counts[r], f"{unit}{r}", f"{plural}{r}" if unit else None) for r in ordered[:MAX_NAMED]]
+    return shown + [f"{len(ordered) - MAX_NAMED:,} other kinds (report.json)"] * (len(ordered) > MAX_NAMED)

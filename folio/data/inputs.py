@@ -1,0 +1,596 @@
+"""The inputs of a data set: files, folders, and patterns are listed, their formats are recognized, and they are read.
+
+A file is recognized by its content first, and by its name second. An explicit format is always used.
+"""
+
+import csv
+import glob
+import itertools
+import json
+import lzma
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from folio import UserError
+from folio.data.account import IN, Account
+from folio.data.tokenizer import unify_line_ends
+
+Format = Literal["text", "subtitles", "jsonl", "json", "csv", "parquet"]
+TEXT_FORMATS: tuple[Format, ...] = ("text", "subtitles")  # the other formats have records
+SUFFIXES: dict[str, Format] = {
+    ".txt": "text",
+    ".md": "text",
+    ".srt": "subtitles",
+    ".vtt": "subtitles",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",  # JSON lines or one array, as the content says
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+TEXT_SUFFIXES = [suffix for suffix, format in SUFFIXES.items() if format in TEXT_FORMATS]
+RECORD_SUFFIXES = [suffix for suffix, format in SUFFIXES.items() if format not in TEXT_FORMATS]
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
+COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz"}
+COMPRESSION_RATIO = 4  # estimate for compressed files that have not been read
+STDIN, STDIN_NAME = "-", ".standard-input-"  # the name of the input, and the beginning of its copy's name
+BOM = b"\xef\xbb\xbf"
+HEAD_BYTES = 1 << 16  # of the beginning of a file, by which its format is recognized
+HEAD_ROWS = 20  # of a table, by which the delimiter is recognized
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+UNUSED_FOLDERS = ("__MACOSX", "node_modules")  # and those whose name begins with a dot
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+KINDS_OF_FILES = {  # the beginning of files that are not text, what they are, and what to do
+    b"%PDF-": "a PDF file; extract its text, for example with pdftotext",
+    b"{\\rtf": "an RTF document; save it as text",
+    b"PK\x03\x04": "a zip archive, or a document such as .docx or .epub; unpack it, or save it as text",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"Rar!": "a RAR archive; unpack it",
+    b"BZh": "compressed with bzip2; unpack it",
+    b"ARROW1": "an Arrow file; save it as parquet",
+    b"SQLite format 3": "a SQLite database; export a table as CSV",
+    b"\x89PNG": "an image; leave it out",
+    b"\xff\xd8\xff": "an image; leave it out",
+}
+
+
+class CorpusError(UserError):
+    """Text that cannot be read. The message says how to fix it."""
+
+
+class Position(NamedTuple):
+    """A place in a file, which counts lines from 1 and bytes of the line from 0."""
+
+    line: int = 1
+    byte: int = 0
+
+    def after(self, content: bytes) -> "Position":
+        """The place after this content."""
+        lines = content.count(b"\n")
+        return Position(self.line + lines, len(content) - content.rfind(b"\n") - 1 + (0 if lines else self.byte))
+
+    def __str__(self) -> str:
+        return f"{self.line}, byte {self.byte:,} of the line" if self.byte else str(self.line)
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Sizes in bytes that decide how a file is divided into blocks."""
+
+    block: int = 1 << 20  # approximate size of a block
+    document: int = 1 << 23  # a larger document between separators is split into parts
+    word: int = 1 << 24  # a longer text without a safe cut is cut between any two characters
+    record: int = 1 << 28  # maximum size of a line of JSON or of text, which must fit in memory
+    row: int = 1 << 26  # maximum size of a CSV row; Python's csv module takes up to 8 times as much memory
+
+
+DEFAULT_LIMITS = SizeLimits()
+
+
+# --- a file -----------------------------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """Consecutive bytes of a text, and the number of bytes of the file read so far, for progress bars."""
+
+    content: bytes
+    bytes_read: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the corpus.
+
+    name: the path as the user gave it, for messages. compression: gzip, zstd, xz, or None, for estimates. delimiter:
+    separates the cells of a table. quoted: whether quotes enclose cells of a table, or are text. keep_line_ends: do not
+    convert \\r\\n and \\r to \\n.
+    """
+
+    path: Path
+    format: Format
+    name: str
+    limits: SizeLimits = DEFAULT_LIMITS
+    compression: str | None = None
+    delimiter: str = ","
+    quoted: bool = True
+    keep_line_ends: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def text_bytes(self) -> int:
+        """The decompressed size, which is an estimate for a compressed file."""
+        return self.bytes * (COMPRESSION_RATIO if self.compression else 1)
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the name without .gz, .zst, or .xz, in lower case."""
+        suffixes = [suffix for suffix in self.path.suffixes[-2:] if suffix.lower() not in COMPRESSIONS]
+        return suffixes[-1].lower() if suffixes else ""
+
+    def fingerprint(self) -> list[Any]:
+        """A value that changes if the documents change, but not with the working directory."""
+        stat = self.path.stat()
+        version = [self.path.name, stat.st_size, stat.st_mtime_ns]
+        return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends]
+
+    def open(self) -> BinaryIO:
+        """Open the file. Raises CorpusError."""
+        try:
+            return open(self.path, "rb")
+        except OSError as error:
+            raise CorpusError(f"{self.name} cannot be read: {error.strerror}") from None
+
+    def read(self, account: Account | None = None) -> Iterator[Chunk]:
+        """Yield the decompressed content in chunks of about limits.block bytes, without a byte-order mark.
+
+        In texts, \\r\\n and \\r become \\n. account: receives what was read. Raises CorpusError if the file cannot be
+        read, is not text, or is compressed and damaged.
+        """
+        account = Account() if account is None else account
+        converts = self.format == "text" and not self.keep_line_ends
+        carriage_return, is_first, position = b"", True, Position()
+        for content, bytes_read in self._read_raw(self.limits.block):
+            account["bytes"][IN] += len(content)
+            if is_first and content.startswith(BOM):  # some editors on Windows write it before UTF-8
+                account["bytes"]["byte-order marks"] += len(BOM)
+                content = content.removeprefix(BOM)
+            if b"\0" in content:
+                place = position.after(content[: content.index(b"\0")])
+                raise CorpusError(f"{self.name}:{place}: {describe_zeros(content, self.path)}")
+            if converts:
+                content = carriage_return + content
+                carriage_return = content[-1:] if content.endswith(b"\r") else b""  # \n may follow
+                content = _unify(content.removesuffix(carriage_return), account)
+            position = position.after(content)
+            yield Chunk(content, bytes_read)
+            is_first = False
+        if carriage_return:
+            yield Chunk(_unify(carriage_return, account), self.bytes)
+
+    def _read_raw(self, size: int) -> Iterator[Chunk]:
+        """Yield the decompressed content."""
+        with self.open() as file:
+            content: BinaryIO = file
+            compression = self._compression_of(file)
+            if compression == "xz":
+                content = lzma.open(file)  # noqa: SIM115
+            elif compression:
+                import pyarrow
+
+                content = pyarrow.CompressedInputStream(file, compression)
+            try:
+                while chunk := content.read(size):
+                    yield Chunk(chunk, file.tell())
+            except (OSError, EOFError, lzma.LZMAError) as error:  # Arrow raises OSError for damaged content
+                if not compression:
+                    raise
+                raise CorpusError(f"{self.name} is damaged or truncated: {error}; download it again") from None
+
+    def _compression_of(self, file: BinaryIO) -> str | None:
+        """Return the compression of the opened file by its content. Raises CorpusError if the name says otherwise."""
+        head = file.read(6)
+        file.seek(0)
+        expected = COMPRESSIONS.get(self.path.suffix.lower())
+        compression = next((name for magic, name in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
+        if expected and not compression:
+            if LFS_POINTER.startswith(head):
+                raise CorpusError(f"{self.name} is a Git LFS pointer; run git lfs pull, or download the file")
+            raise CorpusError(f"{self.name} is damaged, or not compressed with {expected}; download it again")
+        return compression
+
+    def recognized(self) -> "Source":
+        """Return the source with its compression. Raises CorpusError if the name says otherwise."""
+        with self.open() as file:
+            return replace(self, compression=self._compression_of(file))
+
+    def head(self) -> bytes:
+        """The first HEAD_BYTES of the decompressed content, without a byte-order mark. Raises CorpusError."""
+        content = b""
+        for chunk, _ in self._read_raw(HEAD_BYTES):
+            content += chunk
+            if len(content) >= HEAD_BYTES:
+                break
+        return content.removeprefix(BOM)
+
+
+def _unify(content: bytes, account: Account) -> bytes:
+    """Convert \\r\\n and \\r to \\n, and count the bytes that this removes and the line ends that it changes."""
+    if b"\r" not in content:
+        return content
+    unified = content.replace(b"\r\n", b"\n")
+    account["bytes"]["line ends"] += len(content) - len(unified)
+    account["line ends"][r"\r\n"] += len(content) - len(unified)
+    account["line ends"][r"\r"] += unified.count(b"\r")
+    return unified.replace(b"\r", b"\n")
+
+
+def decode_utf8(content: bytes, file: str, position: Position = Position()) -> str:  # noqa: B008 (it is immutable)
+    """Decode UTF-8. Raises CorpusError with the file, the line, and the likely encoding. position: of the content."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place, reason = position.after(content[: error.start]), _guess_encoding(content, error.start)
+        raise CorpusError(f"{file}:{place} is not UTF-8 text: {reason}") from None
+
+
+def _guess_encoding(content: bytes, position: int) -> str:
+    nearby = content[max(0, position - 1000) : position + 1000]
+    if nearby[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "it looks like UTF-16; save it as UTF-8"
+    if sum(byte < 9 or 14 <= byte < 32 for byte in nearby) > len(nearby) / 50:
+        return "it looks like a binary file; leave it out"
+    return "it looks like Latin-1 or another old encoding; save it as UTF-8 (iconv -f latin1 -t utf-8)"
+
+
+def describe_zeros(content: bytes, path: Path) -> str:
+    """Describe a file that contains U+0000 (zero bytes), so that it is not UTF-8 text, and what to do."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    zeros = [content[k::4].count(b"\0") / max(1, len(content[k::4])) for k in range(4)]
+    encodings = {"UTF-32LE": (0, 0, 1, 1), "UTF-32BE": (1, 1, 0, 0), "UTF-16LE": (0, 1, 0, 1), "UTF-16BE": (1, 0, 1, 0)}
+    if b"ustar" in (head[257:262], content[257:262]):
+        return "it is a tar archive; unpack it, and name its files"
+    for encoding, places in encodings.items():
+        if all(share > 0.5 if zero else share < 0.5 for share, zero in zip(zeros, places, strict=True)):
+            return f"it looks like {encoding}; save it as UTF-8 (iconv -f {encoding} -t utf-8)"
+    return "it contains a zero byte (U+0000), as binary files do; leave the file out, or remove the zeros (tr -d '\\0')"
+
+
+# --- the files of the inputs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files that are read, in order, and what was not: files and folders by the reason.
+
+    notes: how files are read if that does not follow from their names. suggestion: how to read other files.
+    """
+
+    sources: list[Source]
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(source.bytes for source in self.sources)
+
+    def account(self) -> Account:
+        """The files and folders that the inputs contain."""
+        used = Counter(f"read as {source.format}" for source in self.sources)
+        return Account({"files": {IN: len(self.sources) + self.left_out.total(), **used, **self.left_out}})
+
+
+def find_sources(
+    inputs: Sequence[str],
+    format: Format | None = None,
+    suffixes: Collection[str] = tuple(SUFFIXES),
+    *,
+    keep_line_ends: bool = False,
+    recognize: bool = True,
+    limits: SizeLimits = DEFAULT_LIMITS,
+) -> Inputs:
+    """Return the files that `inputs` names: files, patterns, or folders with their subfolders, without repetitions.
+
+    The files are in the order of the inputs, and those of one folder or pattern are sorted by name. Hidden files,
+    linked folders, and files with other suffixes in folders are left out and counted.
+
+    format: the format of all files; None: recognized. suffixes: of the files to use in folders, also compressed; all
+    files are used if `format` is given. recognize: False: the files are of a kind that the caller reads. Raises
+    CorpusError.
+    """
+    left_out: Counter[str] = Counter()
+    paths: dict[Path, tuple[Path, bool]] = {}  # resolved path -> the path, and whether a folder contains it
+    for name in inputs:
+        is_folder = os.path.isdir(os.path.expanduser(name))
+        for path in _find_files(name, suffixes, all_files=format is not None, left_out=left_out):
+            key = path.resolve()
+            left_out["repeated file"] += key in paths
+            paths.setdefault(key, (path, is_folder))
+    sources, notes = [], []
+    for path, is_in_folder in paths.values():
+        shown = "standard input" if path.name.startswith(STDIN_NAME) else str(path)
+        source = Source(path, format or "text", shown, limits, keep_line_ends=keep_line_ends)
+        recognized = _recognized(source, format, notes) if recognize else source
+        if recognized:
+            sources.append(recognized)
+        elif is_in_folder:
+            left_out[".json file of one object"] += 1
+        else:
+            raise CorpusError(f"{path}: this JSON is one object; write one object per line, or an array of objects")
+    return Inputs(sources, +left_out, notes)
+
+
+@contextmanager
+def saved_stdin(inputs: Sequence[str]) -> Iterator[list[str]]:
+    """Replace - in the inputs by a temporary file with standard input, because a corpus is read several times.
+
+    The name of the file is the hash of its content, so that the same content is the same data set. Raises UserError if
+    the disk is full.
+    """
+    if STDIN not in inputs:
+        yield list(inputs)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy, digest = Path(folder, "copy"), blake2b(digest_size=16)
+        try:
+            with open(copy, "wb") as file:
+                while chunk := sys.stdin.buffer.read(1 << 20):
+                    digest.update(chunk)
+                    file.write(chunk)
+        except OSError as error:
+            problem = f"standard input could not be saved in {folder} ({error.strerror})"
+            raise UserError(f"{problem}; set TMPDIR to a folder with more space") from None
+        saved = copy.rename(Path(folder, f"{STDIN_NAME}{digest.hexdigest()}"))
+        os.utime(saved, (0, 0))  # the fingerprint contains the time
+        yield [str(saved) if name == STDIN else name for name in inputs]
+
+
+def _find_files(name: str, suffixes: Collection[str], all_files: bool, left_out: Counter[str]) -> list[Path]:
+    """Return the files that one input names, and count others. Raises CorpusError if there are none."""
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):  # for a name that is too long, os.path.isdir returns False, and Path.is_dir raises OSError
+        files = sorted(_files_under(path, left_out))
+        usable = [file for file in files if all_files or _suffix(file) in suffixes]
+        if not usable:
+            kind = "files" if all_files else f"{', '.join(suffixes)} (also .gz, .zst or .xz)"
+            raise CorpusError(f"{name}: this folder has no {kind}{_suggest_pattern(path, files)}")
+        left_out.update(f"{_suffix(file) or 'other'} file" for file in files if file not in set(usable))
+        return usable
+    if os.path.isfile(path):
+        return [path]
+    if os.path.exists(path):
+        raise CorpusError(f"{name} is not a file or a folder; pipe it to standard input, and name -")
+    matches = [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        shown = name if len(name) < 200 else f"{name[:200]}..."
+        raise CorpusError(f"{shown}: no such file")
+    if "**" not in name:
+        left_out["folder that matches a pattern"] += len(matches) - len(files)
+    return files
+
+
+def _files_under(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders. Raises CorpusError if a folder cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise CorpusError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        for subfolder in list(folders):
+            if reason := _unused_folder(Path(parent, subfolder)):
+                left_out[reason] += 1
+                folders.remove(subfolder)
+        for name in names:
+            path = Path(parent, name)
+            if name.startswith("."):  # also Apple's ._ files
+                left_out["hidden file"] += 1
+            elif path.is_file():
+                yield path
+            else:
+                left_out["broken link" if path.is_symlink() else "special file"] += 1
+
+
+def _unused_folder(folder: Path) -> str | None:
+    """The reason not to read a subfolder, or None."""
+    if folder.name.startswith("."):
+        return "hidden folder"
+    if folder.name in UNUSED_FOLDERS:
+        return f"{folder.name} folder"
+    return "linked folder" if folder.is_symlink() else None
+
+
+def _suffix(path: Path) -> str:
+    return Source(path, "text", "").suffix
+
+
+def _suggest_pattern(folder: Path, files: list[Path]) -> str:
+    """Return advice for an error: the pattern that matches the text files with the most common suffix in a folder."""
+    for suffix, count in Counter(path.suffix for path in files if path.suffix).most_common():
+        paths = [path for path in files if path.suffix == suffix]
+        if _is_text(paths[0]):
+            is_nested = any(path.parent != folder for path in paths)
+            pattern = os.path.join(glob.escape(str(folder)), "**" if is_nested else "", f"*{glob.escape(suffix)}")
+            files_of_kind = f"{count:,} {suffix} files" if count > 1 else f"{suffix} file"
+            return f'; for its {files_of_kind}, use the pattern "{pattern}"'
+    return ""
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file can be read and begins with UTF-8 text."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    return bool(head) and b"\0" not in head and bool(head.decode("utf-8", "ignore"))
+
+
+# --- recognizing a format ---------------------------------------------------------------------------------------------
+
+CUE = re.compile(rb"\s*(?:\d+[ \t]*\r?\n)?[ \t]*(?:\d+:)?\d\d:\d\d[,.]\d{3}[ \t]*-->")  # the first lines of a .srt file
+JSON_ARRAY = re.compile(rb"\s*\[\s*(?:\{\s*[\"}]|\]\s*$)")
+JSON_OBJECT = re.compile(rb"\s*\{\s*[\"}]")
+
+
+def _recognized(source: Source, format: Format | None, notes: list[str]) -> Source | None:
+    """Return the source with its format and delimiter. None: a JSON file that is not a list of records.
+
+    Adds a line to `notes` if they do not follow from the name. Raises CorpusError if the file is not text.
+    """
+    source = source.recognized()
+    head = source.head() if format != "parquet" else b""
+    if head.startswith(LFS_POINTER):
+        raise CorpusError(f"{source.name} is a Git LFS pointer, not the file itself; run git lfs pull, or download it")
+    if format is None:
+        by_name = SUFFIXES.get(source.suffix, "text")
+        format = _format_of(head, source)
+        if format is None:
+            return None
+        if format != by_name and {format, by_name} != {"json", "jsonl"}:
+            names = {"jsonl": "JSON lines", "json": "a JSON array", "text": "text"}
+            content = names.get(format, format)
+            notes.append(f"{source.name} is read as {content}, because of its content; if not: --format={by_name}")
+    source = replace(source, format=format)
+    if format == "csv":
+        return _recognized_table(source, head, notes)
+    return source
+
+
+def _format_of(head: bytes, source: Source) -> Format | None:
+    """Return the format of a file by its first bytes, or else by its name."""
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    for magic, kind in KINDS_OF_FILES.items():
+        if head.startswith(magic):
+            raise CorpusError(f"{source.name} is not text, but {kind}")
+    by_name = SUFFIXES.get(source.suffix, "text")
+    if head.startswith(b"WEBVTT") or CUE.match(head):
+        return "subtitles"
+    if JSON_ARRAY.match(head):
+        return "json"
+    if JSON_OBJECT.match(head):
+        first, line_end, _ = head.lstrip().partition(b"\n")
+        if line_end or len(head) < HEAD_BYTES:
+            if _is_json_object(first):
+                return "jsonl"
+            return None if by_name == "json" else by_name
+        return "jsonl" if by_name in ("json", "jsonl") else by_name  # a line longer than the head
+    return "jsonl" if by_name == "json" else by_name
+
+
+def _is_json_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _recognized_table(source: Source, head: bytes, notes: list[str]) -> Source:
+    """Return the source of a table with its delimiter, and whether its cells are quoted."""
+    usual = "\t" if source.suffix == ".tsv" else ","
+    text = head.decode("utf-8", "replace")
+    first = text.partition("\n")[0].rstrip("\r")
+    if re.fullmatch(r"sep=.", first):  # Excel's first line
+        delimiter = first[-1]
+    else:
+        delimiter = _find_delimiter(text, usual, is_whole=len(head) < HEAD_BYTES)
+    source = replace(source, delimiter=delimiter)
+    if delimiter == "\t" and not _has_quoted_cells(source):
+        source = replace(source, quoted=False)
+    if delimiter != usual:
+        cells = DELIMITERS.get(delimiter, repr(delimiter))
+        notes.append(f"{source.name}: its cells are separated by {cells}")
+    return source
+
+
+def _find_delimiter(text: str, usual: str, is_whole: bool) -> str:
+    """Return the delimiter that divides each of the first rows into the same number of cells, at least two."""
+    lines = text.splitlines(keepends=True)
+    if not is_whole:
+        lines = lines[:-1]
+    for delimiter in (usual, *(other for other in DELIMITERS if other != usual)):
+        try:
+            rows = list(itertools.islice(filter(None, csv.reader(lines, delimiter=delimiter)), HEAD_ROWS))
+        except csv.Error:
+            continue
+        if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
+            return delimiter
+    return usual
+
+
+QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
+
+
+def _has_quoted_cells(source: Source) -> bool:
+    """Whether quotes at the beginning of cells enclose them, as pandas and Excel write, or are part of the text.
+
+    Writers quote a cell if it contains a tab, a line end, a quote, or (Excel) a comma, or they quote all cells.
+    """
+    quoted = quoted_commas = cells_with_commas = unquoted = 0
+    for line in read_lines(source):
+        for cell in line.split("\t"):
+            if cell.startswith('"'):
+                if not QUOTED_CELL.fullmatch(cell):  # a tab or a line end is inside, or the quote is text
+                    return _is_csv(source)
+                if '""' in cell[1:-1]:
+                    return True
+                quoted += 1
+                quoted_commas += "," in cell
+            elif cell and not cell.replace(".", "").replace("-", "").isdigit():
+                unquoted += 1
+            cells_with_commas += "," in cell
+    return bool(quoted) and (not unquoted or quoted == quoted_commas == cells_with_commas)
+
+
+def _is_csv(source: Source) -> bool:
+    """Whether all rows can be read with quotes, and have the same number of cells."""
+    widths = set()
+    try:
+        for row in csv.reader((f"{line}\n" for line in read_lines(source)), delimiter="\t", strict=True):
+            if row:
+                widths.add(len(row))
+    except csv.Error:
+        return False
+    return len(widths) == 1
+
+
+def read_lines(source: Source, account: Account | None = None) -> Iterator[str]:
+    """Yield the lines of a text file, without line ends. Raises CorpusError. account: receives what was read."""
+    account = Account() if account is None else account
+    source = replace(source, format="text", keep_line_ends=False)
+    buffer, number = b"", 1
+    for chunk, _ in source.read(account):
+        *complete, buffer = (buffer + chunk).split(b"\n")
+        account["bytes"].update({"text": sum(map(len, complete)), "line ends of records": len(complete)})
+        for line in complete:
+            yield decode_utf8(line, source.name, Position(number))
+            number += 1
+        if len(buffer) > source.limits.record:
+            raise CorpusError(f"{source.name}:{number}: this line has more than {source.limits.record:,} bytes")
+    if buffer:
+        account["bytes"]["text"] += len(buffer)
+        yield decode_utf8(buffer, source.name, Position(number))
+
+
+def unify_record(value: Any) -> Any:
+    """Return a JSON value in whose texts \\r\\n and \\r are \\n."""
+    if isinstance(value, str):
+        return unify_line_ends(value)
+    if isinstance(value, dict):
+        return {name: unify_record(item) for name, item in value.items()}
+    return [unify_record(item) for item in value] if isinstance(value, list) else value
