@@ -21,6 +21,8 @@ from folio import UserError
 from folio.base.progress import note
 
 MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file read at once; the largest tokenizer.json files have about 35 MB
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # its first bytes
+MAX_LFS_POINTER_BYTES = 1024  # as its specification says
 STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint folder, or of a snapshot without its suffix
 
 
@@ -185,13 +187,29 @@ def sync(path: Path) -> None:
 def check_regular(path: Path, max_bytes: int | None = None) -> None:
     """Raise OSError unless `path` is a regular file or a link to one, and ValueError if it has more than `max_bytes`.
 
-    Opening a FIFO would block, and reading /dev/zero would never end.
+    Opening a FIFO would block, and reading /dev/zero would never end. Raises UserError for a Git LFS pointer.
     """
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
         raise OSError(f"{path.name} is not a regular file")
     if max_bytes is not None and info.st_size > max_bytes:
         raise ValueError(f"{path.name} has {info.st_size:,} bytes; the limit for this file is {max_bytes:,}")
+    refuse_lfs_pointer(path)
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise UserError if a file is the small text that Git LFS stores in its place.
+
+    Call it before a parser reads the file, because the parser's message would be about the format. A file that is
+    missing or cannot be read is not an error here.
+    """
+    head = b""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size < MAX_LFS_POINTER_BYTES:
+            with open(path, "rb") as file:
+                head = file.read(len(LFS_POINTER))
+    if head == LFS_POINTER:
+        raise UserError(f"{path} is a Git LFS pointer, not the file itself: run git lfs pull, or download the file")
 
 
 def why_untrusted(folder: Path) -> str | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from folio.base import pickles
 from folio.base.download import hub_model
-from folio.base.files import MAX_TEXT_BYTES, check_regular, read_json, short_repr, shorten
+from folio.base.files import MAX_TEXT_BYTES, check_regular, read_json, refuse_lfs_pointer, short_repr, shorten
 from folio.checkpoints import checkpoint, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint, LazyTensors
 from folio.checkpoints.foreign_tokenizers import check_fields
@@ -350,6 +350,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
 
 def load_pickle(path: Path) -> dict[str, Any]:
     """Load a file of torch.save. Raises CheckpointError unless it contains only tensors and plain values."""
+    refuse_lfs_pointer(path)
     try:
         check_regular(path)
         is_zip = zipfile.is_zipfile(path)

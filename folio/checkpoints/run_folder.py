@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from folio import UserError
-from folio.base.files import read_json, sha256, short_repr, shorten, step_number, write_json
+from folio.base.files import read_json, refuse_lfs_pointer, sha256, short_repr, shorten, step_number, write_json
 from folio.base.progress import note
 from folio.checkpoints.schema import PartRecord, invalid_fields, measured_text
 
@@ -90,7 +90,7 @@ class RunFolder:
         """The checkpoint that last.json or best.json names; None if it does not exist."""
         try:
             name = read_json(self.out_dir / f"{pointer}.json")["checkpoint"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, UserError):
             return None
         return next((path for path in self.paths if path.name == name), None)
 
@@ -270,6 +270,10 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing: this checkpoint is damaged") from None
+    except CheckpointError:
+        raise
+    except UserError as error:  # a Git LFS pointer, or an invalid tokenizer
+        raise CheckpointError(str(error)) from None
     except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {shorten(str(error)) or type(error).__name__}") from None
 
@@ -279,6 +283,7 @@ def check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
     if Path(name).name != name:
         raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {short_repr(name)}")
     file = folder / name
+    refuse_lfs_pointer(file)
     if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         what = "has changed since it was written" if file.exists() else "is missing"
         raise CheckpointError(f"{file} {what}: this checkpoint is damaged")

@@ -28,7 +28,7 @@ import numpy as np
 
 from folio import UserError
 from folio.base import pickles
-from folio.base.files import check_regular, read_json, sha256, short_repr, shorten, sync, write_json
+from folio.base.files import check_regular, read_json, refuse_lfs_pointer, sha256, short_repr, shorten, sync, write_json
 from folio.base.number_format import counted
 from folio.base.settings import ROOT
 from folio.data import tokenizer as tokenizers
@@ -334,6 +334,7 @@ def _open_folio(folder: Path) -> Dataset:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {shorten(str(error))}"
         raise DatasetError(f"{path} is not a valid meta.json of Folio ({reason}); prepare the data set again") from None
+    refuse_lfs_pointer(folder / "tokenizer.json")
     try:
         tokenizer = tokenizers.load(folder)
     except UserError as error:
@@ -530,6 +531,7 @@ def _map_llmc(path: Path) -> Shard:
 
 def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
     """Map a file without a header. Raises DatasetError if it is missing, empty or truncated."""
+    refuse_lfs_pointer(path)
     size = path.stat().st_size if path.is_file() else None
     if not size:
         problem = "missing, or not a file" if size is None else "empty"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
+from folio.base.files import refuse_lfs_pointer
 from folio.base.progress import note
 from folio.base.settings import line_breaks
 from folio.data.blocks import CorpusError, Document
@@ -26,6 +27,8 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
     path = Path(value.removeprefix("FILE:"))
     if value != "-" and path.exists() and not path.is_file():
         raise UserError(f"{setting}={value}: {path} is not a file; name a file, or pipe the text to --{setting}=-")
+    if value != "-":
+        refuse_lfs_pointer(path)
     if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
         if not isinstance(tokenizer, MidiTokenizer):
             raise UserError(f"{setting}={value}: it is a MIDI file, but this model generates text; use a text file")

@@ -21,9 +21,14 @@ from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint, foreign, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import FORMATS
+from folio.checkpoints.snapshots import read_snapshot, write_snapshot
 from folio.data.shards import nanogpt_tokenizer, open_dataset
+from folio.data.sources.music import EventFormat
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer
+from folio.decoding.prompt_files import read_prompt
+from folio.experiments.selection import read_runs
 from model import GPT, GPTConfig
+from tests.support.foreign import save_nanogpt_checkpoint
 from tests.support.processes import run_code
 from tests.support.tiny_tokenizers import bpe
 from train import TrainConfig, train
@@ -240,6 +245,112 @@ def test_an_untrusted_file_is_read_or_is_an_error(case, examples, run, data_dir,
             assert case not in FOREIGN or len(str(error).splitlines()) == 1
 
     is_read_or_error()
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * b"0" + b"\nsize 497774208\n"
+
+
+def cloned_checkpoint(name: str) -> Case:
+    """A file of a run's checkpoints, whose manifests describe the original, as after a clone without Git LFS."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        out_dir = Path(shutil.copytree(run.parent, folder / "out"))
+
+        def attempt(content: bytes) -> None:
+            for step in out_dir.glob("step-*"):
+                (step / name).write_bytes(content)
+            checkpoint.load(out_dir)
+
+        return (run / name).read_bytes(), attempt
+
+    return prepare
+
+
+def snapshot(run: Path, data: Path, folder: Path) -> Prepared:
+    write_snapshot(folder, 2, {"a": torch.zeros(3)})
+    path = folder / "snapshots" / "step-000002.safetensors"
+
+    def attempt(content: bytes) -> None:
+        path.write_bytes(content)
+        read_snapshot(path)
+
+    return path.read_bytes(), attempt
+
+
+def in_data_set(name: str) -> Case:
+    """A file of a data set of Folio."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        copied = Path(shutil.copytree(data, folder / "data"))
+        (copied / "val_mask.bin").write_bytes(bytes((copied / "val.bin").stat().st_size // 2))
+        meta = read_json(copied / "meta.json")
+        meta["splits"]["val"][0]["mask_sha256"] = sha256(copied / "val_mask.bin")
+        write_json(copied / "meta.json", meta)
+
+        def attempt(content: bytes) -> None:
+            (copied / name).write_bytes(content)
+            open_dataset(copied).load_tokenizer()
+
+        return (copied / name).read_bytes(), attempt
+
+    return prepare
+
+
+def in_nanogpt_data_set(name: str) -> Case:
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        save_nanogpt_checkpoint(folder / "out" / "ckpt.pt")
+
+        def attempt(content: bytes) -> None:
+            (folder / "data" / "abc" / name).write_bytes(content)
+            open_dataset(folder / "data" / "abc").load_tokenizer()
+
+        return (folder / "data" / "abc" / name).read_bytes(), attempt
+
+    return prepare
+
+
+def prompt_file(suffix: str) -> Case:
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        def attempt(content: bytes) -> None:
+            (folder / f"prompt{suffix}").write_bytes(content)
+            read_prompt("start", f"FILE:{folder / f'prompt{suffix}'}", EventFormat().tokenizer())
+
+        return b"", attempt
+
+    return prepare
+
+
+MORE_FILES = {
+    **{f"cloned {name}": cloned_checkpoint(name) for name in ("model.safetensors", "state.json", "tokenizer.json")},
+    "cloned optimizer.safetensors": cloned_checkpoint("optimizer.safetensors"),
+    "snapshot": snapshot,
+    **{f"Folio's {name}": in_data_set(name) for name in ("train.bin", "val_mask.bin", "tokenizer.json")},
+    **{f"nanoGPT's {name}": in_nanogpt_data_set(name) for name in ("train.bin", "val.bin", "meta.pkl")},
+    "text prompt": prompt_file(".txt"),
+    "MIDI prompt": prompt_file(".mid"),
+}
+
+
+@pytest.mark.needs("gguf", "transformers")
+@pytest.mark.parametrize("case", [*CASES, *MORE_FILES])
+def test_a_git_lfs_pointer_is_named(case, run, data_dir, tmp_path):
+    """After a clone without Git LFS, the messages were about damage, code, or the number of tokens."""
+    _, attempt = {**CASES, **MORE_FILES}[case](run, data_dir / "verse", tmp_path)
+    with pytest.raises(UserError, match=r"^\S+ is a Git LFS pointer, .*: run git lfs pull, or download the file$"):
+        attempt(LFS_POINTER)
+
+
+def test_a_run_whose_json_files_are_git_lfs_pointers_is_listed(run, tmp_path, capsys):
+    """tools/runs.py would leave it out."""
+    out_dir = Path(shutil.copytree(run.parent, tmp_path / "out"))
+    for name in ("last.json", "best.json"):
+        (out_dir / name).write_bytes(LFS_POINTER)
+    assert checkpoint.load(out_dir).path.name == run.name
+    assert f"last.json names no checkpoint; according to the checkpoints, {run.name} is" in capsys.readouterr().err
+    for path in out_dir.glob("step-*/*.json"):
+        path.write_bytes(LFS_POINTER)
+    (listed,) = read_runs([out_dir])
+    assert listed.step == 2 and listed.state == {}
 
 
 @pytest.mark.needs("gguf", "transformers")
