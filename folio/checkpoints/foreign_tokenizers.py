@@ -24,6 +24,7 @@ from folio.data.tokenizer import (
 )
 
 OFF = [False, None]  # values of a setting that is off
+SURROUNDINGS = dict.fromkeys(("lstrip", "rstrip", "single_word"), OFF)  # of an added token: what it removes or requires
 UNKNOWN = "<unk>"  # not in any exported vocabulary of characters, so that unknown characters are errors there, too
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -63,6 +64,8 @@ def _check_other_files(folder: Path, ranks: list[bytes]) -> None:
         check_fields(source, config, dict.fromkeys(("add_prefix_space", "add_bos_token", "add_eos_token"), OFF))
         added_tokens = config.get("added_tokens_decoder") or {}
         _check_ids(source, {token["content"]: int(i) for i, token in added_tokens.items()}, ranks)
+        for token in added_tokens.values():
+            check_fields(f"{source}: {short_repr(token['content'])}", token, SURROUNDINGS)
 
 
 def _exported_by_folio(path: Path) -> Tokenizer | None:
@@ -104,6 +107,8 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
     vocab = dict(model["vocab"])
     merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
     ranks = ranks_of_merges(f"{path}", merges, vocab)
+    for token in content["added_tokens"]:
+        check_fields(f"{path}: {short_repr(token['content'])}", token, SURROUNDINGS)
     is_gpt2 = vocab.pop(EOT_TEXT, None) is not None
     try:  # BPETokenizer checks all other fields
         model = {"type": "BPE", **model, "vocab": vocab, "merges": merges}

@@ -75,6 +75,11 @@ def test_the_vocabulary_next_to_the_merges_is_used(folder):
         ("tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=True; .*only False"),
         ("tokenizer_config.json", {"add_eos_token": True}, "add_eos_token=True; .*only False"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"260": {"content": "<x>"}}}, "no merge .*'<x>'"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"259": {"content": "<|endoftext|>", "rstrip": True}}},
+            r"'<\|endoftext\|>' has rstrip=True",
+        ),
     ],
 )
 def test_added_tokens_and_unsupported_settings_are_errors(name, changes, message, folder):
@@ -171,6 +176,7 @@ TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normal
     "change, message",
     [
         (lambda c: c["added_tokens"].append({"id": 260, "content": "<|user|>", **TOKEN}), "added token"),
+        (lambda c: c["added_tokens"][0].update(lstrip=True), "'<|endoftext|>' has lstrip=True"),
         (lambda c: c["pre_tokenizer"].update(add_prefix_space=True), NOT_GPT2),
         (lambda c: c["pre_tokenizer"].update(use_regex=False), NOT_GPT2),
         (lambda c: c.update(normalizer={"type": "Lowercase"}), NOT_GPT2),
