@@ -230,17 +230,20 @@ class Mixture:
         max_val_tokens: int | None = None,
     ):
         first, total = datasets[0][0], sum(weight for _, weight in datasets)
-        self.block_size, self.tokenizer, self.datasets = block_size, first.load_tokenizer(), datasets
+        self.block_size, self.datasets = block_size, datasets
+        self.tokenizer, *others = (dataset.load_tokenizer() for dataset, _ in datasets)
         self.names = [dataset.folder.name for dataset, _ in datasets]
         if len(set(self.names)) < len(self.names):
             raise DatasetError(f"a mixture needs data sets with different names: {', '.join(self.names)}")
-        for dataset, _ in datasets[1:]:
-            if (other := dataset.load_tokenizer()).hash != self.tokenizer.hash:
+        for (dataset, _), other in zip(datasets[1:], others, strict=True):
+            if other.hash != self.tokenizer.hash:
                 raise DatasetError(
                     f"{dataset.folder} was made with another tokenizer ({other.kind}, {other.vocab_size:,} tokens) "
                     f"than {first.folder} ({self.tokenizer.kind}, {self.tokenizer.vocab_size:,} tokens), so they "
                     f"cannot be mixed; prepare it again with --tokenizer={first.folder}"
                 )
+        if any(other.keep_line_ends for other in others):  # the model learns them from this data set
+            self.tokenizer = self.tokenizer.with_keep_line_ends(True)
         self.weights = [weight / total for _, weight in datasets]
         self.shares = [max(1, round(weight * SHARE_UNITS)) for weight in self.weights]  # integers, for exact results
         self.training = [TrainingWindows(d.train, block_size, d.vocab_size, seed, sampling) for d, _ in datasets]

@@ -193,6 +193,17 @@ def sets(*lengths: int, weights: tuple[float, ...]) -> list[tuple[Dataset, float
     ]
 
 
+def test_a_mixture_keeps_line_ends_if_one_of_its_data_sets_does():
+    """The tokenizer was the first data set's, so prompts lost the line ends that the model learned from another."""
+    plain, kept = CharTokenizer("ab"), CharTokenizer("ab").with_keep_line_ends(True)
+    for tokenizers, expected in (((plain, plain), False), ((plain, kept), True), ((kept, plain), True)):
+        (first, weight), (second, _) = sets(30, 40, weights=(1, 1))
+        both = zip((first, second), tokenizers, strict=True)
+        mixed = [(replace(dataset, tokenizer=tokenizer), weight) for dataset, tokenizer in both]
+        assert Mixture(mixed, T, 1, "epoch").tokenizer.keep_line_ends == expected
+    assert not plain.keep_line_ends
+
+
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1), (5, 2, 1), (1e-3, 1)])
 def test_each_data_set_has_its_share_of_the_first_n_sequences(weights, seed):
     data = Mixture(sets(*[400] * len(weights), weights=weights), T, seed, "epoch")
