@@ -1,5 +1,6 @@
 """Prompt files: text, MIDI, and JSON lines."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,16 +39,17 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
             raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
     try:
         content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
-        text = content.decode("utf-8-sig").replace("\r\n", "\n")  # BOM and line breaks of Windows' editors
+        text = tokenizer.clean(content.decode("utf-8-sig"))  # Windows' editors may write a byte-order mark
     except FileNotFoundError:
         raise UserError(f"{setting}={value}: the file {path} does not exist") from None
     except OSError as error:
         raise UserError(f"{setting}={value}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
-    if text.endswith("\n"):
+    prompt = re.sub(r"(\r\n|\r|\n)\Z", "", text)
+    if prompt != text:
         note(f"{setting}={value}: the line break at its end is not part of the prompt; to keep one, end it with two")
-    return text.removesuffix("\n")
+    return prompt
 
 
 def read_prompt_lines(path: Path) -> list[str]:

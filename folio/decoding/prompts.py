@@ -1,9 +1,15 @@
-"""Encoding of prompts."""
+"""Encoding of prompts and other texts for a model.
 
+Texts get the line ends of the training data (Tokenizer.clean), and <|endoftext|> is the special token.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from folio import UserError
 from folio.base.number_format import counted
+from folio.base.progress import note
 from folio.data.tokenizer import EOT_TEXT, OnUnknown, Tokenizer
 from folio.decoding.kv_cache import split_documents
 from model import GPTConfig
@@ -13,7 +19,7 @@ class Prompt(NamedTuple):
     """An encoded prompt."""
 
     ids: list[int]  # at least one
-    text: str  # the decoded ids: unknown characters are removed or replaced
+    text: str  # as the model reads it: with its line ends, and unknown characters removed or replaced
     unknown: int  # number of characters that the tokenizer lacks
 
     def truncate(self, max_tokens: int | None, tokenizer: Tokenizer) -> "Prompt":
@@ -21,34 +27,62 @@ class Prompt(NamedTuple):
         if max_tokens is None or len(self.ids) <= max_tokens:
             return self
         ids = self.ids[:max_tokens]
-        return self._replace(ids=ids, text=tokenizer.decode(ids))
+        return self._replace(ids=ids, text=decode_prompt(tokenizer, ids))
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "error") -> Prompt:
-    """Encode a prompt, in which <|endoftext|> is a special token. If there are no ids, use default_prompt.
+    """Encode a prompt as encode_text does. If there are no ids, use default_prompt.
 
     Raises UserError for unknown characters, unless on_unknown says otherwise.
     """
     if not isinstance(text, str):
         raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
     ids = encode_text(tokenizer.with_on_unknown(on_unknown), text)
-    unknown = sum(map(tokenizer.count_unknown, split_at_eot(tokenizer, text)))
-    known_text = "".join(map(tokenizer.piece, ids)) if unknown else text
+    unknown = sum(map(tokenizer.count_unknown, documents_of(tokenizer, text)))
+    known_text = decode_prompt(tokenizer, ids) if unknown else tokenizer.clean(text)
     return Prompt(ids or default_prompt(tokenizer), known_text, unknown)
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode a text, in which <|endoftext|> is a special token. Raises UserError for unknown characters."""
-    first, *others = map(tokenizer.encode, split_at_eot(tokenizer, text))
+    """Encode a text with the line ends of the training data, in which <|endoftext|> is a special token.
+
+    Raises UserError for unknown characters.
+    """
+    first, *others = map(tokenizer.encode, documents_of(tokenizer, text))
     ids = first.tolist()
     for part in others:
         ids += [tokenizer.eot, *part.tolist()]
     return ids
 
 
-def split_at_eot(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Split a text at <|endoftext|>, if the tokenizer has this token."""
-    return [text] if tokenizer.eot is None else text.split(EOT_TEXT)
+def decode_prompt(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """Return the text of ids, in which the end-of-text token is <|endoftext|>. Invalid UTF-8 becomes U+FFFD."""
+    eot = EOT_TEXT.encode()
+    pieces = (eot if token == tokenizer.eot else tokenizer.token_bytes(token) for token in ids)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def documents_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return the parts of a text between <|endoftext|>, at least one, with the line ends of the training data.
+
+    To a tokenizer without the special token, <|endoftext|> is ordinary text. A line says so, once per process.
+    """
+    text = tokenizer.clean(text)
+    if tokenizer.eot is not None:
+        return text.split(EOT_TEXT)
+    if EOT_TEXT in text:
+        _note_missing_eot()
+    return [text]
+
+
+@functools.cache
+def _note_missing_eot() -> None:
+    note(f"{EOT_TEXT} is ordinary text here, because the model's tokenizer has no end-of-text token")
+
+
+def unknown_characters(tokenizer: Tokenizer, text: str) -> Iterator[str]:
+    """Yield the distinct characters of a text that the tokenizer lacks, in order."""
+    return filter(tokenizer.count_unknown, dict.fromkeys("".join(documents_of(tokenizer, text))))
 
 
 def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, config: GPTConfig) -> list[str]:
@@ -59,8 +93,8 @@ def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, 
     lines = []
     if prompt.unknown:
         action = "left out" if tokenizer.on_unknown == "skip" else "replaced"
-        count = f"{prompt.unknown:,} of {counted(len(text), 'character')}"
-        characters = " ".join(dict.fromkeys(repr(c) for c in text if tokenizer.count_unknown(c)))
+        count = f"{prompt.unknown:,} of {counted(len(tokenizer.clean(text)), 'character')}"
+        characters = " ".join(map(repr, unknown_characters(tokenizer, text)))
         lines.append(f"{action} {count} of {name}, not in the vocabulary: {characters}")
     *unused, document = split_documents(prompt.ids, config.document_token)
     if unused:

@@ -3,7 +3,8 @@
 import codecs
 from collections.abc import Iterator, Sequence
 
-from folio.data.tokenizer import Tokenizer
+from folio import UserError
+from folio.data.tokenizer import EOT_TEXT, Tokenizer
 from folio.decoding.decoders import make_decoder
 from folio.decoding.prompts import default_prompt
 from folio.decoding.sampling import Sampling
@@ -19,7 +20,9 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str | Sequence[str] | None = None):
-        self.tokenizer, self.stop = tokenizer, (stop,) if isinstance(stop, str) else tuple(stop or ())
+        """Raises UserError for a stop string that cannot occur, because <|endoftext|> is a part of it."""
+        self.tokenizer, stops = tokenizer, (stop,) if isinstance(stop, str) else stop or ()
+        self.stop = tuple(clean_stop(tokenizer, stop) for stop in stops)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held_back = ""
         self.ended = False
@@ -40,6 +43,13 @@ class TextStream:
         end = len(self.held_back) - keep
         new_text, self.held_back = self.held_back[:end], self.held_back[end:]
         return new_text
+
+
+def clean_stop(tokenizer: Tokenizer, stop: str) -> str:
+    """Return a stop string with the line ends of the training data. Raises UserError if it cannot occur."""
+    if tokenizer.eot is not None and EOT_TEXT in stop and stop != EOT_TEXT:
+        raise UserError(f"stop={stop!r}: {EOT_TEXT} ends every text, so no text contains it; leave it out of stop")
+    return tokenizer.clean(stop)
 
 
 def overlap(text: str, stop: str) -> int:

@@ -145,10 +145,12 @@ def evaluate_pairs(
     stop: str | None = None,
     by: Sequence[str] = (),
 ) -> None:
-    """Add measures of the model's answers to the pairs of one source.
+    """Add measures of the model's answers to the pairs of one source, with the line ends of its training data.
 
     stop: as in answer_pairs. by: fields for group_rows.
     """
+    clean = model.tokenizer.clean
+    pairs = [pair._replace(prompt=clean(pair.prompt), completion=clean(pair.completion)) for pair in pairs]
     texts = [text for pair in pairs for text in pair[:2]]
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     evaluation.coverage[name] = replace(count_characters(texts, model.tokenizer), bytes=size)

@@ -21,6 +21,7 @@ from folio.data.blocks import CorpusError, Document
 from folio.data.corpus import Corpus
 from folio.data.inputs import find_sources
 from folio.data.tokenizer import Tokenizer
+from folio.decoding.prompts import encode_text
 from folio.evaluation.scores import Measure
 from folio.evaluation.text_loss import BATCH_TOKENS
 from folio.machine.runtime import Runtime
@@ -80,10 +81,10 @@ class EncodedEnding(NamedTuple):
 
 def encode_endings(tokenizer: Tokenizer, task: str, question: MultipleChoice, block_size: int) -> list[EncodedEnding]:
     """Encode each ending of a question, keeping the last block_size + 1 tokens."""
-    context_length = len(tokenizer.encode(question.context))
+    context_length = len(encode_text(tokenizer, question.context))
     encoded = []
     for ending in question.endings:
-        ids = tokenizer.encode(question.context + ending).tolist()
+        ids = encode_text(tokenizer, question.context + ending)
         n_scored = min(len(ids) - context_length, len(ids) - 1, block_size)
         if n_scored < 1:
             raise UserError(f"{task}: this tokenizer ({tokenizer.kind}) encodes {ending!r} to no token")

@@ -1,5 +1,6 @@
 """Results of evaluating a model: values with confidence intervals, and how much of each text the model could read."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from folio.base.number_format import counted
 from folio.data.shards import MIN_DOCUMENTS, Dataset
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import Tokenizer
+from folio.decoding.prompts import documents_of
 from folio.evaluation.intervals import effective_number, estimate_ratio, ratio_influence, share_interval
 
 LOSS = "loss, nats per token"
@@ -165,9 +167,9 @@ class Coverage:
 
 
 def count_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Coverage:
-    """Count the characters of texts, and those that are not in the vocabulary."""
+    """Count the characters of texts, without <|endoftext|>, and those that are not in the vocabulary."""
     characters, unknown = 0, Counter()
-    for text in texts:
+    for text in itertools.chain.from_iterable(documents_of(tokenizer, text) for text in texts):
         characters += len(text)
         if tokenizer.count_unknown(text):
             unknown += Counter({c: n for c, n in Counter(text).items() if tokenizer.count_unknown(c)})

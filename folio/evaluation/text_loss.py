@@ -21,6 +21,7 @@ from folio.data.corpus import Corpus
 from folio.data.shards import MIN_DOCUMENTS, Shard
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import divide
+from folio.decoding.prompts import documents_of
 from folio.evaluation.scores import LOSS, Measure, PositionLoss
 from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
@@ -40,25 +41,31 @@ class Stream(NamedTuple):
 
 
 def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
-    """Tokenize documents as for a data set: each ends with the end-of-text token or, without one, the separator."""
+    """Tokenize documents as for a data set: each ends with the end-of-text token or, without one, the separator.
+
+    A document that contains <|endoftext|> is several documents.
+    """
     end = tokenizer.encode(corpus.split_on or "") if tokenizer.eot is None else np.array([tokenizer.eot])
     empty = np.zeros(0, dtype=np.int64)
     pieces, documents, skipped, number = [empty], [empty], [empty], 0
     for block in corpus.blocks():
         # A document that is larger than a block is split into parts.
         is_end = not isinstance(block, DocumentPart) or block.last
-        for text in block.documents():
-            ids = tokenizer.encode(text)
-            if is_end:
-                ids = np.concatenate([ids, end])
-            pieces.append(ids.astype(np.int64))
-            documents.append(np.full(len(ids), number))
-            skipped.append(np.zeros(len(ids), np.int64))
-            if tokenizer.count_unknown(text):
-                before = skipped_bytes(text, tokenizer)
-                skipped[-1][: len(before)] = before
-            if is_end:
-                number += 1
+        for content in block.documents():
+            texts = documents_of(tokenizer, content)
+            for text, ends in zip(texts, [True] * (len(texts) - 1) + [is_end], strict=True):
+                if not text and len(texts) > 1:  # <|endoftext|> at the beginning or the end
+                    continue
+                ids = tokenizer.encode(text)
+                if ends:
+                    ids = np.concatenate([ids, end])
+                pieces.append(ids.astype(np.int64))
+                documents.append(np.full(len(ids), number))
+                skipped.append(np.zeros(len(ids), np.int64))
+                if tokenizer.count_unknown(text):
+                    before = skipped_bytes(text, tokenizer)
+                    skipped[-1][: len(before)] = before
+                number += ends
     ids = np.concatenate(pieces)
     if len(ids) < 2:
         raise UserError("the text has fewer than 2 tokens: there is nothing to predict")

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from folio.data.sources.pairs import CHAT_TEMPLATES
 from folio.data.tokenizer import EOT_TEXT
 from folio.decoding.language_model import LanguageModel
+from folio.decoding.prompts import decode_prompt
 from folio.web import completions, server
 from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_content
@@ -117,7 +118,7 @@ def make_app(
 
         def decode() -> Response:
             completions.check_ids(tokens, "tokens", tokenizer)
-            return json_response({"prompt": completions.decode(tokens, tokenizer)})
+            return json_response({"prompt": decode_prompt(tokenizer, tokens)})
 
         return await run_in_threadpool(decode)
 

@@ -22,10 +22,10 @@ from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, P
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
 from folio.decoding.kv_cache import split_documents
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share
-from folio.decoding.prompts import encode_prompt
+from folio.decoding.prompts import encode_prompt, unknown_characters
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, TokenLogprobs
-from folio.decoding.text_stream import TextStream
+from folio.decoding.text_stream import TextStream, clean_stop
 from folio.web.chat import ChatTemplate
 from folio.web.server import RequestError
 from folio.web.streaming import CompletionReader, ResponseFormat
@@ -152,7 +152,7 @@ def read_fields(kind: type[settings.Config], body: dict[str, Any]) -> settings.C
         raise RequestError(message, param=message.partition("=")[0].partition(":")[0]) from None
 
 
-def read_stop(body: dict[str, Any]) -> tuple[str, ...]:
+def read_stop(body: dict[str, Any], tokenizer: Tokenizer) -> tuple[str, ...]:
     """Parse stop: a string or a list of strings. Raises RequestError."""
     value = body.get("stop")
     texts = [] if value is None else [value] if isinstance(value, str) else value
@@ -162,7 +162,10 @@ def read_stop(body: dict[str, Any]) -> tuple[str, ...]:
         raise RequestError(f"stop must have at most {MAX_STOPS} strings, not {len(texts):,}", "stop")
     if any(len(text) > MAX_STOP_LENGTH for text in texts):
         raise RequestError(f"stop strings must have at most {MAX_STOP_LENGTH:,} characters", "stop")
-    return tuple(texts)
+    try:
+        return tuple(clean_stop(tokenizer, text) for text in texts)
+    except UserError as problem:
+        raise RequestError(str(problem), "stop") from None
 
 
 def read_biases(body: dict[str, Any], vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -220,16 +223,12 @@ def encode(text: str, param: str, tokenizer: Tokenizer) -> list[int]:
     try:
         return encode_prompt(tokenizer, text).ids
     except UserError as problem:
-        characters = dict.fromkeys(text if tokenizer.eot is None else text.replace(EOT_TEXT, ""))
-        unknown = [*islice(map(repr, filter(tokenizer.count_unknown, characters)), MAX_SHOWN_CHARACTERS + 1)]
+        unknown = [*islice(map(repr, unknown_characters(tokenizer, text)), MAX_SHOWN_CHARACTERS + 1)]
         shown = " ".join(unknown[:MAX_SHOWN_CHARACTERS]) + (" ..." if len(unknown) > MAX_SHOWN_CHARACTERS else "")
         reason = f"these characters are not in the model's vocabulary: {shown}" if unknown else str(problem)
+        if tokenizer.eot is None and EOT_TEXT in text:
+            reason += f" ({EOT_TEXT} is ordinary text to this model)"
         raise RequestError(f"{param}: {reason}", param) from None
-
-
-def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Return the text of ids. The special token becomes <|endoftext|>."""
-    return b"".join(token_bytes(token, tokenizer) for token in ids).decode("utf-8", "replace")
 
 
 def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
@@ -301,7 +300,7 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
     kind = ChatFields if chat else TextFields
     check_unused_fields(body, field_names(kind))
     fields = read_fields(kind, body)
-    stop = read_stop(body)
+    stop = read_stop(body, tokenizer)
     if isinstance(fields, ChatFields):
         try:
             text = chat.prompt(body.get("messages"))

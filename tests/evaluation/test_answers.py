@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from folio.base.settings import ConfigError, load
 from folio.data.sources.pairs import Pair, make_pair, summary, write_pairs
 from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
+from folio.evaluation import answers
 from folio.evaluation.answers import answer_pairs, first_sentence, group_rows, measure_answers
+from folio.evaluation.scores import Evaluation
 from folio.evaluation.tables import format_groups
 from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
@@ -172,6 +175,17 @@ def test_batched_answers_match_greedy_decoding(seed):
     pairs = [Pair(prompt, "four", {}) for prompt in prompts]
     expected = [greedy(model, tokenizer, prompt, 9) for prompt in prompts]
     assert answer_pairs(sampler, "x", pairs, batch_size=3) == expected
+
+
+def test_line_ends_of_completions_are_those_of_the_training_data(monkeypatch):
+    """An answer with \\n did not match a completion with \\r\\n."""
+    monkeypatch.setattr(answers, "answer_pairs", lambda model, name, pairs, stop: [pair.completion for pair in pairs])
+    for keep, prompt in ((False, "p\nq"), (True, "p\r\nq")):
+        model = SimpleNamespace(tokenizer=ByteTokenizer().with_keep_line_ends(keep))
+        evaluation = Evaluation("run")
+        answers.evaluate_pairs(evaluation, model, "x", [Pair("p\r\nq", "a\r\nb\rc", {})])
+        ((pair,),) = evaluation.pairs.values()
+        assert pair[:2] == (prompt, "a\r\nb\rc" if keep else "a\nb\nc")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,10 @@ const toUTF8 = new TextEncoder();
 
 // Build a tokenizer from the JSON of Tokenizer.to_json. eot is null if there is no end-of-text token.
 function makeTokenizer(json) {
+  return Object.assign(makeFromDefinition(json), {keepLineEnds: json.keep_line_ends ?? false});
+}
+
+function makeFromDefinition(json) {
   if (json.kind === "char") return new CharTokenizer(json.characters, json.eot);
   if (json.kind === "byte") return new ByteTokenizer();
   if (json.kind === "gpt2") return new BytePairTokenizer("gpt2", json.ranks.map(atob));
@@ -18,7 +22,12 @@ function makeTokenizer(json) {
 
 class Tokenizer {
   constructor(kind, vocabSize, eot) {
-    Object.assign(this, {kind, vocabSize, eot});
+    Object.assign(this, {kind, vocabSize, eot, keepLineEnds: false});
+  }
+
+  // A text with the line ends of the training data.
+  clean(text) {
+    return this.keepLineEnds ? text : text.replace(/\r\n?/g, "\n");
   }
 
   // The number of characters that are not in the vocabulary. encode skips them.
@@ -229,10 +238,10 @@ function popFromHeap(heap) {
 
 // --- prompts and generated text --------------------------------------------------------------------------------------
 
-// Encode a prompt, in which <|endoftext|> is the special token. unknown: number of skipped characters. See
-// encode_prompt in folio/decoding/prompts.py.
+// Encode a prompt with the line ends of the training data, in which <|endoftext|> is the special token. unknown: number
+// of skipped characters. See encode_prompt in folio/decoding/prompts.py.
 function encodePrompt(tokenizer, text) {
-  const {eot} = tokenizer, parts = eot === null ? [text] : text.split(EOT_TEXT);
+  const {eot} = tokenizer, cleaned = tokenizer.clean(text), parts = eot === null ? [cleaned] : cleaned.split(EOT_TEXT);
   const encoded = parts.map(part => tokenizer.encode(part));
   const ids = encoded.flatMap((part, i) => i ? [eot, ...part] : part);
   const unknown = parts.reduce((sum, part) => sum + tokenizer.countUnknown(part), 0);
@@ -249,7 +258,10 @@ function defaultPrompt({eot, characters}) {
 class TextStream {
   constructor(tokenizer, stop = null) {
     this.tokenizer = tokenizer;
-    this.stop = stop ?? "";
+    this.stop = tokenizer.clean(stop ?? "");
+    if (tokenizer.eot !== null && this.stop.includes(EOT_TEXT) && this.stop !== EOT_TEXT) {
+      throw new Error(`stop=${quoted(stop)}: ${EOT_TEXT} ends every text, so no text contains it; leave it out of stop`);
+    }
     this.undecoded = []; // bytes
     this.heldBack = "";
     this.ended = false;

@@ -8,7 +8,7 @@ import pytest
 
 from folio import UserError
 from folio.data.sources.music import EventFormat, pitch_name, place_notes
-from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.data.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.text_stream import TextStream
 from tests.support.engine import Engine, engine_in
@@ -21,7 +21,7 @@ CODE = "def f(x):\n    return x + 1\n\n\nfor (let i = 0; i < 10; i++) {\n\t\tpri
 PARTS = [  # of random strings
     *CODE.replace(" ", "~ ").split("~"),
     *"a b e h l o w the hello hell he world don't it's we'll I've they're 'S 'd ''s 1 12 2026 3.14 x² ½".split(),
-    *[" ", "  ", "    ", "\n", "\n\n", " \n", "\r\n", "\t", "\t \t", " '", " hello", " world", " w", " 7", " !"],
+    *[" ", "  ", "    ", "\n", "\n\n", " \n", "\r\n", "\r", "\t", "\t \t", " '", " hello", " world", " w", " 7", " !"],
     *map(chr, [0, 1, 8, *range(0xB, 0xD), *range(0x1B, 0x20), 0x7F, 0x85, 0xA0, 0xAD, 0x180E, 0xFEFF, 0xFFFD, 0xFFFF]),
     *map(
         chr, [0x1680, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000]
@@ -83,6 +83,7 @@ def make_tokenizers(rng: random.Random, texts: list[str]) -> dict[str, Tokenizer
         "char": CharTokenizer("".join(c for c in sorted(some) if not 0xD800 <= ord(c) < 0xE000)),
         "char with eot": CharTokenizer.of("banana\n", eot=True),
         "byte": ByteTokenizer(),
+        "byte, all line ends": ByteTokenizer().with_keep_line_ends(True),
         "bpe": learned,
         "gpt2": GPT2Tokenizer(learned.ranks),
         "few merges": bpe(),
@@ -148,6 +149,21 @@ def test_streamed_text_equals_python(engine, seed):
     for (ids, stop), shown in zip(cases, compute(engine, expression, ByteTokenizer(), cases), strict=True):
         stream = TextStream(ByteTokenizer(), stop)
         assert shown == [[stream.push(token), stream.ended] for token in [*ids, None]], (ids, stop)
+
+
+@in_browser
+def test_stop_strings_are_those_of_python(engine):
+    """They have the line ends of the training data, and cannot contain the special token."""
+    stops = ["a\r\nb\r", EOT_TEXT, f"'{EOT_TEXT}\n"]
+    stream = "new TextStream(tokenizer, value)"
+    expression = f"errorOf(() => {stream}) ?? {stream}.stop"
+    for tokenizer in (ByteTokenizer(), ByteTokenizer().with_keep_line_ends(True), CharTokenizer("ab\r")):
+        for stop, shown in zip(stops, compute(engine, expression, tokenizer, stops), strict=True):
+            try:
+                (expected,) = TextStream(tokenizer, stop).stop
+            except UserError as error:
+                expected = str(error)
+            assert shown == expected
 
 
 def notes_in_python(text: str, format: EventFormat) -> list:
