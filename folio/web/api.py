@@ -29,6 +29,7 @@ from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_co
 from folio.web.engine import Engine
 from folio.web.server import Guard, RequestError, json_response, read_json
 from folio.web.streaming import GenerationResponse, Responses
+from folio.web.unused_fields import TOKENIZER_REFUSED, check_unused_fields
 
 
 @dataclass(eq=False)
@@ -57,6 +58,15 @@ class ServedModel:
         answer_type = ChatAnswer if chat else CompletionAnswer
         answer = answer_type(parsed, self.model_id, self.fingerprint, self.gpt.tokenizer)
         return GenerationResponse(self.responses, self.engine, answer, self.timeout)
+
+    async def read_field(self, request: HTTPRequest, name: str) -> Any:
+        """Read a request of /tokenize or /detokenize, which has one field besides the model. Raises RequestError."""
+        body = await read_json(request)
+        if not isinstance(body, dict):
+            raise RequestError(f'the body must be an object such as {{"{name}": ...}}')
+        check_unused_fields(body, ("model", name), TOKENIZER_REFUSED)
+        self.check_model(body.get("model"))
+        return body.get(name)
 
     def check_model(self, name: Any) -> None:
         if name is not None and not isinstance(name, str):
@@ -102,8 +112,7 @@ def make_app(
         return await served.respond(request, served.chat)
 
     async def tokenize(request: HTTPRequest) -> Response:
-        body = await read_json(request)
-        text = body.get("prompt") if isinstance(body, dict) else None
+        text = await served.read_field(request, "prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a string", "prompt")
         tokens = await run_in_threadpool(completions.encode, text, "prompt", tokenizer) if text else []
@@ -111,8 +120,7 @@ def make_app(
         return json_response({**counts, "tokens": tokens})
 
     async def detokenize(request: HTTPRequest) -> Response:
-        body = await read_json(request)
-        tokens = body.get("tokens") if isinstance(body, dict) else None
+        tokens = await served.read_field(request, "tokens")
         if not isinstance(tokens, list) or not all(map(completions.is_id, tokens)):
             raise RequestError("tokens must be a list of token ids", "tokens")
 

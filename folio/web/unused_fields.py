@@ -2,7 +2,7 @@
 
 A request is never answered as if it had asked for something else. A field that cannot change the answer is accepted
 with any value (HARMLESS). Any other field is refused by name, unless its value asks for what the server does anyway
-(REFUSED lists these values). A field in neither table may be a typing error or newer than Folio, so it is refused, too.
+(REFUSED lists these values). A field in no table may be a typing error or newer than Folio, so it is refused, too.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,9 @@ HARMLESS: dict[str, str] = {  # name -> why no value of the field changes the an
     **_harmless("it describes the request or its sender", "user metadata store safety_identifier request_id"),
     **_harmless("it concerns speed", "service_tier prediction prompt_cache_key prompt_cache_retention"),  # OpenAI
     **_harmless("it concerns speed", "priority cache_salt cache_prompt id_slot keep_alive"),  # vLLM, llama.cpp, Ollama
-    **_harmless("tokenizers of Folio add no special tokens", "add_special_tokens spaces_between_special_tokens"),
+    **_harmless(
+        "tokenizers of Folio add no special tokens", "add_special_tokens add_special spaces_between_special_tokens"
+    ),
     **_harmless("it has an effect only with tools", "parallel_tool_calls"),
     **_harmless("it has an effect only with guided_json etc.", "guided_decoding_backend guided_whitespace_pattern"),
     **_harmless("it has an effect only with mirostat", "mirostat_tau mirostat_eta"),
@@ -114,23 +116,34 @@ REFUSED: dict[str, Refusal] = {
     **_refused(SHAPE, "response_fields", []),
 }
 
+TOKENIZER_REFUSED: dict[str, Refusal] = {  # of /tokenize and /detokenize
+    **REFUSED,
+    **_refused("use prompt in /tokenize, or tokens in /detokenize", "prompt tokens messages input inputs content text"),
+    **_refused("/tokenize encodes <|endoftext|> as the special token", "parse_special", True),  # llama.cpp
+    **_refused("/detokenize writes the special token as <|endoftext|>", "skip_special_tokens", False),
+    **_refused("the answer has only ids; POST each to /detokenize", "return_token_strs with_pieces", False),
+}
 
-def check_unused_fields(body: dict[str, Any], used: Iterable[str]) -> None:
-    """Raise RequestError for a field that is not in `used` and may change the answer. null is always accepted."""
+
+def check_unused_fields(body: dict[str, Any], used: Iterable[str], table: dict[str, Refusal] = REFUSED) -> None:
+    """Raise RequestError for a field that is not in `used` and may change the answer. null is always accepted.
+
+    table: the fields that are refused by name.
+    """
     used = list(used)
     for name, value in body.items():
-        if name in used or name in HARMLESS or value is None or is_neutral(name, value, body):
+        if name in used or name in HARMLESS or value is None or is_neutral(name, value, body, table):
             continue
-        if name in REFUSED:
-            raise RequestError(f"{name} is not supported: {REFUSED[name].reason}, or leave it out", name)
+        if name in table:
+            raise RequestError(f"{name} is not supported: {table[name].reason}, or leave it out", name)
         name = shorten(name, MAX_NAME_LENGTH)
         close = get_close_matches(name, used, n=1)
         hint = f"did you mean {close[0]}?" if close else "leave it out"
         raise RequestError(f"{name} is not a field of this request; {hint}", name)
 
 
-def is_neutral(name: str, value: Any, body: dict[str, Any]) -> bool:
+def is_neutral(name: str, value: Any, body: dict[str, Any], table: dict[str, Refusal]) -> bool:
     """Whether a field asks for what the server does anyway. Tools that must not be called are such a field."""
     if name in CHOICES and body.get(CHOICES[name]) == "none":
         return True
-    return name in REFUSED and value in REFUSED[name].neutral
+    return name in table and value in table[name].neutral

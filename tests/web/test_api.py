@@ -360,6 +360,37 @@ def test_tokenizer_routes_of_lm_eval(client, gpt):
     assert client.request("POST", "/detokenize", {"tokens": encode(text)}).json() == {"prompt": text}
 
 
+@pytest.mark.parametrize(
+    "path, fields, param, remedy",
+    [
+        ("/tokenize", {"content": "abc"}, "content", "use prompt in /tokenize"),
+        ("/tokenize", {"messages": []}, "messages", "use prompt in /tokenize"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs", "/detokenize"),
+        ("/tokenize", {"prompt": "a", "parse_special": False}, "parse_special", "<|endoftext|>"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "context"),
+        ("/tokenize", {"prompt": "a", "promt": "b"}, "promt", "did you mean prompt?"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model", "/v1/models"),
+        ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, "skip_special_tokens", "<|endoftext|>"),
+        ("/detokenize", {"prompt": "a"}, "prompt", "tokens in /detokenize"),
+        ("/detokenize", {"tokens": [1], "a field of the future": 0}, "a field of the future", "leave it out"),
+    ],
+)
+def test_the_tokenizer_routes_refuse_fields_that_they_do_not_use(client, path, fields, param, remedy):
+    """They ignored all other fields, also the name of another model."""
+    error = client.request("POST", path, fields).error()
+    assert error["param"] == param and remedy in error["message"]
+
+
+def test_the_tokenizer_routes_accept_fields_that_change_nothing(client, gpt):
+    neutral = {"model": ID, "add_special_tokens": True, "add_special": False, "parse_special": True, "user": "me"}
+    neutral |= {"return_token_strs": False, "with_pieces": False, "skip_special_tokens": False, "unknown": None}
+    text = "a<|endoftext|>b"
+    answer = client.request("POST", "/tokenize", {"prompt": text, **neutral}).json()
+    assert answer["tokens"] == gpt.encode_prompt(text).ids
+    answer = client.request("POST", "/detokenize", {"tokens": answer["tokens"], **neutral}).json()
+    assert answer == {"prompt": text}
+
+
 def test_chat_completions():
     gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
     with serving(gpt, chat=ChatTemplate("chat", has_eot=True)) as client:

@@ -10,7 +10,7 @@ from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatFields, Limits, Request, RequestError, TextFields, field_names, read_request
-from folio.web.unused_fields import HARMLESS, REFUSED
+from folio.web.unused_fields import HARMLESS, REFUSED, TOKENIZER_REFUSED
 from tests.support.decoding import random_model
 
 GPT = LanguageModel(random_model(1, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
@@ -137,4 +137,5 @@ def test_the_docs_list_every_field():
     used = {*field_names(TextFields), *field_names(ChatFields)} - {"suffix"}  # which must be empty
     assert used <= names(requests)
     assert HARMLESS.keys() == names(accepted)
-    assert REFUSED.keys() - used <= names(refused) <= REFUSED.keys() | {"logit_bias"}
+    known = TOKENIZER_REFUSED.keys()  # and REFUSED
+    assert known - used <= names(refused) <= known | {"logit_bias", "model"}
