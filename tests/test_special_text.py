@@ -35,9 +35,9 @@ SIZES = dict(block_size=64, n_layer=1, n_head=1, n_embd=8)
 @pytest.fixture
 def seen(monkeypatch) -> list[list[int]]:
     """The ids of the prompts that a model gets. It generates nothing."""
-    prompts: list[list[int]] = []
-    monkeypatch.setattr(LanguageModel, "steps", lambda self, ids, *args: prompts.extend(ids) or iter(()))
-    return prompts
+    ids_of_prompts: list[list[int]] = []
+    monkeypatch.setattr(LanguageModel, "steps", lambda self, ids, *args: ids_of_prompts.extend(ids) or iter(()))
+    return ids_of_prompts
 
 
 def model_of(tokenizer: Tokenizer, kind: type[LanguageModel] = LanguageModel) -> LanguageModel:
