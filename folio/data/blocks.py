@@ -16,7 +16,7 @@ import numpy as np
 
 from folio import UserError
 from folio.data.account import IN, Account
-from folio.data.inputs import LFS_POINTER, CorpusError, Position, decode_utf8, unify_record
+from folio.data.inputs import CorpusError, Position, decode_utf8, unify_record
 from folio.data.leakage import compute_signatures
 from folio.data.shards import token_dtype
 from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer, unify_line_ends
@@ -220,8 +220,6 @@ def parse_object(line: bytes, account: Account | None = None) -> dict[str, Any]:
     except CorpusError:
         raise
     except (ValueError, RecursionError) as error:
-        if line.startswith(LFS_POINTER):
-            raise CorpusError("this file is a Git LFS pointer; run git lfs pull, or download the file") from None
         raise CorpusError(f"this line is not JSON: {error}; fix it or remove it") from None
     if not isinstance(value, dict):
         raise CorpusError("this line is not an object {...}")

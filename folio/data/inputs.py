@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from folio import UserError
+from folio.base.files import refuse_lfs_pointer
 from folio.data.account import IN, Account
 from folio.data.tokenizer import unify_line_ends
 
@@ -49,7 +50,6 @@ HEAD_BYTES = 1 << 16  # of the beginning of a file, by which its format is recog
 HEAD_ROWS = 20  # of a table, by which the delimiter is recognized
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 UNUSED_FOLDERS = ("__MACOSX", "node_modules")  # and those whose name begins with a dot
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 KINDS_OF_FILES = {  # the beginning of files that are not text, what they are, and what to do
     b"%PDF-": "a PDF file; extract its text, for example with pdftotext",
@@ -148,7 +148,8 @@ class Source:
         return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends]
 
     def open(self) -> BinaryIO:
-        """Open the file. Raises CorpusError."""
+        """Open the file. Raises UserError."""
+        refuse_lfs_pointer(self.path)
         try:
             return open(self.path, "rb")
         except OSError as error:
@@ -207,8 +208,6 @@ class Source:
         expected = COMPRESSIONS.get(self.path.suffix.lower())
         compression = next((name for magic, name in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
         if expected and not compression:
-            if LFS_POINTER.startswith(head):
-                raise CorpusError(f"{self.name} is a Git LFS pointer; run git lfs pull, or download the file")
             raise CorpusError(f"{self.name} is damaged, or not compressed with {expected}; download it again")
         return compression
 
@@ -216,6 +215,10 @@ class Source:
         """Return the source with its compression. Raises CorpusError if the name says otherwise."""
         with self.open() as file:
             return replace(self, compression=self._compression_of(file))
+
+    def text(self) -> str:
+        """The decoded content of a small text file. Raises CorpusError."""
+        return decode_utf8(b"".join(chunk.content for chunk in self.read()), self.name)
 
     def head(self) -> bytes:
         """The first HEAD_BYTES of the decompressed content, without a byte-order mark. Raises CorpusError."""
@@ -454,8 +457,6 @@ def _recognized(source: Source, format: Format | None, notes: list[str]) -> Sour
     """
     source = source.recognized()
     head = source.head() if format != "parquet" else b""
-    if head.startswith(LFS_POINTER):
-        raise CorpusError(f"{source.name} is a Git LFS pointer, not the file itself; run git lfs pull, or download it")
     if format is None:
         by_name = SUFFIXES.get(source.suffix, "text")
         format = _format_of(head, source)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folio.base.files import refuse_lfs_pointer
 from folio.base.number_format import counted
 from folio.data.account import IN, Account
 from folio.data.blocks import (
@@ -24,7 +25,7 @@ from folio.data.blocks import (
     decode_cell,
     parse_object,
 )
-from folio.data.inputs import LFS_POINTER, Chunk, Inputs, Position, Source, decode_utf8
+from folio.data.inputs import Chunk, Inputs, Position, Source, decode_utf8
 
 FIRST_ROWS = 10  # of a table, by which a caller recognizes its columns
 
@@ -281,12 +282,11 @@ def open_parquet(source: Source, field: str | None = None, **settings: Any) -> A
     import pyarrow
     from pyarrow import parquet
 
+    refuse_lfs_pointer(source.path)
     try:
         content = pyarrow.OSFile(os.fsencode(source.path))  # ParquetFile requires that a path is UTF-8
         file = parquet.ParquetFile(content, buffer_size=source.limits.block, **settings)  # default: complete columns
     except (pyarrow.ArrowInvalid, OSError) as error:
-        if source.head().startswith(LFS_POINTER):
-            raise CorpusError(f"{source.name} is a Git LFS pointer; run git lfs pull, or download the file") from None
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     if field is None:
         return file

@@ -1,17 +1,15 @@
 """Prompt files: text, MIDI, and JSON lines."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from folio import UserError
-from folio.base.files import refuse_lfs_pointer
 from folio.base.progress import note
 from folio.base.settings import line_breaks
 from folio.data.blocks import CorpusError, Document
 from folio.data.corpus import Corpus
-from folio.data.inputs import find_sources
+from folio.data.inputs import Source, find_sources, saved_stdin
 from folio.data.sources import music
 from folio.data.tokenizer import MidiTokenizer, Tokenizer
 
@@ -28,8 +26,6 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
     path = Path(value.removeprefix("FILE:"))
     if value != "-" and path.exists() and not path.is_file():
         raise UserError(f"{setting}={value}: {path} is not a file; name a file, or pipe the text to --{setting}=-")
-    if value != "-":
-        refuse_lfs_pointer(path)
     if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
         if not isinstance(tokenizer, MidiTokenizer):
             raise UserError(f"{setting}={value}: it is a MIDI file, but this model generates text; use a text file")
@@ -37,15 +33,11 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
             return music.events_of_file(path, music.EventFormat.of(tokenizer))
         except music.PieceError as error:
             raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
-    try:
-        content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
-        text = tokenizer.clean(content.decode("utf-8-sig"))  # Windows' editors may write a byte-order mark
-    except FileNotFoundError:
-        raise UserError(f"{setting}={value}: the file {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{setting}={value}: {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+    with saved_stdin(["-" if value == "-" else str(path)]) as (name,):
+        try:
+            text = Source(Path(name), "text", str(path), keep_line_ends=tokenizer.keep_line_ends).text()
+        except CorpusError as error:
+            raise UserError(f"{setting}: {error}") from None
     prompt = re.sub(r"(\r\n|\r|\n)\Z", "", text)
     if prompt != text:
         note(f"{setting}={value}: the line break at its end is not part of the prompt; to keep one, end it with two")
@@ -56,7 +48,10 @@ def read_prompt_lines(path: Path) -> list[str]:
     """Read the prompts of a file of JSON lines {"prompt": "TEXT"}, with all their line breaks. Raises UserError."""
     if str(path) == "-" or (path.exists() and not path.is_file()):
         raise UserError(f"prompts={path}: it is not a file; name a .jsonl file")
-    prompts = list(Corpus(find_sources([str(path)], "jsonl"), parse_prompt).documents())
+    inputs = find_sources(
+        [str(path)], "jsonl", keep_line_ends=True
+    )  # the tokenizer converts them, if its data had none
+    prompts = list(Corpus(inputs, parse_prompt).documents())
     if not prompts:
         raise UserError(f'prompts={path}: the file is empty; write {{"prompt": "TEXT"}} on each line')
     return prompts

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from folio import UserError
+from folio.base.progress import note
 from folio.base.settings import line_breaks
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.blocks import Field, iterate_texts
+from folio.data.account import describe
+from folio.data.blocks import Field
 from folio.data.corpus import Corpus
 from folio.data.find_data import find_datasets
 from folio.data.inputs import find_sources
@@ -30,9 +32,11 @@ def open_files(files: Sequence[str], field: str, split_on: str | None, tokenizer
     """Open the documents of files and folders, as prepare/text.py does. Raises UserError."""
     inputs = find_sources(files, keep_line_ends=tokenizer.keep_line_ends)
     corpus = Corpus(inputs, Field(field), split_on=split_on and line_breaks(split_on))
-    stream = corpus_stream(corpus, tokenizer)
-    texts = (text for block in corpus.blocks() for text in iterate_texts(block))
-    return EvaluatedText(", ".join(files), [stream], count_characters(texts, tokenizer))
+    stream, account = corpus_stream(corpus, tokenizer), corpus.account()
+    coverage = count_characters(corpus.documents(account), tokenizer)
+    for line in [*inputs.notes, *describe(account, corpus.split_on)]:
+        note(line)
+    return EvaluatedText(", ".join(files), [stream], coverage)
 
 
 def open_validation_set(dataset: Dataset, saved: Checkpoint) -> EvaluatedText:
