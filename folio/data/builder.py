@@ -72,17 +72,12 @@ class BuildProgress:
 
     blocks: int = 0
     number: int = 0  # index of the next document in the input, where empty documents and duplicates count
-    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    bytes: int = 0  # total of the documents in the data set
     characters: int = 0  # total of the documents in the data set
     unknown: int = 0  # characters outside the vocabulary, which were removed or replaced
-    empty: int = 0
-    left_out: int = 0  # duplicates removed
-    near_left_out: int = 0  # near duplicates removed
     longest: int = 0  # tokens of the longest document
     longest_number: int = 0  # index of the longest document
     remembered: int = 0  # records in the file "documents"
-    open: dict[str, Any] | None = None  # the current document in parts; its split is None if it is removed
+    open: dict[str, Any] | None = None  # the current document in parts, and its split or the reason to remove it
     writers: dict[str, Any] = field(default_factory=dict)  # ShardWriter.state of each split
     account: dict[str, dict[str, int]] = field(default_factory=dict)  # Account.to_json of the blocks
 
@@ -129,7 +124,7 @@ class DatasetBuilder:
             self.known_keys.add(content_keys(records["hash"]))
             if self.progress.open:
                 self.known_keys.add(content_keys(np.array([self.progress.open["hash"]], dtype=np.uint64)))
-        if self.known_documents and self.progress.open and self.progress.open["split"]:
+        if self.known_documents and self.progress.open and self.progress.open["use"] in SPLITS:
             self.known_documents.add_new(np.array([self.progress.open["signature"]], dtype=np.uint32))
 
     def _open_records(self, name: str, dtype: np.dtype, is_new: bool) -> tuple[BinaryIO, np.ndarray]:
@@ -164,6 +159,11 @@ class DatasetBuilder:
         return sum(writer.tokens for writer in self.writers.values())
 
     @property
+    def documents(self) -> dict[str, int]:
+        """Documents written so far, by split."""
+        return {split: self.account["documents"][split] for split in SPLITS}
+
+    @property
     def full_shards(self) -> int:
         return sum(len(writer.done) for writer in self.writers.values())
 
@@ -192,26 +192,22 @@ class DatasetBuilder:
         p = self.progress
         numbers = p.number + np.arange(len(encoded.lengths))
         keep = encoded.sizes > 0
-        p.empty += int((~keep).sum())
-        self.account["documents"]["empty"] += int((~keep).sum())
+        self._count("empty", encoded.sizes[~keep])
         if self.known_keys:
             duplicate = np.zeros_like(keep)
             duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
-            p.left_out += int(duplicate.sum())
-            self._leave_out("duplicates", encoded.sizes[duplicate])
+            self._count("duplicates", encoded.sizes[duplicate])
             keep &= ~duplicate
         if self.known_documents:
             similar = np.zeros_like(keep)
             similar[keep] = self.known_documents.add_new(encoded.signatures[keep])
-            p.near_left_out += int(similar.sum())
-            self._leave_out("near duplicates", encoded.sizes[similar])
+            self._count("near duplicates", encoded.sizes[similar])
             keep &= ~similar
         val = self.split_rule(numbers, encoded.groups)
         self._write("train", encoded, keep & ~val)
         self._write("val", encoded, keep & val)
         signatures = None if encoded.signatures is None else encoded.signatures[keep]
         self._record(encoded.hashes[keep], encoded.groups[keep], val[keep], encoded.lengths[keep], signatures)
-        p.bytes += int(encoded.sizes[keep].sum())
         p.characters += int(encoded.characters[keep].sum())
         p.unknown += int(encoded.unknown[keep].sum())
         lengths = np.where(keep, encoded.lengths, 0)
@@ -219,10 +215,10 @@ class DatasetBuilder:
             p.longest, p.longest_number = int(lengths.max()), int(numbers[lengths.argmax()])
         p.number += len(numbers)
 
-    def _leave_out(self, reason: str, sizes: np.ndarray) -> None:
-        """Count documents that are left out, with these sizes."""
-        self.account["documents"][reason] += len(sizes)
-        self.account["document bytes"][reason] += int(sizes.sum())
+    def _count(self, use: str, sizes: np.ndarray) -> None:
+        """Count documents of these sizes. use: their split, or the reason why they are left out."""
+        self.account["documents"][use] += len(sizes)
+        self.account["document bytes"][use] += int(sizes.sum())
 
     def _write(self, split: str, encoded: EncodedBlock, selected: np.ndarray) -> None:
         """Write the selected documents, (D,) bool, to a split."""
@@ -232,22 +228,18 @@ class DatasetBuilder:
             tokens = np.repeat(selected, encoded.lengths)  # (N,)
             mask = None if encoded.mask is None else encoded.mask[tokens]
             self.writers[split].write(encoded.ids[tokens], mask)
-        self.progress.documents[split] += int(selected.sum())
-        self.account["documents"][split] += int(selected.sum())
-        self.account["document bytes"][split] += int(encoded.sizes[selected].sum())
+        self._count(split, encoded.sizes[selected])
 
     def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
         p = self.progress
         if p.open is None:
-            p.open = {"split": None, "tokens": 0, "bytes": 0, "hash": block.hash, "signature": None, "left_out": None}
+            p.open = {"use": None, "tokens": 0, "bytes": 0, "hash": block.hash, "signature": None}
             if encoded.signatures is not None:  # a document in parts has the signature of its first part
                 p.open["signature"] = encoded.signatures[0].tolist()
-            p.open["left_out"] = None if block.split else self._removal_counter(block, encoded)
-            if not p.open["left_out"]:
-                p.open["split"] = block.split or self._select_split(block)
+            p.open["use"] = block.split or self._reason_to_remove(block, encoded) or self._select_split(block)
             p.number += 1
-        if p.open["split"]:
-            self.writers[p.open["split"]].write(encoded.ids, encoded.mask)
+        if p.open["use"] in SPLITS:
+            self.writers[p.open["use"]].write(encoded.ids, encoded.mask)
             p.characters += int(encoded.characters.sum())
             p.unknown += int(encoded.unknown.sum())
         p.open["tokens"] += len(encoded.ids)
@@ -256,13 +248,13 @@ class DatasetBuilder:
             self._end_document(block)
             p.open = None
 
-    def _removal_counter(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
-        """Return the counter in BuildProgress if the document of this first part is removed, or else None."""
+    def _reason_to_remove(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
+        """Return the reason to leave out the document of this first part, or None."""
         hashes = np.array([block.hash], dtype=np.uint64)
         if self.known_keys and self.known_keys.add(content_keys(hashes))[0]:
-            return "left_out"
+            return "duplicates"
         if self.known_documents and self.known_documents.add_new(encoded.signatures)[0]:
-            return "near_left_out"
+            return "near duplicates"
         return None
 
     def _select_split(self, block: DocumentPart) -> str:
@@ -272,24 +264,15 @@ class DatasetBuilder:
 
     def _end_document(self, block: DocumentPart) -> None:
         p = self.progress
-        split, tokens, size = p.open["split"], p.open["tokens"], p.open["bytes"]
+        use, tokens, size = p.open["use"], p.open["tokens"], p.open["bytes"]
         self.account["documents"][IN] += 1
-        if counter := p.open["left_out"]:
-            setattr(p, counter, getattr(p, counter) + 1)
-            self._leave_out("duplicates" if counter == "left_out" else "near duplicates", np.array([size]))
+        self._count(use if size else "empty", np.array([size]))
+        if not size or use not in SPLITS:
             return
-        if not size:
-            p.empty += 1
-            self.account["documents"]["empty"] += 1
-            return
-        self.account["documents"][split] += 1
-        self.account["document bytes"][split] += size
         if not block.split:
             signatures = None if self.signatures is None else np.array([p.open["signature"]], dtype=np.uint32)
             hashes = np.array([block.hash], dtype=np.uint64)
-            self._record(hashes, hashes, np.array([split == "val"]), np.array([tokens]), signatures)
-        p.documents[split] += 1
-        p.bytes += size
+            self._record(hashes, hashes, np.array([use == "val"]), np.array([tokens]), signatures)
         if tokens > p.longest:
             p.longest, p.longest_number = tokens, p.number - 1
 
@@ -323,7 +306,7 @@ class DatasetBuilder:
 
     def empty_split(self) -> str | None:
         """Return a split with fewer than 2 tokens, or None. Raises UserError if all documents are empty."""
-        if not self.progress.bytes:
+        if not any(self.documents.values()):
             raise UserError("there is no text in the input; use files that contain text")
         return next((split for split in ("val", "train") if self.writers[split].tokens < 2), None)
 
@@ -364,6 +347,6 @@ class DatasetBuilder:
             signatures = np.fromfile(self.folder / "signatures", dtype=SIGNATURE_RECORD)
         hashes = self._read_records()["hash"]
         counts = count_leakage(hashes, signatures, self.folder, shards, self.tokenizer, workers)
-        counts["duplicates"]["left_out"] = self.progress.left_out
-        counts["near_duplicates"]["left_out"] = self.progress.near_left_out
+        counts["duplicates"]["left_out"] = self.account["documents"]["duplicates"]
+        counts["near_duplicates"]["left_out"] = self.account["documents"]["near duplicates"]
         return counts

@@ -595,16 +595,17 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         account.check()
     except AccountError as error:
         raise UserError(f"{error}: a file has changed while it was read, or Folio has an error; repeat it") from None
+    text_bytes = sum(account["document bytes"][split] for split in shards)
     return {
-        "documents": p.documents,
+        "documents": builder.documents,
         "validation": {"by": method, "val_fraction": job.val_fraction},
         "tokens": tokens,
-        "bytes": p.bytes,
-        "bytes_per_token": p.bytes / sum(tokens.values()),
+        "bytes": text_bytes,
+        "bytes_per_token": text_bytes / sum(tokens.values()),
         "characters": p.characters,
         "unknown_characters": p.unknown,
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
-        "empty_documents": p.empty,
+        "empty_documents": account["documents"]["empty"],
         **builder.report_leakage(_counts_near(job, builder), shards if job.checks_leakage else None, job.workers),
         "vocabulary_used": int((counts > 0).sum()),
         "most_common_tokens": [
