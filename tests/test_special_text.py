@@ -20,7 +20,7 @@ from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt, prompt_warnings
 from folio.decoding.text_stream import TextStream
 from folio.evaluation.answers import answer_pairs
-from folio.evaluation.benchmarks import MultipleChoice, encode_endings
+from folio.evaluation.benchmarks import encode_endings, read_questions
 from folio.evaluation.texts import open_files
 from folio.web import completions
 from folio.web.chat import ChatTemplate
@@ -111,9 +111,11 @@ def by_pairs(tokenizer, text, folder, monkeypatch, seen):
     return seen[0]
 
 
-def by_question(tokenizer, text, *_):
-    (ending,) = encode_endings(tokenizer, "task", MultipleChoice(text, ["a"], 0), 64)
-    return ending.ids[:-1]
+def by_question(tokenizer, text, folder, *_):
+    row = {"text": f"{text} a"}
+    (question,) = read_questions("lambada", file_of(json.dumps(row), folder, "questions.jsonl"))
+    (ending,) = encode_endings(tokenizer, "lambada", question, 64)
+    return ending.ids[:-2]  # without " a"
 
 
 INPUTS: dict[str, Input] = {
@@ -163,7 +165,7 @@ def test_chats_do_not_contain_the_special_text():
 def test_without_the_special_token_a_line_says_that_it_is_ordinary_text(name, tmp_path, monkeypatch, seen, capsys):
     """Nothing said so."""
     prompts._note_missing_eot.cache_clear()
-    tokenizer = CharTokenizer.of(f"\nab{EOT_TEXT}")
+    tokenizer = CharTokenizer.of(f"\n ab{EOT_TEXT}")
     ids = INPUTS[name](tokenizer, f"{EOT_TEXT}b", tmp_path, monkeypatch, seen)
     rest = [] if name != "evaluate --text" else [tokenizer.characters.index("b")]  # no separator follows
     assert tokenizer.decode(ids + rest) == f"{EOT_TEXT}b"

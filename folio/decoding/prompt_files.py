@@ -48,9 +48,7 @@ def read_prompt_lines(path: Path) -> list[str]:
     """Read the prompts of a file of JSON lines {"prompt": "TEXT"}, with all their line breaks. Raises UserError."""
     if str(path) == "-" or (path.exists() and not path.is_file()):
         raise UserError(f"prompts={path}: it is not a file; name a .jsonl file")
-    inputs = find_sources(
-        [str(path)], "jsonl", keep_line_ends=True
-    )  # the tokenizer converts them, if its data had none
+    inputs = find_sources([str(path)], "jsonl", keep_line_ends=True)  # encode_prompt converts them
     prompts = list(Corpus(inputs, parse_prompt).documents())
     if not prompts:
         raise UserError(f'prompts={path}: the file is empty; write {{"prompt": "TEXT"}} on each line')

@@ -213,7 +213,7 @@ TASKS = {
 
 def read_questions(task: str, path: str) -> list[MultipleChoice]:
     """Read the questions of a task from a file of JSON lines. Raises UserError."""
-    inputs = find_sources([path], "jsonl")
+    inputs = find_sources([path], "jsonl", keep_line_ends=True)  # encode_endings converts them
     corpus = Corpus(inputs, lambda record: Document(TASKS[task].parse(record), frozenset()))
     if not (questions := list(corpus.documents())):
         raise UserError(f"{path} has no questions: write one on each line, as docs/use/evaluation.md shows")
