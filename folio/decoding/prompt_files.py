@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
+from folio.base.files import refuse_lfs_pointer
 from folio.base.progress import note
 from folio.base.settings import line_breaks
 from folio.data.blocks import CorpusError, Document
@@ -29,6 +30,7 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
     if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
         if not isinstance(tokenizer, MidiTokenizer):
             raise UserError(f"{setting}={value}: it is a MIDI file, but this model generates text; use a text file")
+        refuse_lfs_pointer(path)
         try:
             return music.events_of_file(path, music.EventFormat.of(tokenizer))
         except music.PieceError as error:
