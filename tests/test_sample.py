@@ -267,7 +267,7 @@ def run_command(out_dir: str, *arguments: str) -> str:
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: .* not JSON"),
         ("--prompts=other.jsonl", r'other\.jsonl:1: .* write \{"prompt": "TEXT"\}'),
         ("--prompts=unknown.jsonl", r"prompts=unknown\.jsonl: in prompt 2, the character 'Ω'"),
-        ("--prompts=binary", r"binary:1: .* not UTF-8 at byte 1"),
+        ("--prompts=binary", r"binary:1, byte 2 .* zero byte"),
         ("--temperature=1e-300", r"temperature=1e-300: .* from 1e-6 to 1e6, or 0"),
         ("--temperature=1e300", r"from 1e-6 to 1e6, or 0"),
         ("--repetition_penalty=1e-200", r"repetition_penalty=1e-200: .* at least 1e-06 and at most 1000000\.0"),

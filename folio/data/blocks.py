@@ -364,10 +364,10 @@ def encode(
 
 
 def _group(document: str | Segments, hash: int) -> int:
-    """Return the hash of the text before the first target of a pair, or else the hash of the document."""
+    """Return the hash of the prompt of a pair, or of all prompts of a chat, or else the hash of the document."""
     if isinstance(document, str):
         return hash
-    prompt = "".join(text or "" for text, _ in itertools.takewhile(lambda segment: not segment[1], document))
+    prompt = "".join(text or "" for text, counts in document if not counts)
     return document_hash(prompt.encode("utf-8", "replace")) if prompt else hash
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from folio import UserError
-from folio.base.files import refuse_lfs_pointer
+from folio.base.files import LFS_POINTER, refuse_lfs_pointer
 from folio.data.account import IN, Account
 from folio.data.tokenizer import unify_line_ends
 
@@ -148,8 +148,7 @@ class Source:
         return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends]
 
     def open(self) -> BinaryIO:
-        """Open the file. Raises UserError."""
-        refuse_lfs_pointer(self.path)
+        """Open the file. Raises CorpusError."""
         try:
             return open(self.path, "rb")
         except OSError as error:
@@ -184,50 +183,47 @@ class Source:
 
     def _read_raw(self, size: int) -> Iterator[Chunk]:
         """Yield the decompressed content."""
+        with self._content() as (content, file, _):
+            while chunk := content.read(size):
+                yield Chunk(chunk, file.tell())
+
+    @contextmanager
+    def _content(self) -> Iterator[tuple[BinaryIO, BinaryIO, str | None]]:
+        """The decompressed content, the file, and the compression. Raises UserError if the name says otherwise."""
         with self.open() as file:
+            head = file.read(6)
+            file.seek(0)
+            compression = next((name for magic, name in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
+            expected = COMPRESSIONS.get(self.path.suffix.lower())
             content: BinaryIO = file
-            compression = self._compression_of(file)
             if compression == "xz":
                 content = lzma.open(file)  # noqa: SIM115
             elif compression:
                 import pyarrow
 
                 content = pyarrow.CompressedInputStream(file, compression)
+            elif expected:
+                refuse_lfs_pointer(self.path)
+                raise CorpusError(f"{self.name} is damaged, or not compressed with {expected}; download it again")
             try:
-                while chunk := content.read(size):
-                    yield Chunk(chunk, file.tell())
+                yield content, file, compression
             except (OSError, EOFError, lzma.LZMAError) as error:  # Arrow raises OSError for damaged content
                 if not compression:
                     raise
                 raise CorpusError(f"{self.name} is damaged or truncated: {error}; download it again") from None
 
-    def _compression_of(self, file: BinaryIO) -> str | None:
-        """Return the compression of the opened file by its content. Raises CorpusError if the name says otherwise."""
-        head = file.read(6)
-        file.seek(0)
-        expected = COMPRESSIONS.get(self.path.suffix.lower())
-        compression = next((name for magic, name in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
-        if expected and not compression:
-            raise CorpusError(f"{self.name} is damaged, or not compressed with {expected}; download it again")
-        return compression
-
-    def recognized(self) -> "Source":
-        """Return the source with its compression. Raises CorpusError if the name says otherwise."""
-        with self.open() as file:
-            return replace(self, compression=self._compression_of(file))
-
     def text(self) -> str:
-        """The decoded content of a small text file. Raises CorpusError."""
+        """The decoded content of a small text file. Raises UserError."""
+        refuse_lfs_pointer(self.path)
         return decode_utf8(b"".join(chunk.content for chunk in self.read()), self.name)
 
-    def head(self) -> bytes:
-        """The first HEAD_BYTES of the decompressed content, without a byte-order mark. Raises CorpusError."""
-        content = b""
-        for chunk, _ in self._read_raw(HEAD_BYTES):
-            content += chunk
-            if len(content) >= HEAD_BYTES:
-                break
-        return content.removeprefix(BOM)
+    def head(self) -> tuple[bytes, str | None]:
+        """The first HEAD_BYTES of the decompressed content, and the compression. Raises UserError."""
+        head = b""
+        with self._content() as (content, _, compression):
+            while len(head) < HEAD_BYTES and (chunk := content.read(HEAD_BYTES)):
+                head += chunk
+        return head.removeprefix(BOM), compression
 
 
 def _unify(content: bytes, account: Account) -> bytes:
@@ -371,7 +367,8 @@ def _find_files(name: str, suffixes: Collection[str], all_files: bool, left_out:
         if not usable:
             kind = "files" if all_files else f"{', '.join(suffixes)} (also .gz, .zst or .xz)"
             raise CorpusError(f"{name}: this folder has no {kind}{_suggest_pattern(path, files)}")
-        left_out.update(f"{_suffix(file) or 'other'} file" for file in files if file not in set(usable))
+        used = {*usable}
+        left_out.update(f"{_suffix(file) or 'other'} file" for file in files if file not in used)
         return usable
     if os.path.isfile(path):
         return [path]
@@ -455,8 +452,9 @@ def _recognized(source: Source, format: Format | None, notes: list[str]) -> Sour
 
     Adds a line to `notes` if they do not follow from the name. Raises CorpusError if the file is not text.
     """
-    source = source.recognized()
-    head = source.head() if format != "parquet" else b""
+    head, compression = source.head()
+    if head.startswith(LFS_POINTER):
+        refuse_lfs_pointer(source.path)
     if format is None:
         by_name = SUFFIXES.get(source.suffix, "text")
         format = _format_of(head, source)
@@ -466,7 +464,7 @@ def _recognized(source: Source, format: Format | None, notes: list[str]) -> Sour
             names = {"jsonl": "JSON lines", "json": "a JSON array", "text": "text"}
             content = names.get(format, format)
             notes.append(f"{source.name} is read as {content}, because of its content; if not: --format={by_name}")
-    source = replace(source, format=format)
+    source = replace(source, format=format, compression=compression)
     if format == "csv":
         return _recognized_table(source, head, notes)
     return source

@@ -282,11 +282,11 @@ def open_parquet(source: Source, field: str | None = None, **settings: Any) -> A
     import pyarrow
     from pyarrow import parquet
 
-    refuse_lfs_pointer(source.path)
     try:
         content = pyarrow.OSFile(os.fsencode(source.path))  # ParquetFile requires that a path is UTF-8
         file = parquet.ParquetFile(content, buffer_size=source.limits.block, **settings)  # default: complete columns
     except (pyarrow.ArrowInvalid, OSError) as error:
+        refuse_lfs_pointer(source.path)
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     if field is None:
         return file
