@@ -45,7 +45,7 @@ class PairsConfig(PrepareConfig):
 def main(cfg: PairsConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
-    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends)
+    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends, tables=True)
     if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
         raise UserError(f"{others[0]} is text without records; for prompts and completions, use {FORMATS}")
     corpus = pair_corpus(inputs)

@@ -116,7 +116,7 @@ def prepare_source(cfg: SummariesConfig) -> None:
 
 def prepare_files(cfg: SummariesConfig) -> None:
     """Prepare files of records. Raises UserError."""
-    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends)
+    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends, tables=True)
     if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
         raise UserError(f"{others[0]} is text without records; {FORMAT_ADVICE} on each line of a .jsonl file")
     prepare_records(cfg, inputs, default_name(cfg.inputs), 0.1 if len(inputs.sources) == 1 else 0.01)

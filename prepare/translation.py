@@ -135,7 +135,7 @@ def prepare_source(cfg: TranslationConfig) -> None:
 def prepare_files(cfg: TranslationConfig) -> None:
     """Prepare records, or two line-aligned files. Raises UserError."""
     languages = (cfg.codes[0], cfg.codes[1]) if cfg.languages else None
-    inputs = find_sources(cfg.inputs, keep_line_ends=cfg.keep_line_ends)
+    inputs = find_sources(cfg.inputs, keep_line_ends=cfg.keep_line_ends, tables=len(cfg.inputs) == 1)
     is_text = [source.format in TEXT_FORMATS for source in inputs.sources]
     if not any(is_text):
         prepare_records(cfg, inputs, languages, cfg.name or default_name(cfg.inputs), 0.1)

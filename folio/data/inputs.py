@@ -300,6 +300,7 @@ def find_sources(
     *,
     keep_line_ends: bool = False,
     recognize: bool = True,
+    tables: bool = False,
     limits: SizeLimits = DEFAULT_LIMITS,
 ) -> Inputs:
     """Return the files that `inputs` names: files, patterns, or folders with their subfolders, without repetitions.
@@ -308,8 +309,8 @@ def find_sources(
     linked folders, and files with other suffixes in folders are left out and counted.
 
     format: the format of all files; None: recognized. suffixes: of the files to use in folders, also compressed; all
-    files are used if `format` is given. recognize: False: the files are of a kind that the caller reads. Raises
-    CorpusError.
+    files are used if `format` is given. recognize: False: the files are of a kind that the caller reads. tables: a
+    .txt file is a table if all lines have tabs, as in exports of Anki. Raises CorpusError.
     """
     left_out: Counter[str] = Counter()
     paths: dict[Path, tuple[Path, bool]] = {}  # resolved path -> the path, and whether a folder contains it
@@ -323,7 +324,7 @@ def find_sources(
     for path, is_in_folder in paths.values():
         shown = "standard input" if path.name.startswith(STDIN_NAME) else str(path)
         source = Source(path, format or "text", shown, limits, keep_line_ends=keep_line_ends)
-        recognized = _recognized(source, format, notes) if recognize else source
+        recognized = _recognized(source, format, notes, tables) if recognize else source
         if recognized:
             sources.append(recognized)
         elif is_in_folder:
@@ -447,7 +448,7 @@ JSON_ARRAY = re.compile(rb"\s*\[\s*(?:\{\s*[\"}]|\]\s*$)")
 JSON_OBJECT = re.compile(rb"\s*\{\s*[\"}]")
 
 
-def _recognized(source: Source, format: Format | None, notes: list[str]) -> Source | None:
+def _recognized(source: Source, format: Format | None, notes: list[str], tables: bool) -> Source | None:
     """Return the source with its format and delimiter. None: a JSON file that is not a list of records.
 
     Adds a line to `notes` if they do not follow from the name. Raises CorpusError if the file is not text.
@@ -460,6 +461,8 @@ def _recognized(source: Source, format: Format | None, notes: list[str]) -> Sour
         format = _format_of(head, source)
         if format is None:
             return None
+        if tables and format == "text" and _has_tabs(head):
+            format = by_name = "csv"
         if format != by_name and {format, by_name} != {"json", "jsonl"}:
             names = {"jsonl": "JSON lines", "json": "a JSON array", "text": "text"}
             content = names.get(format, format)
@@ -492,6 +495,12 @@ def _format_of(head: bytes, source: Source) -> Format | None:
     return "jsonl" if by_name == "json" else by_name
 
 
+def _has_tabs(head: bytes) -> bool:
+    """Whether each line of the first bytes of a file has a tab, except for the last one, which may not be complete."""
+    lines = [line for line in head.splitlines()[: -1 if len(head) >= HEAD_BYTES else None] if line.strip()]
+    return bool(lines) and all(b"\t" in line for line in lines if not line.startswith(b"#"))
+
+
 def _is_json_object(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
@@ -501,7 +510,7 @@ def _is_json_object(line: bytes) -> bool:
 
 def _recognized_table(source: Source, head: bytes, notes: list[str]) -> Source:
     """Return the source of a table with its delimiter, and whether its cells are quoted."""
-    usual = "\t" if source.suffix == ".tsv" else ","
+    usual = "," if source.suffix == ".csv" else "\t"
     text = head.decode("utf-8", "replace")
     first = text.partition("\n")[0].rstrip("\r")
     if re.fullmatch(r"sep=.", first):  # Excel's first line

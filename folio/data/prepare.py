@@ -101,7 +101,7 @@ class PrepareConfig(Settings):
     num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
 
     def unused(self, corpus: Corpus | Documents) -> Iterator[tuple[str, str]]:
-        """Yield settings that have no effect on this corpus, with the reason. Only those that were set are printed."""
+        """Yield settings that have no effect on this corpus, with the reason. Those that the user gave are printed."""
         if self.tokenizer != "bpe":
             yield "vocab_size", "only --tokenizer=bpe has one to choose"
         if self.tokenizer in ("byte", "gpt2", "bpe"):
@@ -201,7 +201,7 @@ def prepare(
 
 def _describe_unused(cfg: PrepareConfig, corpus: Corpus | Documents) -> Iterator[str]:
     for name, reason in cfg.unused(corpus):
-        if cfg.is_set(name):
+        if name in cfg.origins:
             yield f"{name}={getattr(cfg, name)!r} has no effect: {reason}"
 
 

@@ -194,6 +194,9 @@ def _array_elements(source: Source, account: Account) -> Iterator[Chunk]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
+FIRST_LINES = re.compile(r"sep=|#(?:separator|html|tags|columns|notetype|deck|guid)\b")  # of Excel's and Anki's files
+
+
 class CsvLines:
     """The decoded lines of a CSV file."""
 
@@ -260,14 +263,15 @@ def _numbered_rows(source: Source, lines: CsvLines) -> Iterator[tuple[int, list[
     """Yield the line number, the cells, and the bytes of each row that is not blank."""
     csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
     quoting = csv.QUOTE_MINIMAL if source.quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=source.delimiter, quoting=quoting, strict=True)
+    reader, is_start = csv.reader(lines, delimiter=source.delimiter, quoting=quoting, strict=True), True
     try:
         for row in reader:
-            if reader.line_num == 1 and row in ([f"sep={source.delimiter}"], ["sep=", ""]):  # Excel's first line
+            if is_start and row and FIRST_LINES.match(row[0]):
                 lines.end_row("headers")
             elif len(row) < 2 and not "".join(row).strip():
                 lines.end_row("blank lines")
             else:
+                is_start = False
                 size, lines.row_bytes = lines.row_bytes, 0
                 yield reader.line_num, row, size
     except csv.Error as error:
