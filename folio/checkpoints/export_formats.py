@@ -25,7 +25,7 @@ from folio.checkpoints.foreign import (
 )
 from folio.checkpoints.foreign_tokenizers import merge_pairs, spell_tokens, to_hugging_face
 from folio.checkpoints.tensor_files import write_tensors
-from folio.data.sources.pairs import CHAT_TEMPLATES
+from folio.data.sources.chats import CHAT_TEMPLATES
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from folio.data.windows import parse_mixture
 from model import GPTConfig, sinusoids

@@ -19,7 +19,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from folio.data.sources.pairs import CHAT_TEMPLATES
+from folio.data.sources.chats import CHAT_TEMPLATES
 from folio.data.tokenizer import EOT_TEXT
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import decode_prompt

@@ -7,13 +7,12 @@ from folio import UserError
 from folio.base.files import shorten
 from folio.data.blocks import END
 from folio.data.shards import PromptFormat
-from folio.data.sources.pairs import chat_segments
+from folio.data.sources.chats import Message, format_chat, is_empty, join_parts
 from folio.data.tokenizer import EOT_TEXT
 from folio.decoding.language_model import LanguageModel
 
 ROLES = ("system", "developer", "user", "assistant")
 MESSAGE_FIELDS = ("role", "content", "name")
-EMPTY = (None, False, "", [], {})  # values of a message's other fields that say nothing
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ChatTemplate:
         texts = [self._read(f"messages[{n}]", message) for n, message in enumerate(messages)]
         self._check_names(messages)
         if self.prompt_format == "chat":
-            *segments, _, _ = chat_segments([*texts, {"role": "assistant", "content": ""}])
+            *segments, _, _ = format_chat([*texts, Message("assistant", "", is_target=True)])
             end = EOT_TEXT if self.has_eot else ""
             return "".join(end if text is END else text for text, _ in segments)
         if len(texts) > 1:
@@ -49,9 +48,9 @@ class ChatTemplate:
                 f"conversations; send only the last message, or train a model on conversations: prepare/pairs.py with "
                 f'lines {{"messages": [{{"role": "user", "content": "..."}}, ...]}}'
             )
-        if texts[0]["role"] != "user":
+        if texts[0].role != "user":
             raise UserError('messages[0].role must be "user", because this model was trained on single prompts')
-        return texts[0]["content"]
+        return texts[0].content
 
     @property
     def answer_prefix(self) -> str:
@@ -65,26 +64,20 @@ class ChatTemplate:
             return ()
         return ("\nUser:",) if self.has_eot else ("User:",)  # training data without the token has no separator
 
-    def _read(self, name: str, message: Any) -> dict[str, str]:
+    def _read(self, name: str, message: Any) -> Message:
         """Return the message with its content as one string. name: for error messages. Raises UserError."""
         if not isinstance(message, dict):
             raise UserError(f'{name} must be {{"role": "...", "content": "..."}}')
-        role, content = message.get("role"), message.get("content")
+        role = message.get("role")
         if role not in ROLES:
             raise UserError(f"{name}.role must be one of {', '.join(ROLES)}")
         for field, value in message.items():
-            if field not in MESSAGE_FIELDS and value not in EMPTY:
+            if field not in MESSAGE_FIELDS and not is_empty(value):
                 raise UserError(f"{name}.{shorten(field, 100)} is not supported: the model reads only text")
-        if isinstance(content, list):
-            for part in content:
-                if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise UserError(f'{name}.content may only contain parts {{"type": "text", "text": "..."}}')
-            content = "\n".join(part["text"] for part in content)
-        if not isinstance(content, str):
-            raise UserError(f"{name}.content must be a string")
+        content = join_parts(f"{name}.content", message.get("content"))
         if self.has_eot and EOT_TEXT in content:
             raise UserError(f"{name}.content must not contain {EOT_TEXT}, which ends a message")
-        return {"role": role, "content": content}
+        return Message("system" if role == "developer" else role, content, is_target=False)
 
     def _check_names(self, messages: list[dict[str, Any]]) -> None:
         """Raise UserError if two messages of one role have different names."""

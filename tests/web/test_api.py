@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from folio.data.sources.pairs import CHAT_TEMPLATES
+from folio.data.sources.chats import CHAT_TEMPLATES
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.decoding.scheduler import Completion

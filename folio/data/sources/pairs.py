@@ -11,92 +11,20 @@ import numpy as np
 
 from folio import UserError
 from folio.base.number_format import counted
+from folio.base.progress import note
 from folio.data.blocks import END, CorpusError, Document, Segments
 from folio.data.corpus import Corpus
-from folio.data.inputs import Inputs, find_sources
+from folio.data.inputs import RECORD_SUFFIXES, Inputs, find_sources
 from folio.data.records import Columns
-from folio.data.shards import Dataset, PromptFormat, Shard
-from folio.data.tokenizer import Tokenizer
+from folio.data.shards import Dataset, Shard
+from folio.data.sources.pair_records import CHATS, find_pair, is_chat, known_fields, pair_document, pair_segments
+from folio.data.tokenizer import EOT_TEXT, Tokenizer
 
 HELD_OUT = "held_out.jsonl"  # optional file of a data set: the pairs for validation with additional fields
-HEADERS = [  # column names of the prompt and the completion, which may be in any order
-    ("prompt", "completion"),
-    ("question", "answer"),
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("input", "output"),
-    ("source", "target"),
-]
 TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
 TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
 
 Texts = tuple[str, str]  # a text and its translation or summary
-
-
-def pair_segments(value: dict[str, Any]) -> Segments:
-    """Return the segments of one pair, {"prompt", "completion"}. The targets are the completion and the end of text.
-
-    Raises CorpusError.
-    """
-    for name in ("prompt", "completion"):
-        if not isinstance(value.get(name), str):
-            raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
-    return [(value["prompt"], False), (value["completion"], True), (END, True)]
-
-
-def chat_segments(messages: Any) -> Segments:
-    """Return the segments of a chat. The targets are the assistant's messages and the end of text after each.
-
-    The text between two answers is one segment, so that it is tokenized as in a prompt. Raises CorpusError.
-    """
-    chat: Segments = []
-    context = ""
-    for message in messages if isinstance(messages, list) else [None]:
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise CorpusError('messages must be a list of {"role": "...", "content": "..."}')
-        role = "system" if message["role"] == "developer" else message["role"]  # OpenAI's newer name
-        context += f"{role.capitalize()}:"
-        if role == "assistant":
-            chat += [(context, False), (f" {message['content']}", True), (END, True)]
-            context = ""
-        else:
-            context += f" {message['content']}\n\n"
-    if not chat:
-        raise CorpusError('no message has the role "assistant", so there are no targets')
-    return [*chat, (context, False)] if context else chat
-
-
-CHAT_TEMPLATES: dict[PromptFormat, str] = {  # Jinja templates of the same prompts, for other programs
-    "chat": (
-        "{% for message in messages %}"
-        "{% if message.role == 'assistant' %}{{ 'Assistant: ' + message.content + eos_token }}"
-        "{% elif message.role == 'developer' %}{{ 'System: ' + message.content + '\\n\\n' }}"
-        "{% else %}{{ message.role | capitalize + ': ' + message.content + '\\n\\n' }}"
-        "{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-    ),
-    "pairs": (
-        "{% if messages | length > 1 %}"
-        "{{ raise_exception('this model was trained on single prompts, not on conversations') }}"
-        "{% endif %}{{ messages[0].content }}"
-    ),
-}
-
-
-def is_chat(record: dict[str, Any]) -> bool:
-    return "messages" in record
-
-
-def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
-    if "messages" in record:
-        return Document(chat_segments(record["messages"]), frozenset(("messages.role", "messages.content")))
-    header = next((header for header in HEADERS if {*header} <= {*record}), HEADERS[0])
-    pair = {"prompt": record.get(header[0]), "completion": record.get(header[1])}
-    segments = pair_segments(pair)
-    prompt, completion = pair.values()
-    if add_space and prompt and completion and not (prompt[-1].isspace() or completion[0].isspace()):
-        segments[1] = (f" {completion}", True)
-    return Document(segments, frozenset(header))
 
 
 def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:
@@ -130,8 +58,9 @@ def name_pair_columns(rows: list[list[str]]) -> Columns:
 
     Raises CorpusError.
     """
-    names = [name.strip().lower() for name in rows[0]]
-    if any(set(header) <= set(names) for header in HEADERS):
+    names = rows[0]
+    fields = known_fields(tuple(names))
+    if find_pair(fields) or any(name in fields for name in CHATS):
         return Columns(names)
     if len(names) == 2:
         return Columns(["prompt", "completion"], has_header=False)
@@ -157,19 +86,53 @@ class Pair(NamedTuple):
 
 
 def make_pair(value: dict[str, Any]) -> Pair:
-    """Convert a JSON object to a pair with its other fields. The languages of a translation are also fields.
+    """Convert {"prompt", "completion"} to a pair with its other fields. The languages of a translation are also fields.
 
     Raises CorpusError.
     """
-    (prompt, _), (completion, _), _ = pair_segments(value)
-    languages = match.groupdict() if (match := TRANSLATION.fullmatch(prompt)) else {}
-    return Pair(prompt, completion, {**languages, **value})
+    pair_segments(value)
+    languages = match.groupdict() if (match := TRANSLATION.fullmatch(value["prompt"])) else {}
+    return Pair(value["prompt"], value["completion"], {**languages, **value})
+
+
+def record_pairs(record: dict[str, Any], add_space: bool = False) -> Document:
+    """Return a list of the pairs of a record, one per answer of a chat, with the fields that are not used.
+
+    The prompt of an answer is all text before it. The content is None if the completion is empty. add_space: as in
+    pair_document. Raises CorpusError.
+    """
+    document = pair_document(record, add_space)
+    if document.content is None:
+        return document
+    used = {path.partition(".")[0] for path in document.used}
+    fields = {name: value for name, value in record.items() if name not in used}
+    answers = split_answers(document.content)
+    pairs = [make_pair({**fields, "prompt": prompt, "completion": completion}) for prompt, completion in answers]
+    return document._replace(content=pairs)
+
+
+def split_answers(document: Segments) -> Iterator[tuple[str, str]]:
+    """Yield each answer of a pair or a chat with all text before it, where the special token is <|endoftext|>."""
+    prompt = answer = ""
+    for text, is_target in document:
+        if not is_target:
+            prompt += EOT_TEXT if text is END else text
+        elif text is END:
+            yield prompt, answer
+            prompt, answer = f"{prompt}{answer}{EOT_TEXT}", ""
+        else:
+            answer += text
 
 
 def read_pairs(path: str) -> list[Pair]:
-    """Read the pairs in a file of JSON lines. Raises UserError if there are none."""
-    corpus = Corpus(find_sources([path], "jsonl"), lambda record: Document(make_pair(record), frozenset()))
-    if not (pairs := list(corpus.documents())):
+    """Read the pairs in a file in any of the formats of prepare/pairs.py. Raises UserError if there are none."""
+    inputs = find_sources([path], suffixes=RECORD_SUFFIXES)
+    corpus = Corpus(inputs, record_pairs, partial(record_pairs, add_space=True), name_pair_columns)
+    contents = list(corpus.documents())
+    pairs = [pair for content in contents if content is not None for pair in content]
+    if left_out := contents.count(None):
+        note(f"{path}: left out {counted(left_out, 'pair')} with an empty completion")
+    if not pairs:
         raise UserError(f'{path} has no pairs; write {{"prompt": "...", "completion": "..."}} on each line')
     return pairs
 
@@ -194,7 +157,8 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
         raise UserError(f"{dataset.folder} has no complete pair for validation; give --pairs=FILE")
     fields: dict[tuple[str, str], dict[str, Any]] = {}
     if (dataset.folder / HELD_OUT).exists():
-        held_out = read_pairs(str(dataset.folder / HELD_OUT))
+        inputs = find_sources([str(dataset.folder / HELD_OUT)], "jsonl", keep_line_ends=True)
+        held_out = Corpus(inputs, lambda record: Document(make_pair(record), frozenset())).documents()
         fields = {(pair.prompt, pair.completion): pair.fields for pair in held_out}
     return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in values]
 
@@ -202,7 +166,8 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
 def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     """Yield the prompts and completions in shards, separated by the masks and the end-of-text tokens.
 
-    Each answer of a chat is a separate pair. An incomplete pair at the end of the shards is skipped.
+    Each answer of a chat is a separate pair. The special token in a prompt is <|endoftext|>. An incomplete pair at the
+    end of the shards is skipped.
     """
     ids = np.concatenate([np.asarray(shard.ids, dtype=np.int64) for shard in shards])  # (n,); a shard may end in a pair
     counts = np.concatenate([np.asarray(shard.mask) != 0 for shard in shards])  # (n,)
@@ -210,7 +175,8 @@ def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple
     for end in np.flatnonzero(counts & (ids == tokenizer.eot)):
         is_answer = counts[begin:end]
         split = begin + (int(is_answer.argmax()) if is_answer.any() else len(is_answer))
-        yield tokenizer.decode(ids[begin:split]), tokenizer.decode(ids[split:end])
+        prompt = np.split(ids[begin:split], np.flatnonzero(ids[begin:split] == tokenizer.eot))
+        yield EOT_TEXT.join(map(tokenizer.decode, prompt)), tokenizer.decode(ids[split:end])
         begin = end + 1
 
 

@@ -5,7 +5,16 @@ import pytest
 
 from folio import UserError
 from folio.data.shards import Shard, open_dataset
-from folio.data.sources.pairs import Pair, make_pair, read_pairs, split_pairs, validation_pairs, write_pairs
+from folio.data.sources.pairs import (
+    Pair,
+    make_pair,
+    name_pair_columns,
+    read_pairs,
+    record_pairs,
+    split_pairs,
+    validation_pairs,
+    write_pairs,
+)
 from folio.data.tokenizer import ByteTokenizer
 from prepare import pairs as prepare_pairs
 from prepare import translation
@@ -88,6 +97,70 @@ def test_a_file_of_pairs(tmp_path):
     (tmp_path / "c.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"c.jsonl has no pairs; write "):
         read_pairs(str(tmp_path / "c.jsonl"))
+
+
+def test_the_special_token_in_prompts_is_restored_from_shards(tmp_path):
+    """Shards with the token in a prompt gave a prompt without it, which has other ids."""
+    lines = [{"prompt": f"<|endoftext|>{k}:", "completion": f" {k}<|endoftext|>"} for k in range(20)]
+    masked = {"role": "assistant", "content": "Hm.", "weight": 0}
+    chats = [{"messages": [{"role": "user", "content": f"{k}"}, masked, masked | {"weight": 1}]} for k in range(20)]
+    for name, values in (("pairs", lines), ("chats", chats)):
+        write_pairs(tmp_path / f"{name}.jsonl", values)
+        prepare_pairs.main(
+            PairsConfig(inputs=(str(tmp_path / f"{name}.jsonl"),), tokenizer="byte", data_dir=str(tmp_path))
+        )
+        dataset = open_dataset(tmp_path / name)
+        pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
+        expected = [pair[:2] for value in values for pair in record_pairs(value).content]
+        assert sorted(pairs) == sorted(expected)
+    assert ("<|endoftext|>7:", " 7") in [pair[:2] for value in lines for pair in record_pairs(value).content]
+
+
+def test_each_answer_of_a_chat_is_a_pair_with_all_text_before_it():
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    pairs = record_pairs({"conversations": [*turns, *turns], "id": 5}).content
+    first = "User: a\n\nAssistant:"
+    assert pairs == [
+        Pair(first, " b", {"id": 5, "prompt": first, "completion": " b"}),
+        Pair(prompt := f"{first} b<|endoftext|>{first}", " b", {"id": 5, "prompt": prompt, "completion": " b"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        (
+            "a.jsonl",
+            '{"instruction": "Q", "input": "x", "output": "A", "kind": "k"}\n{"question": "Q", "answer": ""}\n',
+        ),
+        ("a.json", '[{"instruction": "Q", "input": "x", "output": "A", "kind": "k"}, {"query": "Q", "response": ""}]'),
+        ("a.csv", 'kind,Question,Context,Answer\nk,Q,x,A\nk,Q,x,""\n'),
+        ("a.tsv", "kind\tanswer\tquestion\tcontext\nk\tA\tQ\tx\nk\t\tQ\tx\n"),
+    ],
+)
+def test_pairs_are_read_from_what_can_be_prepared(name, content, tmp_path, capsys):
+    """tools/evaluate.py --pairs accepted only JSON lines with prompt and completion."""
+    (tmp_path / name).write_text(content)
+    assert read_pairs(str(tmp_path / name)) == [
+        Pair("Q\n\nx", " A", {"kind": "k", "prompt": "Q\n\nx", "completion": " A"})
+    ]
+    assert "left out 1 pair with an empty completion" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "first, names",
+    [
+        (["a", "b"], None),
+        (["id", "b"], None),
+        (["Answer ", " QUESTION"], ["Answer ", " QUESTION"]),
+        (["id", "instruction", "input", "output"], ["id", "instruction", "input", "output"]),
+        (["user", "assistant"], ["user", "assistant"]),
+        (["id", "messages"], ["id", "messages"]),  # an error follows, because a cell has no messages
+    ],
+)
+def test_headers_of_tables(first, names):
+    columns = name_pair_columns([first, ["c", "d"]])
+    assert columns == ((names, True) if names else (["prompt", "completion"], False))
 
 
 def test_a_data_set_without_completions_is_an_error(data_dir):

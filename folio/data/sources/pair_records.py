@@ -1,0 +1,216 @@
+"""Pairs and chats of records: JSON objects and rows of tables in the formats that other programs use."""
+
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+from folio.base.files import short_repr
+from folio.data.blocks import END, CorpusError, Document, Segments
+from folio.data.sources.chats import MESSAGE_FIELDS, Message, format_chat, is_empty, make_message, read_messages
+from folio.data.tokenizer import EOT_TEXT
+
+# Names of fields. Upper case and white space around them make no difference, because headers of tables have them.
+CHATS = ("messages", "conversations", "conversation")
+SYSTEMS = ("system", "system_prompt")
+PROMPTS = ("prompt", "instruction", "question", "query")
+CONTEXTS = ("input", "context")  # they follow the prompt after a blank line
+COMPLETIONS = ("completion", "output", "response", "answer")
+OTHER_PAIRS = (("source", "target"), ("inputs", "targets"), ("user", "assistant"), ("human", "assistant"))
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+UNSUPPORTED = ("tools", "functions", "function_call", "choices", "options", *MEDIA)  # they would change the meaning
+OTHERS = ("history", "weight", "label", "chosen", "rejected")
+KNOWN = frozenset((*CHATS, *SYSTEMS, *PROMPTS, *CONTEXTS, *COMPLETIONS, *chain(*OTHER_PAIRS), *UNSUPPORTED, *OTHERS))
+
+ADVICE = 'write {"prompt": "...", "completion": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}'
+EMPTY_COMPLETION = "pairs with an empty completion"  # reason to leave out a record
+
+
+class PairNames(NamedTuple):
+    """The known names of the fields of a pair."""
+
+    prompt: str
+    contexts: tuple[str, ...]
+    completion: str
+
+
+class _Record:
+    """The fields of a record by their known names."""
+
+    def __init__(self, record: dict[str, Any]):
+        self.record, self.fields = record, known_fields(tuple(record))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.fields
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a field; None if it is missing."""
+        return self.record[self.fields[name]] if name in self.fields else None
+
+    def text(self, name: str) -> str:
+        """Return the text of a field, in which null is an empty text. Raises CorpusError."""
+        value = self[name]
+        if value is not None and not isinstance(value, str):
+            raise CorpusError(f"{self.fields[name]} is {short_repr(value)}, not text; write it as a string")
+        return value or ""
+
+    def used(self, *names: str) -> set[str]:
+        """Return the record's own names of the fields that it has."""
+        return {self.fields[name] for name in names if name in self}
+
+    @property
+    def has_message_lists(self) -> bool:
+        """Whether the prompt and the completion are lists of messages, as in TRL."""
+        return isinstance(self["prompt"], list) and isinstance(self["completion"], list)
+
+    @property
+    def has_messages(self) -> bool:
+        return self.has_message_lists or any(self[name] is not None for name in CHATS)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a pair needs the turns of a chat."""
+        return any(name in self for name in (*SYSTEMS, "history"))
+
+
+def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
+    """Return the segments of a pair or a chat in any of the formats of docs/use/data.md#pairs.
+
+    They are None if the completion is empty. add_space: separate prompt and completion by a space, unless white space
+    is present. This is the default for fields with other names than prompt and completion. Raises CorpusError.
+    """
+    fields = _Record(record)
+    _refuse_unsupported(fields)
+    if fields.has_messages:
+        return _chat_document(fields)
+    names = find_pair(fields.fields)
+    if names is None:
+        missing = "completion" if any(name in fields for name in PROMPTS) else "prompt"
+        raise CorpusError(f"{missing} is missing, or has an unknown name: {ADVICE}")
+    texts = [fields.text(name) for name in (names.prompt, *names.contexts)]
+    prompt = "\n\n".join(text for text in texts if text.strip()) or texts[0]
+    completion = fields.text(names.completion)
+    used = fields.used(names.prompt, *names.contexts, names.completion, *SYSTEMS, "history")
+    if not completion.replace(EOT_TEXT, "").strip():
+        return Document(None, frozenset(used), {EMPTY_COMPLETION: len(completion) + sum(map(len, texts))})
+    if fields.has_turns:
+        pair = make_message(names.prompt, "user", prompt), make_message(names.completion, "assistant", completion)
+        return Document(format_chat([*_system(fields), *_history(fields), *pair]), frozenset(used))
+    if add_space or (names.prompt, names.completion) != ("prompt", "completion"):
+        has_space = not prompt or prompt[-1].isspace() or completion[0].isspace()
+        completion = completion if has_space else f" {completion}"
+    return Document(pair_segments({"prompt": prompt, "completion": completion}), frozenset(used))
+
+
+def is_chat(record: dict[str, Any]) -> bool:
+    """Whether pair_document makes a chat of a record. A pair with a system prompt or a history is also one."""
+    fields = _Record(record)
+    return fields.has_messages or fields.has_turns
+
+
+def pair_segments(value: dict[str, Any]) -> Segments:
+    """Return the segments of one pair, {"prompt", "completion"}. The targets are the completion and the end of text.
+
+    <|endoftext|> is the special token; at the end of the completion, it is the end. Raises CorpusError.
+    """
+    for name in ("prompt", "completion"):
+        if not isinstance(value.get(name), str):
+            raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
+    completion = value["completion"].removesuffix(EOT_TEXT)
+    return [*_split_at_eot(value["prompt"], False), *_split_at_eot(completion, True), (END, True)]
+
+
+def _split_at_eot(text: str, is_target: bool) -> Segments:
+    first, *others = text.split(EOT_TEXT)
+    return [(first, is_target), *((part, is_target) for text in others for part in (END, text))]
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def known_fields(names: tuple[str, ...]) -> dict[str, str]:
+    """Return a record's own names of its fields by their known names. Raises CorpusError if two are the same."""
+    fields: dict[str, str] = {}
+    for name in names:
+        if (known := name.strip().lower()) in KNOWN and fields.setdefault(known, name) != name:
+            raise CorpusError(f"the fields {fields[known]!r} and {name!r} have the same name; rename or remove one")
+    return fields
+
+
+def find_pair(fields: Collection[str]) -> PairNames | None:
+    """Return which known fields make a pair, or None. Raises CorpusError if several may be one."""
+    prompts, completions = ([name for name in names if name in fields] for names in (PROMPTS, COMPLETIONS))
+    if "prompt" in prompts and "completion" in completions:
+        prompts, completions = ["prompt"], ["completion"]
+    elif completions and not prompts and "input" in fields:
+        prompts = ["input"]
+    elif not prompts and not completions:
+        pairs = [pair for pair in OTHER_PAIRS if all(name in fields for name in pair)]
+        prompts, completions = ([*dict.fromkeys(names)] for names in zip(*pairs, strict=True)) if pairs else ([], [])
+    for kind, names in (("prompt", prompts), ("completion", completions)):
+        if len(names) > 1:
+            raise CorpusError(f"both {' and '.join(names)} may be the {kind}; rename or remove one")
+    if not completions and "chosen" in fields:
+        raise CorpusError(
+            "chosen and rejected are for preference training, which Folio does not have; to train on the chosen texts, "
+            "rename chosen to completion, or to messages if it contains the prompt"
+        )
+    if not prompts or not completions:
+        return None
+    contexts = tuple(name for name in CONTEXTS if name in fields and name not in prompts)
+    return PairNames(prompts[0], contexts, completions[0])
+
+
+def _refuse_unsupported(fields: _Record) -> None:
+    """Raise CorpusError for a field that changes the meaning of a record, and that a document cannot express."""
+    for name, own_name in fields.fields.items():
+        if name in UNSUPPORTED and not is_empty(fields[name]):
+            raise CorpusError(f"{own_name} is not supported, because the model reads only the prompt; remove the field")
+    if fields["label"] is False:  # TRL's unpaired preferences
+        raise CorpusError("label is false, which marks an undesirable completion; remove the record, or the label")
+    if fields.has_messages and fields["weight"] not in (None, 1):
+        raise CorpusError("weight of a chat is not supported; remove it, or give its messages weights of 0 or 1")
+
+
+# --- chats ------------------------------------------------------------------------------------------------------------
+
+
+def _chat_document(fields: _Record) -> Document:
+    """Return a chat of messages, possibly with a system prompt beside them. Raises CorpusError if it has no targets."""
+    names = [name for name in CHATS if fields[name] is not None]
+    if len(names) > 1:
+        raise CorpusError(f"both {' and '.join(names)} contain messages; remove one")
+    if names:
+        messages = read_messages(names[0], fields[names[0]])
+    else:  # answers in the prompt are not targets
+        names = ["prompt", "completion"]
+        prompt, completion = (read_messages(name, fields[name]) for name in names)
+        messages = [*(message._replace(is_target=False) for message in prompt), *completion]
+    system = _system(fields)
+    if system and any(message.role == "system" for message in messages[:1]):
+        raise CorpusError("there are two system prompts, a field and a message; remove one")
+    if not any(message.is_target for message in messages):
+        raise CorpusError('no message has the role "assistant" and is a target; add one, or remove the chat')
+    answers = [name for name in COMPLETIONS if name not in names and not is_empty(fields[name])]
+    if answers and messages[-1].role != "assistant":
+        raise CorpusError(f"{answers[0]} is beside messages without a last answer; add it to them, or remove it")
+    used = {f"{name}.{field}" for name in fields.used(*names) for field in MESSAGE_FIELDS}
+    return Document(format_chat([*system, *messages]), frozenset(used | fields.used(*SYSTEMS)))
+
+
+def _system(fields: _Record) -> list[Message]:
+    """Return the system prompt beside a chat or a pair as a message, if it is not blank."""
+    texts = [(name, text) for name in SYSTEMS if (text := fields.text(name)).strip()]
+    if len(texts) > 1:
+        raise CorpusError(f"both {' and '.join(SYSTEMS)} are system prompts; remove one")
+    return [make_message(name, "system", text) for name, text in texts]
+
+
+def _history(fields: _Record) -> Iterator[Message]:
+    """Yield the earlier turns of a pair, [[prompt, completion], ...], with targets as in LLaMA-Factory."""
+    turns = fields["history"] or []
+    for turn in turns if isinstance(turns, list) else [None]:
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
+            raise CorpusError('history must be a list of turns ["...", "..."], each a prompt and its completion')
+        yield from (make_message("history", role, text) for role, text in zip(("user", "assistant"), turn, strict=True))
