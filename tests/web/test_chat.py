@@ -29,7 +29,11 @@ CHAT = [
     {"role": "user", "content": "And I?"},
     {"role": "assistant", "content": "You."},
 ]
-CHATS = [{"messages": [*CHAT[:3], {"role": "user", "content": f"{k} + 0?"}, *CHAT[4:]]} for k in range(30)]
+QUESTIONS = ["Who\nare you?", *(f"Who are {k}?" for k in range(1, 30))]  # different: chats are split by the first one
+CHATS = [
+    {"messages": [CHAT[0], CHAT[1] | {"content": first}, CHAT[2], CHAT[3] | {"content": f"{k} + 0?"}, CHAT[4]]}
+    for k, first in enumerate(QUESTIONS)
+]
 PAIRS = [{"prompt": f"{k} + 0 =", "completion": f" {k}"} for k in range(60)]
 CHARACTERS = "".join(sorted({*json.dumps([CHATS, PAIRS]), *"\nUser:Assistant:System:Romeo"}))
 
