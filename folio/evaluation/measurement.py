@@ -46,7 +46,7 @@ class MeasurementConfig(Settings):
     tasks: NonEmptyStr | None = None  # lambada,hellaswag,pairs,music (evaluate.py only); instead of a text
     limit: PositiveInt | None = None  # questions or pairs per task, or pieces of music; None: all, or 200 pieces
     questions: NonEmptyStr | None = None  # .jsonl file for lambada or hellaswag; None: the original questions
-    pairs: NonEmptyStr | None = None  # .jsonl file of prompts and completions; None: the validation set's
+    pairs: NonEmptyStr | None = None  # file of pairs, as for prepare/pairs.py; None: the validation set's
     stop: NonEmptyStr | None = None  # text before which an answer also ends; \n is a line break
     baseline: Literal["first_sentence"] | None = None  # also score a prompt's first sentence as its summary
     by: str = "target,kind"  # up to two fields of the pairs to group exact match by; missing fields are ignored

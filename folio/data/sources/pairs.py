@@ -14,13 +14,14 @@ from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.data.blocks import END, CorpusError, Document, Segments
 from folio.data.corpus import Corpus
-from folio.data.inputs import RECORD_SUFFIXES, Inputs, find_sources
+from folio.data.inputs import RECORD_SUFFIXES, TEXT_FORMATS, Inputs, find_sources
 from folio.data.records import Columns
 from folio.data.shards import Dataset, Shard
 from folio.data.sources.pair_records import CHATS, find_pair, is_chat, known_fields, pair_document, pair_segments
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
 
 HELD_OUT = "held_out.jsonl"  # optional file of a data set: the pairs for validation with additional fields
+PAIR_FORMATS = "JSON (.jsonl, .json), tables (.tsv, .csv), or .parquet, also as .gz, .zst or .xz"
 TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
 TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
 
@@ -43,6 +44,14 @@ def strip_tldr(prompt: str) -> str:
 
 
 # --- files of pairs ---------------------------------------------------------------------------------------------------
+
+
+def find_pair_files(names: Sequence[str], keep_line_ends: bool) -> Inputs:
+    """Find files of records, as find_sources does. Raises UserError for other text."""
+    inputs = find_sources(names, suffixes=RECORD_SUFFIXES, keep_line_ends=keep_line_ends)
+    if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
+        raise UserError(f"{others[0]} is text without records; for prompts and completions, use {PAIR_FORMATS}")
+    return inputs
 
 
 def pair_corpus(inputs: Inputs) -> Corpus:
@@ -71,9 +80,9 @@ def name_pair_columns(rows: list[list[str]]) -> Columns:
 
 
 def describe_pair(document: Segments) -> str:
-    """Return the first prompt and completion of a document, for a printed line."""
-    texts = {counts: "".join(text or "" for text, c in document if c == counts) for counts in (False, True)}
-    shown = [json.dumps(text if len(text) <= 80 else f"{text[:77]}...", ensure_ascii=False) for text in texts.values()]
+    """Return the prompt and the first answer of a document, for a printed line."""
+    texts = next(split_answers(document), ("", ""))
+    shown = [json.dumps(text if len(text) <= 80 else f"{text[:77]}...", ensure_ascii=False) for text in texts]
     return " -> ".join(shown)
 
 
@@ -126,7 +135,7 @@ def split_answers(document: Segments) -> Iterator[tuple[str, str]]:
 
 def read_pairs(path: str) -> list[Pair]:
     """Read the pairs in a file in any of the formats of prepare/pairs.py. Raises UserError if there are none."""
-    inputs = find_sources([path], suffixes=RECORD_SUFFIXES)
+    inputs = find_pair_files([path], keep_line_ends=True)  # evaluate_pairs converts them
     corpus = Corpus(inputs, record_pairs, partial(record_pairs, add_space=True), name_pair_columns)
     contents = list(corpus.documents())
     pairs = [pair for content in contents if content is not None for pair in content]
@@ -159,7 +168,7 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
     if (dataset.folder / HELD_OUT).exists():
         inputs = find_sources([str(dataset.folder / HELD_OUT)], "jsonl", keep_line_ends=True)
         held_out = Corpus(inputs, lambda record: Document(make_pair(record), frozenset())).documents()
-        fields = {(pair.prompt, pair.completion): pair.fields for pair in held_out}
+        fields = {(pair.prompt, pair.completion.removesuffix(EOT_TEXT)): pair.fields for pair in held_out}
     return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in values]
 
 

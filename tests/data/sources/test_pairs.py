@@ -5,8 +5,10 @@ import pytest
 
 from folio import UserError
 from folio.data.shards import Shard, open_dataset
+from folio.data.sources.pair_records import pair_document
 from folio.data.sources.pairs import (
     Pair,
+    describe_pair,
     make_pair,
     name_pair_columns,
     read_pairs,
@@ -97,6 +99,9 @@ def test_a_file_of_pairs(tmp_path):
     (tmp_path / "c.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"c.jsonl has no pairs; write "):
         read_pairs(str(tmp_path / "c.jsonl"))
+    (tmp_path / "d.txt").write_text("Q A")
+    with pytest.raises(UserError, match=r"d.txt is text without records; .* use JSON"):
+        read_pairs(str(tmp_path / "d.txt"))
 
 
 def test_the_special_token_in_prompts_is_restored_from_shards(tmp_path):
@@ -145,6 +150,13 @@ def test_pairs_are_read_from_what_can_be_prepared(name, content, tmp_path, capsy
         Pair("Q\n\nx", " A", {"kind": "k", "prompt": "Q\n\nx", "completion": " A"})
     ]
     assert "left out 1 pair with an empty completion" in capsys.readouterr().err
+
+
+def test_the_first_answer_of_a_chat_is_described():
+    """The line joined all answers, and the text between them as if it were one prompt."""
+    document = pair_document({"messages": [{"role": r, "content": r[0]} for r in ("user", "assistant") * 2]}).content
+    assert describe_pair(document) == r'"User: u\n\nAssistant:" -> " a"'
+    assert describe_pair(pair_document({"prompt": "x" * 90, "completion": "y"}).content) == f'"{"x" * 77}..." -> "y"'
 
 
 @pytest.mark.parametrize(
