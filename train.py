@@ -29,6 +29,7 @@ from torch import Tensor
 
 from folio import UserError
 from folio.base import settings
+from folio.base.number_format import counted
 from folio.base.randomness import derive_seed
 from folio.base.settings import (
     NonEmptyStr,
@@ -259,7 +260,7 @@ def train(user_cfg: TrainConfig) -> Result:
         if cfg.eval_only:
             losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
             print(
-                f"validation set of {cfg.dataset} ({data.validation_tokens:,} tokens), in contexts of "
+                f"validation set of {cfg.dataset} ({counted(data.validation_tokens, 'token')}), in contexts of "
                 f"{model.config.block_size}"
             )
             print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")

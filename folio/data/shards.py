@@ -387,7 +387,7 @@ def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -
     array = _map_raw(path, dtype)
     if len(array) != tokens:
         raise DatasetError(
-            f"{path} is truncated or not the original file: it has {len(array):,} tokens, but meta.json says "
+            f"{path} is truncated or not the original file: it has {counted(len(array), 'token')}, but meta.json says "
             f"{short_repr(tokens)}; prepare the data set again"
         )
     if digest is not None and sha256(path) != digest:
@@ -449,7 +449,9 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
             )
     rows = table.get("vocab_size", len(tokens))
     if not isinstance(rows, int) or rows < len(tokens):
-        raise DatasetError(f"{meta}: vocab_size is {short_repr(rows)}, but itos has {len(tokens):,} characters")
+        raise DatasetError(
+            f"{meta}: vocab_size is {short_repr(rows)}, but itos has {counted(len(tokens), 'character')}"
+        )
     if vocab_size not in (None, rows):
         raise DatasetError(
             f"{meta} has a vocabulary of {rows:,}, but the model has one of {vocab_size:,}: replace it with the "
@@ -513,7 +515,9 @@ def _map_llmc(path: Path) -> Shard:
         ) from None
     header = np.fromfile(path, dtype="<i4", count=LLMC_HEADER)
     if len(header) < LLMC_HEADER:
-        raise DatasetError(f"{path} is truncated: it has {path.stat().st_size:,} bytes, fewer than llm.c's header")
+        raise DatasetError(
+            f"{path} is truncated: it has {counted(path.stat().st_size, 'byte')}, fewer than llm.c's header"
+        )
     magic, version, tokens = (int(n) for n in header[:3])
     if magic != LLMC_MAGIC or version != LLMC_VERSION:
         raise DatasetError(
@@ -522,7 +526,9 @@ def _map_llmc(path: Path) -> Shard:
         )
     size = path.stat().st_size
     if size != 4 * LLMC_HEADER + 2 * tokens or not tokens:
-        raise DatasetError(f"{path} has {size:,} bytes, but its header says {tokens:,} tokens; download it again")
+        raise DatasetError(
+            f"{path} has {counted(size, 'byte')}, but its header says {counted(tokens, 'token')}; download it again"
+        )
     return _with_mask(path, _map(path, np.dtype("<u2"), 4 * LLMC_HEADER))
 
 
@@ -538,7 +544,7 @@ def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
         raise DatasetError(f"{path} is {problem}; prepare the data set again")
     if size % dtype.itemsize:
         raise DatasetError(
-            f"{path} is truncated: it has {size:,} bytes, not a multiple of {dtype.itemsize} ({dtype.name})"
+            f"{path} is truncated: it has {counted(size, 'byte')}, not a multiple of {dtype.itemsize} ({dtype.name})"
         )
     return _map(path, dtype)
 
@@ -574,7 +580,10 @@ def _with_mask(path: Path, ids: np.ndarray) -> Shard:
         return Shard(ids)
     mask = _map_raw(mask_path(path), np.dtype("u1"))
     if len(mask) != len(ids):
-        raise DatasetError(f"{mask_path(path)} has {len(mask):,} entries, but {path.name} has {len(ids):,} tokens")
+        raise DatasetError(
+            f"{mask_path(path)} has {counted(len(mask), 'entry', 'entries')}, but {path.name} has "
+            f"{counted(len(ids), 'token')}"
+        )
     return Shard(ids, mask)
 
 

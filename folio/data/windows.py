@@ -237,10 +237,11 @@ class Mixture:
             raise DatasetError(f"a mixture needs data sets with different names: {', '.join(self.names)}")
         for (dataset, _), other in zip(datasets[1:], others, strict=True):
             if other.hash != self.tokenizer.hash:
+                tokens, first_tokens = (counted(t.vocab_size, "token") for t in (other, self.tokenizer))
                 raise DatasetError(
-                    f"{dataset.folder} was made with another tokenizer ({other.kind}, {other.vocab_size:,} tokens) "
-                    f"than {first.folder} ({self.tokenizer.kind}, {self.tokenizer.vocab_size:,} tokens), so they "
-                    f"cannot be mixed; prepare it again with --tokenizer={first.folder}"
+                    f"{dataset.folder} was made with another tokenizer ({other.kind}, {tokens}) than {first.folder} "
+                    f"({self.tokenizer.kind}, {first_tokens}), so they cannot be mixed; prepare it again with "
+                    f"--tokenizer={first.folder}"
                 )
         if any(other.keep_line_ends for other in others):  # the model learns them from this data set
             self.tokenizer = self.tokenizer.with_keep_line_ends(True)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from folio import UserError
+from folio.base import number_format
 from folio.base.progress import progress_bar
 from folio.data.blocks import DocumentPart
 from folio.data.corpus import Corpus
@@ -176,8 +177,8 @@ def measure_positions(
     if len(ids) < 2:
         n = sum(len(stream.ids) for stream in streams)
         raise UserError(
-            f"{name} has {n:,} tokens, but --context={context} needs 2 windows of {context + 1:,}: set a smaller "
-            f"--context or give a longer text"
+            f"{name} has {number_format.counted(n, 'token')}, but --context={context} needs 2 windows of "
+            f"{context + 1:,}: set a smaller --context or give a longer text"
         )
     logits_fn = make_logits(model, runtime)
     block_size = model.config.block_size

@@ -147,8 +147,9 @@ def restart_history(start: Start, state: TrainState, data: Mixture) -> None:
         return
     state.forget_evaluations()
     print(
-        f"from now on, the validation loss is measured on other text than before ({data.validation_tokens:,} tokens): "
-        f"the best loss, patience, and rollbacks consider only the evaluations from step {state.step:,} on"
+        f"from now on, the validation loss is measured on other text than before "
+        f"({counted(data.validation_tokens, 'token')}): the best loss, patience, and rollbacks consider only the "
+        f"evaluations from step {state.step:,} on"
     )
 
 

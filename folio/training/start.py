@@ -190,8 +190,8 @@ class Start(Generic[Config]):
         if ckpt.tokenizer.hash != tokenizer.hash and not (self.adds_eot(tokenizer) and not self.resuming):
             raise UserError(
                 f"the checkpoint {ckpt.path} was trained with another tokenizer ({ckpt.tokenizer.kind}, "
-                f"{ckpt.tokenizer.vocab_size:,} tokens) than {dataset} ({tokenizer.kind}, "
-                f"{tokenizer.vocab_size:,} tokens); prepare the data with the checkpoint's tokenizer: "
+                f"{counted(ckpt.tokenizer.vocab_size, 'token')}) than {dataset} ({tokenizer.kind}, "
+                f"{counted(tokenizer.vocab_size, 'token')}); prepare the data with the checkpoint's tokenizer: "
                 f"--tokenizer={ckpt.path}"
             )
         if self.resuming and self.saved_state["dataset"]["hash"] != data.hash:

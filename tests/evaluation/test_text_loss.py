@@ -211,6 +211,12 @@ def test_losses_by_position_match_prefixes(position, block_size, runtime, seed):
         assert row["n"] == 3 and row["over"] == "windows" and row["block_size"] == block_size
 
 
+def test_a_text_of_one_token_has_no_windows(runtime):
+    """The message said "1 tokens"."""
+    with pytest.raises(UserError, match="text has 1 token, but --context=64 needs 2 windows of 65"):
+        measure_positions(model_of(20), runtime, "text", [stream_of(np.arange(1), np.ones(1, bool))], 64)
+
+
 def test_losses_by_position_leave_out_masked_tokens(runtime, seed):
     """The mean is over unmasked tokens. A window without any in a range is not a sample of the range."""
     rng = np.random.default_rng(seed)
