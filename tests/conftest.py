@@ -176,7 +176,7 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture
 def masked_dir(data_dir, tmp_path, seed) -> str:
-    """A folder with the data set "verse", masked so that some micro-batches have only masked targets."""
+    """A folder with the data set "verse", masked in stretches of at least 97 tokens."""
     shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
     folder = tmp_path / "masked" / "verse"
     meta = json.loads((folder / "meta.json").read_text())

@@ -200,10 +200,11 @@ def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
 def open_data(history: History, data_dir: str | None) -> Mixture:
     """Open the run's training data. Raises UserError if it is missing or has changed, or was read in another order."""
     try:
+        data = open_training_mixture(history.newest, data_dir)
         for part in history.parts:
-            if order := unknown_order(part.cfg, part.record):
+            if order := unknown_order(part.cfg, part.record, data):
                 raise UserError(order)
-        return open_training_mixture(history.newest, data_dir)
+        return data
     except UserError as error:
         raise UserError(f"{history.folder} cannot be replayed: {error}") from None
 

@@ -112,6 +112,7 @@ class PartRecord(RequiredPart, total=False):
     lr_factor: PositiveFloat  # of all learning rates, if there were rollbacks
     skipped_sequences: tuple[NonNegativeInt, NonNegativeInt]  # begin and end, if a rollback begins this part
     windows: PositiveInt  # version of the training order and the validation windows (folio/data/windows.py)
+    without_targets: PositiveInt  # possible training windows without targets, which were not drawn, if there are any
     max_val_tokens: PositiveInt | None  # tokens of each validation set that an evaluation measures; None: all
 
 

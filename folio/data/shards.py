@@ -40,7 +40,7 @@ Shards = dict[str, list[dict[str, Any]]]  # split -> its entries in meta.json
 NANOGPT_SCRIPT = "prepare.py"  # nanoGPT's script in a data set's folder, kept when the data set is replaced
 VERIFY_BYTES = 1 << 26  # the sha256 of data sets of up to 64 MiB is verified on opening (under 0.1 s)
 MIN_DOCUMENTS = 5  # fewer documents represent themselves rather than text of their kind
-COUNTED_AT_ONCE = 1 << 20  # tokens
+READ_AT_ONCE = 1 << 20  # tokens
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32
 
 PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: plain prompts
@@ -247,8 +247,8 @@ def count_documents(shards: list[Shard], eot: int | None) -> int:
     """Count end-of-text tokens, up to MIN_DOCUMENTS. 0: the text is not divided into documents."""
     count = 0
     for shard in shards if eot is not None else []:
-        for begin in range(0, len(shard), COUNTED_AT_ONCE):
-            count += int((shard.ids[begin : begin + COUNTED_AT_ONCE] == eot).sum())
+        for begin in range(0, len(shard), READ_AT_ONCE):
+            count += int((shard.ids[begin : begin + READ_AT_ONCE] == eot).sum())
             if count >= MIN_DOCUMENTS:
                 return MIN_DOCUMENTS
     return count

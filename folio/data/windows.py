@@ -13,7 +13,7 @@ import numpy as np
 
 from folio.base.number_format import counted
 from folio.base.randomness import hash64, permute
-from folio.data.shards import Dataset, DatasetError, PromptFormat, Shard
+from folio.data.shards import READ_AT_ONCE, Dataset, DatasetError, PromptFormat, Shard
 
 WINDOWS_VERSION = 2  # of the training order "epoch" and of the validation windows; recorded in runs
 SHARE_UNITS = 1 << 20  # shares in a mixture are integer multiples of 1 / SHARE_UNITS
@@ -40,6 +40,28 @@ def check_ids(largest: int, vocab_size: int) -> None:
             f"token id {largest} in the shards is outside the vocabulary of {vocab_size}: "
             f"the shards are damaged, or were made with another tokenizer; prepare the data set again"
         )
+
+
+def useful_starts(shard: Shard, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the windows of a shard start that have a target: ranges of tokens, begins and ends, (R,) each.
+
+    Without a mask, a window can start anywhere, so there is one range. The ranges are empty if the shard is too short.
+    """
+    T, end = block_size, max(0, len(shard) - block_size)  # a window has T + 1 tokens
+    if shard.mask is None or not end:
+        return np.array([0]), np.array([end])
+    # Target p is in the windows that start in p - T .. p - 1. Between targets that are more than T apart, windows have
+    # none. The first token of a shard is only an input.
+    before, after, last = [], [], -T  # targets on both sides of such a gap, and the last target so far (at first, none)
+    for first in range(0, len(shard), READ_AT_ONCE):
+        targets = first + np.flatnonzero(shard.mask[first : first + READ_AT_ONCE])
+        targets = np.concatenate([[last], targets[targets > 0]])
+        gaps = np.flatnonzero(np.diff(targets) > T)
+        before.append(targets[gaps])
+        after.append(targets[gaps + 1])
+        last = targets[-1]
+    begins, ends = np.concatenate(after) - T, np.concatenate([*before, [last]])[1:]
+    return np.maximum(begins, 0), np.minimum(ends, end)
 
 
 class _Windows:
@@ -80,8 +102,12 @@ class TrainingWindows(_Windows):
     divides T, such as a table, position p of every window would hold the same column, and the model would learn the
     columns of the epoch's positions. Therefore small random gaps, which differ in each epoch, shift the phase from
     segment to segment of the shard. sampling="random": as in nanoGPT, sequences start at random positions, with
-    replacement. Windows do not cross the end of a shard. Shards with fewer than T + 1 tokens are not used. Raises
-    DatasetError if all shards are shorter.
+    replacement. Windows do not cross the end of a shard. Shards with fewer than T + 1 tokens are not used.
+
+    Windows without targets, all of whose text is masked, do not occur in either order: it is the order of a shard that
+    has only the other starts (see `useful_starts`). So each target is still in at most one window per epoch.
+
+    Raises DatasetError if all shards are too short, or have no targets.
     """
 
     LOCATE_AHEAD = 4096  # sequences located at a time, which affects only speed
@@ -97,14 +123,26 @@ class TrainingWindows(_Windows):
                 f"the longest training shard has {counted(int(lengths.max()), 'token')}, fewer than block_size + 1 = "
                 f"{T + 1:,}: use a smaller --block_size, or more text"
             )
-        usable = lengths >= T + 1
-        windows = np.maximum(1, (lengths - T) * TARGETS_PER_GAP // ((TARGETS_PER_GAP + 1) * T))  # T is for the offset
-        counts = windows if sampling == "epoch" else lengths - T
-        self.counts = np.where(usable, counts, 0)  # windows ("epoch") or possible starts ("random") per shard, (N,)
+        ranges = [useful_starts(shard, T) for shard in shards]
+        starts = np.array([int((end - begin).sum()) for begin, end in ranges])  # useful ones per shard, (N,)
+        if not starts.any():
+            raise DatasetError("no token of the training data counts as a target, so there is nothing to learn")
+        self.useful = int(starts.sum())
+        self.without_targets = int(np.maximum(0, lengths - T).sum()) - self.useful  # other starts, which are not drawn
+        # If only the useful starts are numbered, through all shards: the number at the end of each range, and what to
+        # add to a number in the range for its offset in the shard, (R,) each; the first number of each shard, (N,).
+        begins, ends = (np.concatenate(bounds) for bounds in zip(*ranges, strict=True))
+        self.range_ends = np.cumsum(ends - begins)
+        self.range_shifts = ends - self.range_ends
+        self.first_numbers = np.cumsum(starts) - starts
+        windows = np.maximum(1, starts * TARGETS_PER_GAP // ((TARGETS_PER_GAP + 1) * T))
+        counts = windows if sampling == "epoch" else starts
+        self.counts = np.where(starts > 0, counts, 0)  # windows ("epoch") or useful starts ("random") per shard, (N,)
         # Per shard, (N,): the tokens in all gaps, the number of segments, and that of possible offsets.
-        self.gaps = np.clip(windows * T // TARGETS_PER_GAP, 0, np.maximum(0, lengths - windows * T - 1))
+        unused = starts + T - windows * T  # for the offset, the gaps, and the end
+        self.gaps = np.clip(windows * T // TARGETS_PER_GAP, 0, np.maximum(0, unused - 1))
         self.segments = np.clip(self.gaps // MEAN_GAP, np.minimum(windows, MIN_SEGMENTS), windows)
-        self.offsets = np.clip(lengths - windows * T - self.gaps, 1, T)
+        self.offsets = np.clip(unused - self.gaps, 1, T)
         self.ends = np.cumsum(self.counts)
         self.per_epoch = int(self.ends[-1])  # sequences per epoch
         self.located: tuple[range, list[Location]] = (range(0), [])  # sequences and their locations
@@ -115,7 +153,7 @@ class TrainingWindows(_Windows):
         if self.sampling == "random":
             position = (hash64(self.seed, i) % np.uint64(self.per_epoch)).astype(np.int64)
             shard = np.searchsorted(self.ends, position, side="right")
-            return shard, position - (self.ends - self.counts)[shard]
+            return shard, self._useful_start(shard, position - (self.ends - self.counts)[shard])
         shard, start = np.empty(len(i), dtype=np.int64), np.empty(len(i), dtype=np.int64)
         epochs, positions = np.divmod(i, np.uint64(self.per_epoch))
         for epoch in np.unique(epochs):
@@ -138,7 +176,12 @@ class TrainingWindows(_Windows):
         segment = (window * segments + draw(count, 1)) // count  # 0 to `segments`; the first and the last are shorter
         # The gaps before segment s have (s + u) / (segments + 1) of the tokens of all gaps, with a random u in [0, 1).
         gap = (segment * (gaps + 1) + draw(gaps + 1, 2, segment)) // (segments + 1)
-        return shard, offset + window * self.block_size + gap
+        return shard, self._useful_start(shard, offset + window * self.block_size + gap)
+
+    def _useful_start(self, shard: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Return the offset of useful start n, from 0, in each shard. shard, n: (B,) each, as the result."""
+        number = n + self.first_numbers[shard]
+        return number + self.range_shifts[np.searchsorted(self.range_ends, number, side="right")]
 
     def locations(self, first: int, count: int) -> list[Location]:
         """Return the locations of sequences first .. first + count - 1."""
@@ -250,6 +293,7 @@ class Mixture:
         self.training = [TrainingWindows(d.train, block_size, d.vocab_size, seed, sampling) for d, _ in datasets]
         self.limit_validation(max_val_tokens)
         self.masked = any(windows.masked for windows in self.training)
+        self.without_targets = sum(windows.without_targets for windows in self.training)  # starts that are not drawn
         self.training_tokens = int(sum(windows.lengths.sum() for windows in self.training))
         self.vocab_size = first.vocab_size
         self.hash = first.hash if len(datasets) == 1 else self._combined_hash()

@@ -247,12 +247,13 @@ def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, part
     """The content of state.json, without the progress."""
     if start.resuming:
         parts[-1]["changes"] = changed_settings(start.saved_cfg, start.cfg.replace(**asdict(counts)))
+    order = {"without_targets": data.without_targets} if data.without_targets else {}
     return {
         "run_id": start.saved_state.get("run_id") if start.resuming else uuid4().hex,
         "model": asdict(model.config),
         "config": asdict(start.cfg) | asdict(counts),
         "origins": dict(start.cfg.origins),
         "dataset": {"folder": start.cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
-        "parts": [*parts[:-1], {**parts[-1], **part_data(data)}],
+        "parts": [*parts[:-1], {**parts[-1], **part_data(data), **order}],
         "torchrun": distributed.run_id(),
     }

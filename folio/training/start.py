@@ -199,7 +199,7 @@ class Start(Generic[Config]):
                 f"{dataset} is not this run's original data; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
             )
-        if self.resuming and not self.cfg.eval_only and (order := unknown_order(self.saved_cfg, self.last_part)):
+        if self.resuming and not self.cfg.eval_only and (order := unknown_order(self.saved_cfg, self.last_part, data)):
             raise UserError(
                 f"{self.cfg.out_dir} cannot be resumed: {order}; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
@@ -262,14 +262,17 @@ class Start(Generic[Config]):
         return [*run_folder.parts_of(Path(self.cfg.out_dir), self.saved_state), part]
 
 
-def unknown_order(cfg: Any, part: Mapping[str, Any]) -> str | None:
+def unknown_order(cfg: Any, part: Mapping[str, Any], data: Mixture) -> str | None:
     """A clause about the order of the sequences of a run if this version cannot reproduce it, or None.
 
-    cfg: train.py's settings of the run. part: one of its parts, a PartRecord.
+    cfg: train.py's settings of the run. part: one of its parts, a PartRecord. data: of the run.
     """
-    if cfg.sampling != "epoch" or part.get("windows") == WINDOWS_VERSION:
-        return None
-    return 'its sequences have an order that no longer exists: sampling="epoch" with one phase per epoch'
+    reason = "its sequences have an order that no longer exists"
+    if cfg.sampling == "epoch" and part.get("windows") != WINDOWS_VERSION:
+        return f'{reason}: sampling="epoch" with one phase per epoch'
+    if part.get("without_targets", 0) != data.without_targets:
+        return f"{reason}: windows without targets, of which its data set has {data.without_targets:,}, were used"
+    return None
 
 
 def model_config(cfg: Any, data: Mixture) -> GPTConfig:

@@ -4,9 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from folio.data import windows as windows_module
 from folio.data.shards import Dataset, DatasetError, Shard
 from folio.data.tokenizer import CharTokenizer
-from folio.data.windows import Mixture, TrainingWindows, ValidationWindows, parse_mixture
+from folio.data.windows import Mixture, TrainingWindows, ValidationWindows, parse_mixture, useful_starts
 
 T = 8
 
@@ -97,6 +98,16 @@ def test_random_sampling_starts_anywhere(seed):
     assert counts[[0, 1, 2, 16, 17]].min() > 800 and np.array_equal(y, x + 1)
 
 
+def test_the_order_without_masks_is_that_of_windows_version_2():
+    """Runs are resumed and replayed with it. The places were recorded before windows without targets were left out."""
+    places = {
+        "epoch": [(0, 268), (2, 166), (2, 118), (2, 78), (2, 150), (0, 220), (2, 6), (2, 70), (0, 252), (2, 18)],
+        "random": [(0, 59), (2, 92), (0, 29), (0, 56), (0, 141), (0, 220), (2, 57), (0, 222), (2, 5), (2, 168)],
+    }
+    for sampling, expected in places.items():
+        assert TrainingWindows(shards(300, 5, 200), T, 1000, 1337, sampling).locations(50, 10) == expected
+
+
 def test_an_unknown_order_raises(seed):
     """A name added only to the settings was trained with a mixture of the two orders."""
     with pytest.raises(ValueError, match="sampling='sorted'"):
@@ -182,6 +193,63 @@ def test_masked_targets_are_minus_one(seed):
     assert np.array_equal(y, np.where(counts[x + 1] > 0, x + 1, -1))
     targets = np.concatenate([y[y != -1] for _, y in ValidationWindows(data, T, 1000).batches(5)])
     assert sorted(targets.tolist()) == [i for i in np.flatnonzero(counts) if i not in (0, 100, 177)]
+
+
+def masked_shards(*lengths: int, seed: int, share: float = 0.03, run: int = 3) -> list[Shard]:
+    """Shards of distinct token ids with a few runs of targets, at random places."""
+    rng = np.random.default_rng(seed)
+    starts = [rng.random(length) < share for length in lengths]
+    masks = [np.convolve(start, np.ones(run))[: len(start)].clip(max=1).astype(np.uint8) for start in starts]
+    return [Shard(shard.ids, mask) for shard, mask in zip(shards(*lengths), masks, strict=True)]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
+@pytest.mark.parametrize("size", [1, 2, 8, 30])
+def test_useful_starts_are_those_of_windows_with_targets(monkeypatch, at_once, size, seed):
+    """Against a test of each window. The mask is read in pieces."""
+    monkeypatch.setattr(windows_module, "READ_AT_ONCE", at_once)
+    data = [*masked_shards(200, 90, size + 1, size, 1, seed=seed), *shards(50), Shard(np.arange(60), np.zeros(60))]
+    for shard in [*data, Shard(np.arange(60), np.eye(60)[0]), Shard(np.arange(60), np.eye(60)[59])]:
+        begins, ends = useful_starts(shard, size)
+        mask = np.ones(len(shard)) if shard.mask is None else shard.mask
+        expected = [start for start in range(len(shard) - size) if mask[start + 1 : start + 1 + size].any()]
+        assert [start for begin, end in zip(begins, ends, strict=True) for start in range(begin, end)] == expected
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_windows_without_targets_are_not_drawn(sampling, seed):
+    """A window in a prompt that is longer than it had only masked text, and a batch of such windows had a loss of 0."""
+    data = masked_shards(3000, 40, 700, seed=seed)
+    windows = TrainingWindows(data, T, 5000, seed, sampling)
+    x, y = windows.batch(0, 3 * windows.per_epoch)
+    assert (y != -1).any(axis=1).all() and windows.without_targets > 1000
+    assert (np.diff(x) == 1).all() and set(x[:, 0]) <= {
+        int(shard.ids[start]) for shard in data for start in range(len(shard) - T)
+    }
+    if sampling == "random":
+        return
+    is_target = np.concatenate([shard.mask for shard in data]) > 0
+    for epoch in np.split(y, 3):  # each target once, but for those in the gaps and at the ends of a shard
+        targets = epoch[epoch != -1]
+        assert len(set(targets.tolist())) == len(targets) >= 0.9 * is_target.sum()
+    parts = np.concatenate([windows.batch(first, 1)[0] for first in range(50)])
+    assert np.array_equal(parts, x[:50])
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_masks_without_long_masked_text_do_not_change_the_order(sampling, seed):
+    """So runs on pairs that fit are resumed with the order that they began with."""
+    plain, T_apart = shards(400, 90), [(np.arange(n) % T == T - 1).astype(np.uint8) for n in (400, 90)]
+    masked = [Shard(shard.ids, mask) for shard, mask in zip(plain, T_apart, strict=True)]
+    one, other = (TrainingWindows(data, T, 1000, seed, sampling) for data in (plain, masked))
+    assert other.without_targets == 0 and one.locations(0, 300) == other.locations(0, 300)
+
+
+def test_training_data_without_targets_is_refused():
+    masked = [Shard(shard.ids, np.zeros(len(shard), np.uint8)) for shard in shards(100, 50)]
+    with pytest.raises(DatasetError, match="no token of the training data counts as a target"):
+        TrainingWindows(masked, T, 1000, 1, "epoch")
+    TrainingWindows([*masked, shards(50)[0]], T, 1000, 1, "epoch")
 
 
 def sets(*lengths: int, weights: tuple[float, ...]) -> list[tuple[Dataset, float]]:

@@ -27,7 +27,7 @@ from folio.machine.runtime import resolve_runtime
 from folio.training.planning import auto_size
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
-from folio.training.setup import part_data
+from folio.training.setup import open_data, part_data
 from folio.training.start import resume_run, versions
 from model import GPT
 from prepare import pairs as prepare_pairs
@@ -172,6 +172,23 @@ def test_a_run_with_the_order_of_one_phase_per_epoch_is_not_resumed(tiny, tmp_pa
         train(tiny(max_iters=6, init_from="resume"))
     train(tiny(init_from="resume", eval_only=True))
     train(tiny(init_from=tiny().out_dir, out_dir=str(tmp_path / "finetuned")))
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_a_run_that_used_windows_without_targets_is_not_resumed(tiny, masked_dir, tmp_path, sampling):
+    """It would continue with other sequences. A run that records that it did not is resumed."""
+    cfg = tiny(data_dir=masked_dir, max_iters=2, sampling=sampling)
+    train(cfg)
+    train(tiny(data_dir=masked_dir, max_iters=3, init_from="resume"))
+    path = checkpoint.load(Path(cfg.out_dir)).path
+    assert [part.pop("without_targets") for part in checkpoint.load(path).state["parts"]] == [
+        open_data(cfg).without_targets
+    ] * 2
+    edit_state(path, lambda state: [part.pop("without_targets") for part in state["parts"]])
+    with pytest.raises(UserError, match=r"windows without targets, .* were used; start a new run .*--init_from=.*out "):
+        train(tiny(data_dir=masked_dir, max_iters=6, init_from="resume"))
+    train(tiny(data_dir=masked_dir, init_from="resume", eval_only=True))
+    train(tiny(data_dir=masked_dir, init_from=cfg.out_dir, out_dir=str(tmp_path / "finetuned"), max_iters=1))
 
 
 # --- the text of the validation loss ----------------------------------------------------------------------------------
