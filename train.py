@@ -309,6 +309,8 @@ def train(user_cfg: TrainConfig) -> Result:
                     session.sample()
 
         # --- summary ---
+        if state.guard.without_targets:
+            print(f"{counted(state.guard.without_targets, 'step')} had no targets, and changed no weights")
         if session.stopped_by:
             print(f"stopped by {signal.Signals(session.stopped_by).name} and saved after step {state.step:,}")
         else:
@@ -330,24 +332,32 @@ def make_result(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Resu
 def train_step(
     state: TrainState, loss_fn: LossFunction, loader: BatchLoader, rates: LearningRates, grad_clip: float, seed: int
 ) -> None:
-    """Forward, backward, clip and update. A bad step only advances the counters (see folio/training/guard.py)."""
+    """Forward, backward, clip and update.
+
+    A bad step (see folio/training/guard.py), or one without targets, only advances the counters.
+    """
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     model.train()
     loss = torch.zeros((), device=loader.runtime.device)  # mean over the step's targets of all ranks
+    has_targets = False  # without any, no rank has a micro-batch
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
         torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.count + micro_step))
         distributed.sync_gradients(state.net, enabled=micro_step == loader.count - 1)
         micro_loss = loss_fn(x, y) * share  # share: this micro-batch's fraction of the step's targets
         scaler.scale(micro_loss * group.size).backward()  # gradients are averaged over ranks, losses summed
         loss += micro_loss.detach()
+        has_targets = True
     loss = group.all_reduce(loss)
 
-    scaler.unscale_(optimizer)
-    grad_norm = clip_grad_norm(model.parameters(), grad_clip or math.inf, loader.runtime)
-    loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
-    skip = state.guard.judge(loss, distributed.full_tensor(grad_norm), loss_scale)  # 1.0 or 0.0, on the device
-    update(optimizer, rates, state.step, skip, loader.runtime.skips_on_device)
-    scaler.update()
+    if has_targets:
+        scaler.unscale_(optimizer)
+        grad_norm = clip_grad_norm(model.parameters(), grad_clip or math.inf, loader.runtime)
+        loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
+        skip = state.guard.judge(loss, distributed.full_tensor(grad_norm), loss_scale)  # 1.0 or 0.0, on the device
+        update(optimizer, rates, state.step, skip, loader.runtime.skips_on_device)
+        scaler.update()
+    else:
+        state.guard.judge_without_targets()
     state.step += 1
     state.next_sequence += loader.sequences
 

@@ -380,6 +380,60 @@ def inject_bad_gradients(monkeypatch):
     return inject
 
 
+@pytest.fixture
+def without_targets(monkeypatch):
+    """A function that masks all targets of sequences, as no data set does: windows without targets are not drawn."""
+
+    def mask(sequences: range) -> None:
+        batch = Mixture.batch
+
+        def masked_batch(self, first, count):
+            x, y = batch(self, first, count)
+            return x, np.where(np.isin(np.arange(first, first + count), sequences)[:, None], -1, y)
+
+        monkeypatch.setattr(Mixture, "batch", masked_batch)
+
+    return mask
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_without_targets_has_no_loss_and_changes_nothing(
+    tiny, masked_dir, without_targets, capsys, tmp_path, optimizer
+):
+    """Its loss was 0.0000, and weight decay and momentum changed the weights. The step and the data advance."""
+    without_targets(range(4 * 4, 4 * 5))
+    settings = dict(data_dir=masked_dir, optimizer=optimizer, batch_size=2, gradient_accumulation_steps=2)
+    settings |= dict(eval_interval=4, lr_decay_iters=12, keep_last=5, workers=1)
+    cfg = tiny(max_iters=5, **settings)
+    train(cfg)
+    out = capsys.readouterr().out
+    before, after = (checkpoint.load(Path(cfg.out_dir, f"step-{step:06d}")) for step in (4, 5))
+    assert same_tensors(before.model, after.model) and same_tensors(before.optimizer(), after.optimizer())
+    assert after.state["next_sequence"] == 5 * 4 and after.state["guard"]["without_targets"] == 1
+    line = read_metrics(cfg.out_dir)[-1]
+    assert line["loss"] is line["grad_norm"] is None and line["skipped"] == 0 and line["val_loss"] > 0
+    assert "step 5 has no targets, so it has no loss" in out and "step 5/5: no targets, val " in out
+    assert "1 step had no targets, and changed no weights" in out
+
+    train(tiny(max_iters=7, **settings, init_from="resume"))
+    straight = tiny(max_iters=7, **settings, out_dir=str(tmp_path / "straight"))
+    train(straight)
+    a, b = (checkpoint.load(Path(folder)) for folder in (cfg.out_dir, straight.out_dir))
+    assert same_tensors(a.model, b.model) and same_tensors(a.optimizer(), b.optimizer())
+    assert b.state["guard"]["without_targets"] == 1
+
+
+def test_micro_steps_without_targets_add_nothing(tiny, masked_dir, without_targets, tmp_path):
+    """The step is the mean over the other targets, in any micro-batch."""
+    without_targets(range(1, 7))  # of steps of 8 sequences
+    losses = {}
+    for B in (1, 8):
+        settings = dict(data_dir=masked_dir, dropout=0.0, out_dir=str(tmp_path / f"{B}"), max_iters=2, workers=1)
+        train(tiny(**settings, batch_size=B, gradient_accumulation_steps=8 // B))
+        losses[B] = [line["loss"] for line in read_metrics(str(tmp_path / f"{B}"))]
+    assert losses[1] == pytest.approx(losses[8], rel=1e-4)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_gradient_changes_no_weights_or_optimizer_state(tiny, inject_bad_gradients, value):
     inject_bad_gradients(range(5, 6), value)

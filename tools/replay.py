@@ -150,6 +150,8 @@ def replay(args: ReplayConfig) -> None:
         training = training._replace(state=recorder.state, loss_fn=recorder.loss_fn)
         training.train_step()
         (judged,) = training.read_steps()
+        if judged.loss is None:
+            raise UserError(f"step={step}: it has no targets, so it has no loss and changed no weights; choose another")
         sequences, parameters = recorder.sequences(), recorder.parameters()  # collective calls
         bar.update()
 

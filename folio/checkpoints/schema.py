@@ -28,6 +28,7 @@ class GuardProgress(TypedDict, total=False):
 
     in_a_row: NonNegativeInt
     skipped: NonNegativeInt
+    without_targets: NonNegativeInt
     moments: tuple[Moments, Moments]  # of loss and gradient norm
     val_losses: list[NonNegativeFloat]  # of the last evaluations
     evaluated_at: NonNegativeInt  # step of the last one

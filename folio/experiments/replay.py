@@ -373,9 +373,11 @@ class StepRecorder:
 # --- comparison with metrics.jsonl ------------------------------------------------------------------------------------
 
 
-def is_identical(value: float, logged: float | None) -> bool:
-    """Return whether a value is bitwise identical to the logged one. Values that are not finite are logged as None."""
-    return value == logged if logged is not None else not math.isfinite(value)
+def is_identical(value: float | None, logged: float | None) -> bool:
+    """Return whether a value is bitwise identical to the logged one. None, and values that are not finite, are logged
+    as None.
+    """
+    return value == logged if logged is not None else value is None or not math.isfinite(value)
 
 
 def matches_log(judged: JudgedStep, line: dict[str, Any]) -> bool:

@@ -111,10 +111,10 @@ class OverfittingWatch:
         self.state, self.schedule, self.last_learning_rate = state, schedule, last_learning_rate
         self.resumed_at = state.step
         self.losses: dict[str, float] = {}  # of the last evaluation
-        self.training_loss = 0.0  # at the last evaluation
+        self.training_loss: float | None = None  # at the last evaluation; None: no recent step had targets
         self.warned_at = 0  # the best step for which a rise was reported
 
-    def record_evaluation(self, losses: dict[str, float], training_loss: float) -> None:
+    def record_evaluation(self, losses: dict[str, float], training_loss: float | None) -> None:
         self.losses, self.training_loss = losses, training_loss
 
     def remark(self, val_loss: float) -> str:
@@ -150,7 +150,9 @@ class OverfittingWatch:
         both losses rise.
         """
         best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step
-        if self.training_loss < best:
+        if self.training_loss is None:
+            reason = "the last steps had no targets"
+        elif self.training_loss < best:
             reason = "the model overfits (more text, more dropout or a smaller model would help)"
         else:
             reason = f"the training loss is {self.training_loss:.4f}, so the learning rate is probably too high"

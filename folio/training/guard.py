@@ -26,8 +26,8 @@ class JudgedStep(NamedTuple):
     """The numbers of one step."""
 
     step: int
-    loss: float
-    grad_norm: float
+    loss: float | None  # None: the step had no targets, and changed nothing
+    grad_norm: float | None
     skipped: bool  # whether the step was bad, and changed no weights, moments or optimizer steps
 
 
@@ -44,9 +44,10 @@ class StepGuard:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()` of a checkpoint."""
-        default = {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2, "val_losses": [], "evaluated_at": 0}
-        state = {**default, **state}
+        default = {"in_a_row": 0, "skipped": 0, "without_targets": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
+        state = {**default, "val_losses": [], "evaluated_at": 0, **state}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # skipped steps: consecutive, total
+        self.without_targets = state["without_targets"]  # total of the steps
         self.streak = 0  # the most consecutive skipped steps in the last read
         self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=self.device)  # (2, 3)
         self.val_losses: list[float] = state["val_losses"]  # of the last EVALUATIONS
@@ -78,6 +79,10 @@ class StepGuard:
         self.judged.append(torch.cat([values, counted[None]]))
         return bad.float()
 
+    def judge_without_targets(self) -> None:
+        """Record a step without targets, which was not computed, and is neither good nor bad."""
+        self.judged.append(torch.tensor([math.nan, math.nan, 0.0], device=self.device))
+
     def send(self) -> None:
         """Start copying the judged steps to the host. On CUDA, this does not wait for the device."""
         self.sent = torch.stack(self.judged).to("cpu", non_blocking=self.device.type == "cuda")
@@ -90,8 +95,15 @@ class StepGuard:
         rows, self.sent = self.sent.tolist(), self.sent[:0]
         first = step - len(rows) + 1
         steps = [JudgedStep(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]
+        steps = [
+            judged._replace(loss=None, grad_norm=None) if math.isnan(judged.loss) and not judged.skipped else judged
+            for judged in steps  # any other step whose loss is NaN is skipped
+        ]
         self.streak = 0
         for judged in steps:
+            if judged.loss is None:
+                self.without_targets += 1
+                continue
             self.in_a_row = self.in_a_row + 1 if judged.skipped else 0
             self.streak = max(self.streak, self.in_a_row)
             self.skipped += judged.skipped
@@ -121,6 +133,11 @@ class StepGuard:
         """Whether the last read had fewer than max_bad_steps bad steps in a row, and the validation loss is finite."""
         return self.streak < max_bad_steps and math.isfinite(val_loss or 0.0)
 
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last step that had one; None if no recent step had."""
+        return next((judged.loss for judged in reversed(self.recent) if judged.loss is not None), None)
+
     def record_evaluation(self, val_loss: float, step: int) -> None:
         self.evaluated_at = step
         self.val_losses = [*self.val_losses, val_loss][-EVALUATIONS:]
@@ -129,10 +146,10 @@ class StepGuard:
         """Whether the validation loss is far above the last ones. False if the model overfits: then the training loss
         is below them.
         """
-        if val_loss is None or not self.val_losses or not self.recent:
+        if val_loss is None or not self.val_losses or self.last_loss is None:
             return False
         has_risen = val_loss > RISE * min(self.val_losses)
-        return has_risen and self.recent[-1].loss > min(self.val_losses)
+        return has_risen and self.last_loss > min(self.val_losses)
 
     def diagnose(
         self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool
@@ -162,6 +179,6 @@ class StepGuard:
 
     def state(self) -> dict[str, Any]:
         """The state to save in checkpoints, after all steps are read. JSON preserves float32 exactly."""
-        counts = {"in_a_row": self.in_a_row, "skipped": self.skipped}
+        counts = {"in_a_row": self.in_a_row, "skipped": self.skipped, "without_targets": self.without_targets}
         evaluations = {"val_losses": self.val_losses, "evaluated_at": self.evaluated_at}
         return {**counts, "moments": self.moments.tolist(), **evaluations}

@@ -67,7 +67,7 @@ class BatchLoader:
         """Yield the micro-batches of the step that begins with sequence `first`: inputs, targets, (B, T) each, share.
 
         The share is the micro-batch's fraction of the step's counted targets on all processes: the sum of share * mean
-        loss is the mean over the step's targets.
+        loss is the mean over the step's targets. If the step has no targets, no process gets a micro-batch.
         """
         first += self.begin
         padding = self.count * self.rows - self.local_sequences
@@ -90,6 +90,6 @@ class BatchLoader:
         total = self.sequences * self.data.block_size
         if self.data.masked:
             total = self.runtime.group.all_reduce_count(int(counted.sum()))
-        for micro, share in enumerate(counted / max(1, total)):
+        for micro, share in enumerate(counted / total) if total else ():
             rows = slice(micro * self.rows, (micro + 1) * self.rows)
             yield *self.runtime.to_device(inputs[rows], targets[rows]), float(share)

@@ -106,6 +106,8 @@ class Metrics:
         numbers = []
         if line["loss"] is not None:
             numbers.append(f"loss {line['loss']:.4f}")
+        elif line["step"]:
+            numbers.append("no targets")
         if line["val_loss"] is not None:
             numbers.append(f"val {line['val_loss']:.4f}{remark}")
         if line["tokens_per_second"]:

@@ -209,10 +209,12 @@ class Session:
         return Due(evaluate, log, snapshot_is_due(step, self.cfg.snapshots, self.schedule), save)
 
     def _read_step(self) -> None:
-        """Wait for the numbers of the step that was sent, and report steps that were skipped since the last one."""
+        """Wait for the numbers of the step that was sent, and report steps since the last one that changed nothing."""
         for judged in self.reader.read():
             if judged.skipped:
                 self.metrics.say(self._record_skipped(judged))
+            if judged.loss is None:
+                self.metrics.say(f"step {judged.step:,} has no targets, so it has no loss and changed no weights")
         self.pacer.mark(self.reader.step)
 
     def _record_skipped(self, judged: JudgedStep) -> str:
@@ -319,7 +321,7 @@ class Session:
             self.stopped_by = self.signals.stop
         self.signals.stops_after = "the next step"
         improved = self.state.record_evaluation(losses["val_loss"])
-        self.watch.record_evaluation(losses, self.reader.steps[-1].loss)
+        self.watch.record_evaluation(losses, self.state.guard.last_loss)
         self.reader.restart()
         return due._replace(save=due.save or self.finished or improved or self.cfg.always_save_checkpoint)
 

@@ -17,6 +17,7 @@ from folio import UserError
 from folio.base import settings, stop_signals
 from folio.base.files import locked
 from folio.checkpoints import checkpoint, run_folder
+from folio.data.windows import Mixture
 from folio.experiments.replay import merge_parts
 from folio.machine.runtime import Runtime
 from folio.training import setup
@@ -266,6 +267,32 @@ def test_a_run_with_another_order_is_refused(tiny):
     write_as_version_1(Path(cfg.out_dir))
     with pytest.raises(UserError, match=r'cannot be replayed: .*sampling="epoch" with one phase per epoch'):
         replay(cfg, 2)
+
+
+def test_a_run_that_used_windows_without_targets_is_refused(tiny, masked_dir):
+    cfg = tiny(data_dir=masked_dir, max_iters=3)
+    train(cfg)
+    for path in run_folder.directories(Path(cfg.out_dir)):
+        edit_state(path, lambda state: [part.pop("without_targets") for part in state["parts"]])
+    with pytest.raises(UserError, match=r"cannot be replayed: .*windows without targets"):
+        replay(cfg, 2)
+
+
+def test_a_step_without_targets_is_not_replayed(tiny, masked_dir, monkeypatch):
+    """It has no loss to compare, and no gradients. Later steps are replayed through it."""
+    batch = Mixture.batch
+
+    def without_step_2(self, first, count):
+        x, y = batch(self, first, count)
+        return x, np.where(np.isin(np.arange(first, first + count), range(4, 8))[:, None], -1, y)
+
+    monkeypatch.setattr(Mixture, "batch", without_step_2)
+    cfg = tiny(data_dir=masked_dir, max_iters=3, eval_interval=3)
+    train(cfg)
+    with pytest.raises(UserError, match="step=2: it has no targets"):
+        replay(cfg, 2)
+    facts = replay(cfg, 3)
+    assert facts["bitwise"] and facts["equal_before"] == [1, 2]
 
 
 def test_a_finetuned_run(tiny, tmp_path, capsys):

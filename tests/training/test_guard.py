@@ -66,6 +66,32 @@ def test_bad_steps_before_a_good_step_do_not_count_on_resume():
     assert read(guard).diagnose(torch.nn.Linear(1, 1), 6, None, has_checkpoint=True)[0] == "the loss is nan"
 
 
+def test_a_step_without_targets_is_neither_good_nor_bad():
+    """It had a loss of 0, which ended a series of bad steps, and was below all validation losses."""
+    guard = new_guard(skip_spikes=3.0)
+    judge(guard, 2.0, 1.0)
+    moments = guard.state()["moments"]
+    judge(guard, NAN, 1.0)
+    guard.judge_without_targets()
+    judge(guard, NAN, 1.0)
+    guard.judge_without_targets()
+    guard.send()
+    steps = guard.read(5)
+    assert [(s.step, s.loss, s.grad_norm, s.skipped) for s in steps[::2]] == [
+        (1, 2.0, 1.0, False), (3, None, None, False), (5, None, None, False)
+    ]  # fmt: skip
+    assert guard.in_a_row == guard.streak == 2 and guard.skipped == 2 and guard.moments.tolist() == moments
+    assert new_guard(state=json.loads(json.dumps(guard.state()))).without_targets == 2
+    judge(guard, 1.5, 1.0)
+    guard.judge_without_targets()
+    guard.record_evaluation(1.0, 7)
+    assert read(guard).last_loss == 1.5 and guard.has_risen(2.0)
+    fresh = new_guard()
+    fresh.record_evaluation(1.0, 1)
+    fresh.judge_without_targets()
+    assert read(fresh).last_loss is None and not fresh.has_risen(2.0)
+
+
 def test_an_overflow_at_a_loss_scale_below_1_is_counted():
     """It was not, so a run whose gradients overflow float16 continued without learning."""
     guard = new_guard()

@@ -11,6 +11,14 @@ CONFIG = dict(wandb_log=False, tensorboard_log=False)
 LINE = dict(val_loss=None, tokens_per_second=None, mfu=None)
 
 
+def test_a_step_without_targets_is_printed_without_a_loss():
+    line = dict(LINE, step=3, loss=None)
+    assert Metrics._format(line) == "no targets" and Metrics._format({**line, "val_loss": 2.0}, " (best)") == (
+        "no targets, val 2.0000 (best)"
+    )
+    assert Metrics._format({**line, "step": 0, "val_loss": 2.0}) == "val 2.0000"  # the evaluation before the first step
+
+
 def read_lines(path) -> list[dict]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
