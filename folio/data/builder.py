@@ -47,6 +47,7 @@ Dedup = bool | Literal["near"]  # True: remove duplicates; "near": also remove n
 # the same documents.
 DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("group", "<u8"), ("tokens", "<u4")])
 SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))
+LENGTH_SHARES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "maximum": 1.0}  # of the documents, in report.json
 
 
 # --- characters that are not in the vocabulary ------------------------------------------------------------------------
@@ -298,6 +299,16 @@ class DatasetBuilder:
         """Read the records of all documents in the data set."""
         self.records.flush()
         return np.fromfile(self.folder / "documents", dtype=DOCUMENT_RECORD)
+
+    def document_lengths(self) -> dict[str, int] | None:
+        """Return the lengths, in tokens, that shares of the documents do not exceed; None for a text that is split at
+        its tail.
+        """
+        lengths = self._read_records()["tokens"]
+        if not len(lengths):
+            return None
+        values = np.quantile(lengths, list(LENGTH_SHARES.values()), method="inverted_cdf")  # lengths that occur
+        return dict(zip(LENGTH_SHARES, values.tolist(), strict=True))
 
     def unknown_summary(self) -> str:
         """Return the number of unknown characters, in parentheses, for an error about too few tokens."""

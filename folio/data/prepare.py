@@ -605,6 +605,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "characters": p.characters,
         "unknown_characters": p.unknown,
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
+        "document_lengths": builder.document_lengths(),
         "empty_documents": account["documents"]["empty"],
         **builder.report_leakage(_counts_near(job, builder), shards if job.checks_leakage else None, job.workers),
         "vocabulary_used": int((counts > 0).sum()),
@@ -653,6 +654,9 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
         f"most common tokens: {' '.join(most_common)}; "
         f"{counted(report['vocabulary_used'], 'token of the vocabulary is', 'tokens of the vocabulary are')} used",
     ]
+    if job.corpus.masked:
+        lengths = ", ".join(f"{name} {n:,}" for name, n in report["document_lengths"].items())
+        lines.append(f"tokens per {'chat' if job.corpus.prompt_format == 'chat' else 'pair'}: {lengths}")
     if report["unknown_characters"]:
         unknown, characters = report["unknown_characters"], report["characters"]
         lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))

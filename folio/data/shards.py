@@ -254,6 +254,24 @@ def count_documents(shards: list[Shard], eot: int | None) -> int:
     return count
 
 
+def pair_lengths(shards: list[Shard], eot: int | None) -> np.ndarray:
+    """Return the tokens of each pair in masked shards, (pairs,): a prompt, its completion, and the end-of-text token.
+
+    An answer of a chat is a pair with the messages since the previous answer. A pair ends at a target that is an
+    end-of-text token or is followed by masked text; it may begin in the shard before. Without masks, there are none.
+    """
+    ends, tokens_before = [np.array([-1])], 0
+    for shard in shards if all(shard.mask is not None for shard in shards) else []:
+        for begin in range(0, len(shard), READ_AT_ONCE):
+            ids = shard.ids[begin : begin + READ_AT_ONCE]
+            is_target = shard.mask[begin : begin + READ_AT_ONCE + 1] != 0  # also of the next token, if there is one
+            is_followed = np.append(is_target[1:], True)[: len(ids)]  # by another target, or by another shard
+            is_end = is_target[: len(ids)] & (~is_followed | (ids == eot))
+            ends.append(tokens_before + begin + np.flatnonzero(is_end))
+        tokens_before += len(shard)
+    return np.diff(np.concatenate(ends))
+
+
 def describe_few_documents(documents: int, tokens: int) -> str:
     """Return a warning about a validation set of fewer than MIN_DOCUMENTS documents."""
     return (

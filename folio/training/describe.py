@@ -2,13 +2,14 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from folio.base.number_format import counted
 from folio.base.settings import COMMAND_LINE
-from folio.data.shards import MIN_DOCUMENTS, count_documents, describe_few_documents
+from folio.data.shards import MIN_DOCUMENTS, Dataset, count_documents, describe_few_documents, pair_lengths
 from folio.data.tokenizer import describe_large_vocabulary, vocabulary_is_large
-from folio.data.windows import Mixture
+from folio.data.windows import Mixture, TrainingWindows
 from folio.machine import distributed
 from folio.training.loader import BatchLoader
 from folio.training.planning.choice import MAX_EPOCHS
@@ -28,7 +29,8 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
                 f"{name} will be repeated for {epochs:,.0f} epochs: after about {MAX_EPOCHS}, repetition no longer "
                 f"lowers the loss (Muennighoff et al. 2023), and the model memorizes; use more text or fewer steps"
             )
-    for dataset, _ in data.datasets:
+    for (dataset, _), windows in zip(data.datasets, data.training, strict=True):
+        lines += describe_unfit_pairs(dataset, windows, data.tokenizer.eot)
         documents = count_documents(dataset.val, data.tokenizer.eot)
         if 0 < documents < MIN_DOCUMENTS:
             lines.append(f"{dataset.folder.name}: {describe_few_documents(documents, sum(map(len, dataset.val)))}")
@@ -68,6 +70,21 @@ def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
     if next_ > 1.5 * last and step > schedule.counts.warmup_steps:
         line += "; it increases, so the loss will increase at first"
     return line
+
+
+def describe_unfit_pairs(dataset: Dataset, windows: TrainingWindows, eot: int | None) -> Iterator[str]:
+    """Describe the pairs that do not fit into a window, and the windows that have no targets."""
+    name, T, lengths = dataset.folder.name, windows.block_size, pair_lengths(dataset.train, eot)
+    if unfit := int((lengths > T + 1).sum()):  # a window has T inputs and T targets, T + 1 tokens
+        pair, prompts = ("turn", "messages") if dataset.prompt_format == "chat" else ("pair", "prompts")
+        yield (
+            f"{name}: {unfit:,} of {counted(len(lengths), pair)} {'is' if unfit == 1 else 'are'} longer than "
+            f"block_size={T}, so that answers do not see all of their {prompts}; set --block_size={lengths.max() - 1}, "
+            f"which fits the longest, or shorten them"
+        )
+    if windows.without_targets:
+        starts = windows.without_targets + windows.useful
+        yield f"{name}: {windows.without_targets:,} of {starts:,} possible windows have no targets, and are not used"
 
 
 def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None:

@@ -318,6 +318,9 @@ def test_the_report_counts_documents_bytes_and_tokens(lines, texts, tmp_path, ca
     assert report["bytes"] == sum(len(text.encode()) for text in not_empty)
     assert sum(report["tokens"].values()) == report["bytes"] + 119
     assert report["longest_document"] == {"number": 90, "tokens": len(texts[90].encode()) + 1}
+    lengths = sorted(len(text.encode()) + 1 for text in not_empty)
+    shares = {"median": lengths[59], "90%": lengths[107], "99%": lengths[117], "maximum": lengths[118]}
+    assert report["document_lengths"] == shares
     repeated = len(not_empty) - len(set(not_empty))
     assert report["duplicates"] == {"repeated": repeated, "val_in_train": 0, "left_out": 0} and repeated >= 1
     counts = {token["text"]: token["count"] for token in report["most_common_tokens"]}

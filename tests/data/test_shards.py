@@ -10,7 +10,7 @@ import pytest
 
 from folio.base.files import read_json, write_json
 from folio.data import shards as shards_module
-from folio.data.shards import DatasetError, Shard, ShardWriter, count_documents, open_dataset
+from folio.data.shards import DatasetError, Shard, ShardWriter, count_documents, open_dataset, pair_lengths
 from folio.data.tokenizer import CharTokenizer
 from prepare import text as prepare_text
 from tests.support.disk import assert_durable, record_disk
@@ -300,6 +300,37 @@ def test_an_llmc_shard_without_a_complete_header_is_refused_with_its_size(tmp_pa
         (tmp_path / f"x_{split}_000.bin").write_bytes(b"abc")
     with pytest.raises(DatasetError, match="truncated: it has 3 bytes"):
         open_dataset(tmp_path)
+
+
+def test_one_token_is_not_tokens(tmp_path):
+    """Messages said "1 tokens", "1 entries", and "1 bytes"."""
+    folder = nanogpt_folder(tmp_path / "d", None)
+    (folder / "train_mask.bin").write_bytes(bytes(1))
+    with pytest.raises(DatasetError, match="has 1 entry, but train"):
+        open_dataset(folder)
+    (folder / "train_mask.bin").unlink()
+    (folder / "train.bin").write_bytes(bytes(1))
+    with pytest.raises(DatasetError, match="truncated: it has 1 byte, not a multiple"):
+        open_dataset(folder)
+    write(tmp_path, [np.arange(1)], 10)
+    with pytest.raises(DatasetError, match="it has 1 token, but meta"):
+        shards_module._map_checked(tmp_path / "train.bin", np.dtype("<u2"), 2, None)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 20])
+def test_lengths_of_pairs(monkeypatch, at_once):
+    """With an end-of-text token (9) after each completion, and without: then, masked text ends a pair. A pair may be in
+    two shards; an incomplete one does not count, and neither does an end-of-text token in a prompt.
+    """
+    monkeypatch.setattr(shards_module, "READ_AT_ONCE", at_once)
+    pairs = [([1, 9], [3, 9]), ([], [4, 5, 9]), ([1, 2, 3, 4], [9]), ([1], [9]), ([5, 5], [1])]  # prompt, completion
+    ids = np.array([i for pair in pairs for text in pair for i in text], dtype="<u2")
+    mask = np.array([n for prompt, completion in pairs for n in [0] * len(prompt) + [1] * len(completion)], np.uint8)
+    for cut in range(1, len(ids)):
+        data = [Shard(ids[:cut], mask[:cut]), Shard(ids[cut:], mask[cut:])]
+        assert pair_lengths(data, 9).tolist() == [4, 3, 5, 2]
+    assert pair_lengths([Shard(ids, mask)], None).tolist() == [7, 5, 2]  # without a token, the empty prompt is not seen
+    assert pair_lengths([Shard(ids, mask), Shard(ids)], 9).tolist() == pair_lengths([Shard(ids)], 9).tolist() == []
 
 
 def test_masks_of_nanogpt_and_llmc_shards(tmp_path):

@@ -557,6 +557,22 @@ def test_only_answers_and_their_end_of_text_tokens_are_targets(tmp_path):
     assert sorted(targets.split("|")) == sorted(["", " hi", " Me.", " You.", *map(str, range(40))])
 
 
+def test_the_report_has_the_lengths_of_pairs_and_chats(tmp_path, capsys):
+    """With the end-of-text token. Nothing said that some pairs were longer than any context."""
+    for name, noun in (("pairs", "pair"), ("chats", "chat")):
+        lines = [{"prompt": "a" * k, "completion": "b"} for k in range(1, 101)]
+        if name == "chats":
+            question, answer = ({"role": role, "content": "b"} for role in ("user", "assistant"))
+            lines = [{"messages": [{**question, "content": "a" * k}, answer]} for k in range(1, 101)]
+        source = write_lines(tmp_path / f"{name}.jsonl", lines)
+        pairs.main(PairsConfig(inputs=(source,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+        more = len("b" if name == "pairs" else "User: \n\nAssistant: b") + 1
+        lengths = {"median": 50 + more, "90%": 90 + more, "99%": 99 + more, "maximum": 100 + more}
+        assert read_json(tmp_path / "data" / name / "report.json")["document_lengths"] == lengths
+        line = f"tokens per {noun}: median {50 + more}, 90% {90 + more}, 99% {99 + more}, maximum {100 + more}"
+        assert line in capsys.readouterr().out
+
+
 def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
     lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
     name = write_lines(tmp_path / "pairs.jsonl", lines)

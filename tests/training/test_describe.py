@@ -1,16 +1,22 @@
 """The lines that a run prints about its data, its length, its losses, and its end."""
 
+import json
+import re
 import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import train as train_script
 from folio.base import settings
 from folio.checkpoints import run_folder
+from folio.data.shards import open_dataset
 from folio.training.describe import format_losses
+from folio.training.guard import StepGuard
 from folio.training.session import TrainingError
+from prepare import pairs as pairs_script
 from prepare import text as prepare_text
 from tests.support.runs import read_metrics, run_with_losses
 from tests.support.simulated import SimulatedMachine
@@ -86,6 +92,50 @@ def test_too_many_epochs_are_reported_before_the_run(tiny, capsys):
         train(tiny(max_iters=10_000, out_dir=tiny().out_dir + "2", learning_rate=1e30, grad_clip=0, eval_interval=1))
     out = capsys.readouterr().out
     assert message in out and "verse will be repeated for 69 epochs" in out
+
+
+def test_pairs_that_are_longer_than_the_context_are_reported(tiny, tmp_path, capsys):
+    """Their answers did not see their prompts, and nothing said so. A pair of block_size + 1 tokens fits."""
+
+    def prepare(name: str, prompts: list[int], key: str = "prompt") -> None:
+        lines = [{"prompt": f"{k % 10}" * n, "completion": "y"} for k, n in enumerate(prompts)]
+        if key == "messages":  # User: ..., a blank line, Assistant: y, and an end-of-text token: n + 21 tokens
+            lines = [
+                {"messages": [{"role": "user", "content": p["prompt"]}, {"role": "assistant", "content": "y"}]}
+                for p in lines
+            ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        pairs_script.main(
+            pairs_script.PairsConfig(
+                inputs=(str(tmp_path / f"{name}.jsonl"),), tokenizer="byte", data_dir=str(tmp_path), val_fraction=0.1
+            )
+        )
+
+    prepare("fit", [31, 5, 31, 8, 9] * 9)
+    prepare("long", [200, 5, 32, 8, 9] * 9)
+    prepare("chat", [200, 5, 32, 8, 9] * 9, "messages")
+    settings = dict(data_dir=str(tmp_path), max_iters=1, overwrite=True, eval_iters=None)
+    capsys.readouterr()
+    train(tiny(dataset="fit", **settings))
+    out = capsys.readouterr().out
+    assert "longer than block_size" not in out and "have no targets" not in out
+    for name, unit, prompts, needed in (("long", "pairs", "prompts", 201), ("chat", "turns", "messages", 220)):
+        data = open_dataset(tmp_path / name)
+        lengths = np.diff(np.flatnonzero(np.concatenate([[256], data.train[0].ids]) == 256))
+        train(tiny(dataset=name, **settings))
+        out = capsys.readouterr().out
+        assert f"{name}: {(lengths > 33).sum()} of {len(lengths)} {unit} are longer than block_size=32" in out
+        assert f"do not see all of their {prompts}; set --block_size={needed}," in out
+        assert re.search(rf"{name}: [\d,]+ of {len(data.train[0]) - 32:,} possible windows have no targets", out)
+        train(tiny(dataset=name, **settings, block_size=needed))
+        assert "longer than block_size" not in capsys.readouterr().out
+
+
+def test_a_rise_without_a_training_loss_has_no_reason_but_a_line(tiny, monkeypatch, capsys):
+    """If no recent step has targets, there is no loss to compare the validation loss with."""
+    monkeypatch.setattr(StepGuard, "last_loss", None)
+    out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
+    assert "from 4.5400 to 5.7300: the last steps had no targets" in out
 
 
 def test_a_vocabulary_that_is_too_large_for_the_text_is_reported_before_the_run(tiny, data_dir, tmp_path, capsys):
