@@ -33,11 +33,11 @@ from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.account import Account  # noqa: E402
 from folio.data.blocks import Document  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
-from folio.data.inputs import RECORD_SUFFIXES, TEXT_FORMATS, Inputs, Source, find_sources  # noqa: E402
+from folio.data.inputs import Inputs, Source  # noqa: E402
 from folio.data.prepare import VocabSize, default_name  # noqa: E402
 from folio.data.shards import data_root  # noqa: E402
 from folio.data.sources.docstrings import read_wheel, remove_duplicates  # noqa: E402
-from folio.data.sources.pairs import summary  # noqa: E402
+from folio.data.sources.pairs import find_pair_files, summary  # noqa: E402
 from folio.data.sources.prepare_pairs import NO_INPUTS, TextPairsConfig, prepare_pairs, read_pair  # noqa: E402
 
 WHEELS = (  # for all platforms; Python 3.10 can parse the files
@@ -116,9 +116,7 @@ def prepare_source(cfg: SummariesConfig) -> None:
 
 def prepare_files(cfg: SummariesConfig) -> None:
     """Prepare files of records. Raises UserError."""
-    inputs = find_sources(cfg.inputs, suffixes=RECORD_SUFFIXES, keep_line_ends=cfg.keep_line_ends, tables=True)
-    if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
-        raise UserError(f"{others[0]} is text without records; {FORMAT_ADVICE} on each line of a .jsonl file")
+    inputs = find_pair_files(cfg.inputs, cfg.keep_line_ends)
     prepare_records(cfg, inputs, default_name(cfg.inputs), 0.1 if len(inputs.sources) == 1 else 0.01)
 
 

@@ -466,7 +466,8 @@ def _recognized(source: Source, format: Format | None, notes: list[str], tables:
         if format != by_name and {format, by_name} != {"json", "jsonl"}:
             names = {"jsonl": "JSON lines", "json": "a JSON array", "text": "text"}
             content = names.get(format, format)
-            notes.append(f"{source.name} is read as {content}, because of its content; if not: --format={by_name}")
+            advice = "" if tables else f"; if not: --format={by_name}"
+            notes.append(f"{source.name} is read as {content}, because of its content{advice}")
     source = replace(source, format=format, compression=compression)
     if format == "csv":
         return _recognized_table(source, head, notes)

@@ -595,7 +595,7 @@ def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
         ({"prompt": 5, "completion": "b"}, r":3: prompt is .*not text"),
         ({"messages": "hello"}, r":3: messages must be a list"),
         ({"messages": [{"role": "user", "content": "a"}]}, r':3: no message has the role "assistant"'),
-        ({"messages": [{"role": "assistant"}]}, r":3: messages must be a list"),
+        ({"messages": [{"role": "assistant"}]}, r":3: messages\[0\].content must be a string"),
     ],
 )
 def test_invalid_pairs_are_reported_with_their_line(line, message, tmp_path):

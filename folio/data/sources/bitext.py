@@ -1,7 +1,6 @@
 """Parallel texts in two languages, from tables, line-aligned files, JSON, or parquet files."""
 
 import difflib
-import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import zip_longest
@@ -14,7 +13,7 @@ from folio.data.account import Account
 from folio.data.blocks import CorpusError, Document
 from folio.data.inputs import COMPRESSIONS, Source, read_lines
 from folio.data.records import Columns
-from folio.data.sources.pairs import Texts, translation
+from folio.data.sources.pairs import ATTRIBUTION, Texts, translation
 from folio.data.sources.prepare_pairs import read_pair
 
 
@@ -67,7 +66,6 @@ def translation_pair(languages: Texts | None, record: dict[str, Any]) -> Documen
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 HUB_COLUMNS = ("english", "non_english")
-ATTRIBUTION = re.compile(r"CC[- ]BY|attribution|tatoeba", re.IGNORECASE)  # the third column of manythings.org's files
 HEADERS = ({"source", "src"}, {"target", "tgt", "trg"})  # other names of the two columns
 
 

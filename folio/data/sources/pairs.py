@@ -23,6 +23,7 @@ from folio.data.tokenizer import EOT_TEXT, Tokenizer
 HELD_OUT = "held_out.jsonl"  # optional file of a data set: the pairs for validation with additional fields
 PAIR_FORMATS = "JSON (.jsonl, .json), tables (.tsv, .csv), or .parquet, also as .gz, .zst or .xz"
 TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
+ATTRIBUTION = re.compile(r"CC[- ]BY|attribution|tatoeba", re.IGNORECASE)  # in the files of manythings.org for Anki
 TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
 
 Texts = tuple[str, str]  # a text and its translation or summary
@@ -48,7 +49,7 @@ def strip_tldr(prompt: str) -> str:
 
 def find_pair_files(names: Sequence[str], keep_line_ends: bool) -> Inputs:
     """Find files of records, as find_sources does. Raises UserError for other text."""
-    inputs = find_sources(names, suffixes=RECORD_SUFFIXES, keep_line_ends=keep_line_ends)
+    inputs = find_sources(names, suffixes=RECORD_SUFFIXES, keep_line_ends=keep_line_ends, tables=True)
     if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
         raise UserError(f"{others[0]} is text without records; for prompts and completions, use {PAIR_FORMATS}")
     return inputs
@@ -73,6 +74,8 @@ def name_pair_columns(rows: list[list[str]]) -> Columns:
         return Columns(names)
     if len(names) == 2:
         return Columns(["prompt", "completion"], has_header=False)
+    if len(names) == 3 and all(ATTRIBUTION.search(row[-1]) for row in rows):
+        return Columns(["prompt", "completion", "attribution"], has_header=False)
     raise CorpusError(
         f"it has {counted(len(names), 'column')}; use two, the prompt and the completion, or a header with the names "
         f"prompt and completion"

@@ -81,7 +81,7 @@ def test_the_path_of_a_table_does_not_change_the_data_set(tmp_path, monkeypatch,
 def test_an_interrupted_preparation_is_resumed_for_the_same_pairs_only(tmp_path, monkeypatch, capsys):
     """Shards of other pairs must not be mixed with the new ones."""
     (tmp_path / "a.csv").write_text(CSV)
-    monkeypatch.setattr("prepare.pairs.find_sources", partial(find_sources, limits=SizeLimits(block=100)))
+    monkeypatch.setattr("folio.data.sources.pairs.find_sources", partial(find_sources, limits=SizeLimits(block=100)))
     settings = dict(inputs=(str(tmp_path / "a.csv"),), tokenizer="byte", data_dir=str(tmp_path), shard_tokens=100)
     prepare_pairs.main(PairsConfig(name="straight", **settings))
     with interrupted_after(4, monkeypatch):
