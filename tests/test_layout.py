@@ -273,6 +273,7 @@ CROSS_CUTTING = {  # test files without a module of the same name, and what they
     "tests/checkpoints/test_strangers.py": "hostile files in every command that opens files",
     "tests/prepare/test_prepare_scripts.py": "all scripts",
     "tests/tools/test_bench.py": "tools/bench/",
+    "tests/tools/test_held_out.py": "every command that measures a run on validation data",
     "tests/training/test_soak.py": "a long run",
     "tests/web/test_api_clients.py": "the API with OpenAI's and others' clients",
     "tests/web/test_html_file_firefox.py": "html_file.py in Firefox",

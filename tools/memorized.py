@@ -25,10 +25,10 @@ from folio.base.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, S
 from folio.checkpoints import foreign  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
 from folio.checkpoints.find_runs import expand_runs  # noqa: E402
+from folio.checkpoints.training_data import open_training_data  # noqa: E402
 from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
 from folio.decoding.quantize import quantized  # noqa: E402
 from folio.evaluation.extraction import describe_reproduction, measure_reproduction  # noqa: E402
-from folio.evaluation.memorization import open_training_data  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from folio.base.settings import NonEmptyStr, PositiveInt, Settings, run_script  
 from folio.base.workers import under_torchrun  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
 from folio.checkpoints.find_runs import find_runs  # noqa: E402
+from folio.checkpoints.training_data import open_training_mixture  # noqa: E402
 from folio.data.tokenizer import Tokenizer  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
-from folio.evaluation.memorization import open_training_mixture  # noqa: E402
 from folio.experiments.replay import Comparison, History, InMemoryCheckpoint, Part, StepRecorder  # noqa: E402
 from folio.experiments.replay_report import Report, as_page, as_text  # noqa: E402
 from folio.machine import distributed  # noqa: E402

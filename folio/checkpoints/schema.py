@@ -85,11 +85,17 @@ class ModelRecord(TypedDict, total=False):
     resid_pdrop: Probability | None
 
 
-class DatasetRecord(TypedDict):
-    """The training data of a run."""
+class RequiredDataset(TypedDict):
+    """The required fields of a DatasetRecord."""
 
     folder: str
     hash: str
+
+
+class DatasetRecord(RequiredDataset, total=False):
+    """The training data of a run."""
+
+    parts: dict[str, str]  # the hash of each data set, by its name
 
 
 class RequiredPart(TypedDict):

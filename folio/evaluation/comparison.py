@@ -133,6 +133,12 @@ def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any
             comparison = compare_settings(measures[:n], measures[n:], design.paired)
         else:
             comparison = compare_checkpoints(models[0].run, models[1].run, *measures)
+        trained = [model.run for model, c in zip(models, coverage, strict=True) if c.prepared_again or c.probes_matched]
+        comparison["may_be_trained_on"] = trained
+        if trained:
+            comparison["sentence"] += (
+                f" {join(trained)} may have been trained on this text (see above), so this says little about new text."
+            )
         if not same_characters and comparison["p"] is not None:
             counts = [f"{model.run}: {c.left_out:,}" for model, c in zip(models, coverage, strict=True)]
             comparison["sentence"] += (

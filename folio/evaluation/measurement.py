@@ -12,7 +12,8 @@ from folio.base.progress import note
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, comma_separated, line_breaks, split_paths
 from folio.checkpoints import foreign
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.sources.pairs import Pair, read_pairs, write_pairs
+from folio.data.shards import Dataset
+from folio.data.sources.pairs import Pair, read_pairs, validation_pairs, write_pairs
 from folio.decoding.language_model import QUANTIZED, LanguageModel
 from folio.decoding.quantize import quantized
 from folio.evaluation.answers import evaluate_pairs
@@ -143,14 +144,13 @@ def evaluate_model(
         if task == "music":
             evaluate_music(evaluation, generator, loaded.saved, cfg.data_dir, cfg.limit or PIECES, temperature)
             continue
-        for source, pairs in open_pair_sources(loaded.saved, cfg).items():
-            stop = cfg.stop and line_breaks(cfg.stop)
-            evaluate_pairs(evaluation, generator, source, pairs[: cfg.limit], stop, cfg.group_fields)
+        for source, pairs, dataset in open_pair_sources(loaded.saved, cfg):
+            pairs, stop = pairs[: cfg.limit], cfg.stop and line_breaks(cfg.stop)
+            evaluate_pairs(evaluation, generator, source, pairs, stop, cfg.group_fields)
+            text = open_pairs(source, pairs, evaluation.coverage[source], generator.tokenizer, dataset)
+            evaluation.coverage[source] = search_training_data(text, run, loaded.saved, cfg.data_dir)
     for text in [] if cfg.tasks else open_texts(loaded.saved, cfg):
-        coverage = text.coverage
-        if cfg.dataset or not text.dataset:  # not the run's own validation set
-            coverage = search_training_data(text, run, loaded.saved, cfg.data_dir)
-        evaluation.coverage[text.name] = coverage
+        evaluation.coverage[text.name] = search_training_data(text, run, loaded.saved, cfg.data_dir)
         if context:
             losses = measure_positions(loaded.model, loaded.runtime, text.name, text.streams, context)
             evaluation.positions.append(losses)
@@ -193,11 +193,20 @@ def open_texts(saved: Checkpoint, cfg: MeasurementConfig) -> list[EvaluatedText]
     return [open_validation_set(dataset, saved) for dataset in datasets]
 
 
-def open_pair_sources(saved: Checkpoint, cfg: MeasurementConfig) -> dict[str, list[Pair]]:
-    """Read the pairs of --pairs, or of the validation sets, by source name. Raises UserError."""
+class PairSource(NamedTuple):
+    """Pairs of a file, or of the validation set of a data set."""
+
+    name: str
+    pairs: list[Pair]
+    dataset: Dataset | None = None
+
+
+def open_pair_sources(saved: Checkpoint, cfg: MeasurementConfig) -> list[PairSource]:
+    """Read the pairs of --pairs, or of the validation sets. Raises UserError if there are none."""
     if cfg.pairs:
-        return {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
-    return open_pairs(open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs"))
+        return [PairSource(f"pairs of {cfg.pairs}", read_pairs(cfg.pairs))]
+    datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs")
+    return [PairSource(f"pairs of {d.folder.name}, validation", validation_pairs(d), d) for d in datasets]
 
 
 def write_results(cfg: MeasurementConfig, models: Sequence[Evaluation], results: dict[str, Any]) -> None:

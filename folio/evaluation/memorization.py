@@ -18,9 +18,10 @@ import numpy as np
 from folio import UserError
 from folio.base.progress import note
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.shards import Dataset, data_root, has_data, open_dataset
+from folio.checkpoints.training_data import open_training_data, prepared_again, trained_on
+from folio.data.shards import Dataset
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
-from folio.data.windows import Mixture, check_ids, parse_mixture
+from folio.data.windows import check_ids, parse_mixture
 from folio.evaluation.scores import Coverage
 from folio.evaluation.texts import EvaluatedText
 
@@ -38,34 +39,6 @@ MAX_SEARCHED_TOKENS = 50_000_000  # from the start of each data set
 
 
 # --- training data ----------------------------------------------------------------------------------------------------
-
-
-def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]:
-    """Open the data sets of `open_training_mixture`."""
-    return [dataset for dataset, _ in open_training_mixture(saved, data_dir).datasets]
-
-
-def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
-    """Open the training data of a checkpoint. Raises UserError if it is missing or has changed.
-
-    data_dir: directory to search if the data is no longer where it was in training. Missing data is not prepared.
-    """
-    config = saved.state.get("config", {})
-    if not {"dataset", "data_dir"} <= config.keys():
-        raise UserError("its checkpoint does not record the training data")
-    datasets = []
-    for name, weight in parse_mixture(config["dataset"]):
-        folders = [data_root(directory) / name for directory in (config["data_dir"], data_dir)]
-        folder = next((folder for folder in folders if has_data(folder)), None)
-        if not folder and data_dir:
-            raise UserError(f"its training data is neither {folders[0]} nor {folders[1]}; set --data_dir")
-        if not folder:
-            raise UserError(f"its training data, {folders[0]}, does not exist; set --data_dir")
-        datasets.append((open_dataset(folder), weight))
-    mixture = Mixture(datasets, config["block_size"], config["seed"], config["sampling"])
-    if mixture.hash != saved.state["dataset"]["hash"]:
-        raise UserError(f"its training data, {config['dataset']}, has been prepared again since then")
-    return mixture
 
 
 def first_tokens(datasets: list[Dataset], limit: int) -> tuple[list[tuple[int, int, np.ndarray]], bool]:
@@ -344,35 +317,46 @@ class TrainingSearch:
 
 
 def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_dir: str | None) -> Coverage:
-    """Search for passages of a text in the run's training data, unless the text is the data's validation set.
+    """Search for passages of a text in the run's training data, except in that from which it was split for validation.
 
-    Prints a line if any occur there, or if the search is not possible. Returns the text's coverage with the counts.
+    Prints a line if any occur there, or if the search is not possible. Returns the text's coverage with the results.
     """
+    is_own = text.dataset is not None and trained_on(saved, text.dataset)
+    if is_own and len(parse_mixture(saved.state["dataset"]["folder"])) == 1:
+        return text.coverage
+    again = text.dataset is not None and prepared_again(saved, text.dataset)
+    coverage = replace(text.coverage, prepared_again=again)
     try:
         training = open_training_data(saved, data_dir)
-        if text.dataset and text.dataset.hash in [dataset.hash for dataset in training]:
-            return text.coverage
+        datasets = [dataset for dataset in training if not text.dataset or dataset.hash != text.dataset.hash]
         ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
-        if not (probes := choose_probes(ids, document)):
+        probes = choose_documents(ids, document) if text.are_pairs else choose_probes(ids, document)
+        if not probes:
             raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
     except UserError as error:
         note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
-        return text.coverage
-    matches, complete = count_matches(probes, training)
-    searched = f"the training data of {run}"
+        return coverage
+    matches, complete = count_matches(probes, datasets)
+    searched, unit = f"the training data of {run}", "pairs" if text.are_pairs else f"probes of {PROBE_TOKENS} tokens"
     if not complete:
         searched = f"the first {MAX_SEARCHED_TOKENS // 10**6} million tokens of {searched} (the rest was not searched)"
     if matches:
         extent = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
-        line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {searched}: it was trained on "
+        line = f"{matches} of {len(probes)} {unit} occur in {searched}: it was trained on "
         line += f"{extent}, so its results do not generalize to new text"
         note(f"{text.name}: {line}")
     elif not complete:
-        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {searched}")
-    elif (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
+        note(f"{text.name}: none of {len(probes)} {unit} occurs in {searched}")
+    elif not is_own and (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
         line = f"could not check whether {base}, from which {run} started, was trained on it"
         note(f"{text.name}: {line}")
     return replace(text.coverage, probes=len(probes), probes_matched=matches)
+
+
+def choose_documents(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:
+    """Choose up to MAX_PROBES evenly spaced documents of a text. Arguments: see choose_probes."""
+    documents = np.split(ids, np.flatnonzero(np.diff(document)) + 1)
+    return [documents[i] for i in np.linspace(0, len(documents) - 1, min(MAX_PROBES, len(documents))).astype(int)]
 
 
 def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:

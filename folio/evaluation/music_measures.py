@@ -23,6 +23,7 @@ import numpy as np
 from folio import UserError
 from folio.base.progress import progress_bar
 from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.training_data import open_training_data
 from folio.data.shards import Shard
 from folio.data.sources.music import (
     DEFAULT_VELOCITY,
@@ -37,7 +38,7 @@ from folio.data.sources.music import (
 )
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
-from folio.evaluation.memorization import TrainingIndex, open_training_data
+from folio.evaluation.memorization import TrainingIndex
 from folio.evaluation.scores import Coverage, Evaluation, Measure
 
 TUNE_STEPS = 48  # time steps per quarter note in tunes: 1/16 of a quarter note, and triplets of it

@@ -16,6 +16,7 @@ from folio.decoding.prompts import documents_of
 from folio.evaluation.intervals import effective_number, estimate_ratio, ratio_influence, share_interval
 
 LOSS = "loss, nats per token"
+PREPARED_AGAIN = "prepared again since the run: may contain its training text"
 MIN_EFFECTIVE = 0.5  # share of the samples; with a smaller effective number, the table shows it, and a line warns
 MIN_RANGE = 16  # minimum number of positions in the first range of halvings
 
@@ -160,6 +161,7 @@ class Coverage:
     bytes: int | None = None  # of a validation set
     probes: int | None = None  # passages searched for in the training data; None: it was not searched
     probes_matched: int | None = None  # probes that occur there
+    prepared_again: bool = False  # True: a validation set for which PREPARED_AGAIN holds
 
     @property
     def left_out(self) -> int | None:
@@ -200,6 +202,7 @@ class Evaluation:
             coverage = self.coverage[row["of"]]
             characters = {"characters": coverage.characters, "left_out": coverage.left_out}
             overlap = {"probes": coverage.probes, "probes_matched": coverage.probes_matched}
+            overlap["prepared_again"] = coverage.prepared_again
             rows.append({"run": self.run, **row, **characters, **overlap})
         return rows
 

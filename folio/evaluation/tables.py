@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from folio.base.number_format import counted
-from folio.evaluation.scores import MIN_EFFECTIVE, Evaluation, PositionLoss
+from folio.evaluation.scores import MIN_EFFECTIVE, PREPARED_AGAIN, Evaluation, PositionLoss
 
 
 def format_results(models: Sequence[Evaluation], results: dict[str, Any]) -> str:
@@ -31,6 +31,8 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
         text = row["of"]
         if row.get("probes_matched"):
             text += f" ({row['probes_matched']} of {row['probes']} probes are in its training data)"
+        if row.get("prepared_again"):
+            text += f" ({PREPARED_AGAIN})"
         cells = [row["run"], text, row["measure"], f"{row['value']:,.{digits}f}", interval]
         effective = row.get("effective", row["n"])
         like = f" (like {effective:,.1f})" if effective < MIN_EFFECTIVE * row["n"] else ""
@@ -62,6 +64,8 @@ def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) ->
     if any(coverage.probes_matched for coverage in coverages):
         probes = [f"{c.probes_matched} of {c.probes}" if c.probes else "not searched" for c in coverages]
         lines.append(["probes that are in its training data", *probes])
+    if any(coverage.prepared_again for coverage in coverages):
+        lines.append([PREPARED_AGAIN, *("yes" if coverage.prepared_again else "no" for coverage in coverages)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     padded = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]

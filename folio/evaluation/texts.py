@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from folio import UserError
 from folio.base.progress import note
 from folio.base.settings import line_breaks
@@ -13,8 +15,9 @@ from folio.data.corpus import Corpus
 from folio.data.find_data import find_datasets
 from folio.data.inputs import find_sources
 from folio.data.shards import Dataset
-from folio.data.sources.pairs import Pair, validation_pairs
+from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import Tokenizer
+from folio.decoding.prompts import encode_text
 from folio.evaluation.scores import Coverage, count_characters
 from folio.evaluation.text_loss import Stream, corpus_stream, shard_streams, token_sizes
 
@@ -26,6 +29,7 @@ class EvaluatedText(NamedTuple):
     streams: list[Stream]
     coverage: Coverage
     dataset: Dataset | None = None  # None: the text is not a validation set
+    are_pairs: bool = False  # True: its documents are pairs
 
 
 def open_files(files: Sequence[str], field: str, split_on: str | None, tokenizer: Tokenizer) -> EvaluatedText:
@@ -50,9 +54,19 @@ def open_validation_set(dataset: Dataset, saved: Checkpoint) -> EvaluatedText:
     return EvaluatedText(f"{dataset.folder.name}, validation", streams, coverage, dataset)
 
 
-def open_pairs(datasets: Sequence[Dataset]) -> dict[str, list[Pair]]:
-    """Read the pairs of validation sets, by source name. Raises UserError if a set has none."""
-    return {f"pairs of {dataset.folder.name}, validation": validation_pairs(dataset) for dataset in datasets}
+def open_pairs(
+    name: str, pairs: Sequence[Pair], coverage: Coverage, tokenizer: Tokenizer, dataset: Dataset | None = None
+) -> EvaluatedText:
+    """Tokenize pairs as in a data set, where each is between two end-of-text tokens.
+
+    dataset: the data set of whose validation set they are.
+    """
+    known, end = tokenizer.with_on_unknown("skip"), [] if tokenizer.eot is None else [tokenizer.eot]
+    documents = [[*end, *encode_text(known, pair.prompt), *encode_text(known, pair.completion), *end] for pair in pairs]
+    ids = np.array([token for document in documents for token in document], np.int64)
+    document = np.repeat(np.arange(len(documents)), [len(part) for part in documents])
+    stream = Stream(ids, np.ones(len(ids), bool), document, np.zeros(len(ids), np.int64))
+    return EvaluatedText(name, [stream], coverage, dataset, are_pairs=True)
 
 
 def open_datasets(saved: Checkpoint, dataset: str | None, data_dir: str | None, alternative: str) -> list[Dataset]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from folio import UserError
 from folio.base.number_format import counted
 from folio.checkpoints.schema import PartRecord, measured_text
+from folio.checkpoints.training_data import data_record
 from folio.data.find_data import open_mixture
 from folio.data.windows import WINDOWS_VERSION, Mixture
 from folio.machine import distributed, memory
@@ -253,7 +254,7 @@ def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, part
         "model": asdict(model.config),
         "config": asdict(start.cfg) | asdict(counts),
         "origins": dict(start.cfg.origins),
-        "dataset": {"folder": start.cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
+        "dataset": data_record(start.cfg.dataset, data),
         "parts": [*parts[:-1], {**parts[-1], **part_data(data), **order}],
         "torchrun": distributed.run_id(),
     }

@@ -30,6 +30,7 @@ from folio import UserError
 from folio.base import settings
 from folio.base.files import is_utf8, locked
 from folio.base.number_format import counted
+from folio.base.progress import note
 from folio.base.settings import COMMAND_LINE, NOT_UTF8, Config, ConfigError
 from folio.base.workers import check_launch, under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
@@ -38,6 +39,7 @@ from folio.checkpoints.find_runs import resolve
 from folio.checkpoints.identify import HUB, NoCheckpointError
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
+from folio.checkpoints.training_data import changed_data, prepared_again
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import WINDOWS_VERSION, Mixture
 from folio.machine import distributed
@@ -194,15 +196,21 @@ class Start(Generic[Config]):
                 f"{counted(tokenizer.vocab_size, 'token')}); prepare the data with the checkpoint's tokenizer: "
                 f"--tokenizer={ckpt.path}"
             )
-        if self.resuming and self.saved_state["dataset"]["hash"] != data.hash:
+        if self.resuming and (changed := changed_data(self.saved_state, data)):
             raise UserError(
-                f"{dataset} is not this run's original data; start a new run from its weights with "
+                f"{', '.join(changed)} is not this run's original data; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
             )
         if self.resuming and not self.cfg.eval_only and (order := unknown_order(self.saved_cfg, self.last_part, data)):
             raise UserError(
                 f"{self.cfg.out_dir} cannot be resumed: {order}; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
+            )
+        again = [part.folder.name for part, _ in data.datasets if prepared_again(ckpt, part)]
+        if again and not self.resuming and distributed.rank_from_env() == 0:
+            note(
+                f"{', '.join(again)}: prepared again since {ckpt.path} was trained, so the validation text may contain "
+                f"its training text, and the validation loss may be too low"
             )
 
     def adds_eot(self, tokenizer: Tokenizer) -> bool:

@@ -14,13 +14,13 @@ from folio.base.packages import is_installed
 from folio.base.progress import progress_bar
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import with_position_table
+from folio.checkpoints.training_data import open_training_data
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, validation_pairs
 from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.trace import Trace
 from folio.evaluation.export_checks import check_computes_gpt2
-from folio.evaluation.memorization import open_training_data
 from folio.evaluation.scores import LOSS
 from folio.evaluation.text_loss import Stream, measure_text, shard_streams
 from folio.machine.runtime import resolve_runtime

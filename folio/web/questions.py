@@ -21,11 +21,12 @@ from torch import Tensor
 from folio import UserError
 from folio.base import settings
 from folio.base.settings import NonNegativeInt, Settings
+from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import pitch_name, place_notes
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
-from folio.evaluation.memorization import TrainingSearch, covering_lengths, open_training_data
+from folio.evaluation.memorization import TrainingSearch, covering_lengths
 from folio.web.engine import Engine
 from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.viewed_model import LRUCache, ViewedModel

@@ -20,10 +20,10 @@ from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.find_runs import resolve
 from folio.checkpoints.snapshots import find_snapshots, read_snapshot
+from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import EventFormat
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import LanguageModel
-from folio.evaluation.memorization import open_training_data
 from folio.experiments.runs import planned_steps, read_samples, read_state
 from folio.machine import memory
 from folio.training.run_log import read_lines

@@ -8,7 +8,9 @@ import pytest
 from folio import UserError
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.shards import open_dataset
+from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import ByteTokenizer
+from folio.evaluation.scores import Coverage
 from folio.evaluation.texts import open_datasets, open_files, open_pairs, open_validation_set
 
 
@@ -52,6 +54,12 @@ def test_other_data_sets(mixed_dir, data_dir):
         open_datasets(saved, None, mixed_dir, "--pairs")
 
 
-def test_a_data_set_without_a_mask_has_no_pairs(data_dir):
-    with pytest.raises(UserError, match="verse has no prompts and completions"):
-        open_pairs([open_dataset(data_dir / "verse")])
+def test_pairs_have_the_tokens_of_their_data_set(data_dir):
+    """A prompt and its completion are tokenized separately, and end-of-text tokens are around each pair."""
+    pairs, tokenizer = [Pair("é:", " a", {}), Pair("b:", " cd", {})], ByteTokenizer()
+    text = open_pairs("pairs", pairs, Coverage(9), tokenizer)
+    (stream,) = text.streams
+    end = [tokenizer.eot]
+    assert stream.ids.tolist() == [*end, *"é: a".encode(), *end, *end, *b"b: cd", *end]
+    assert np.bincount(stream.document).tolist() == [7, 7]
+    assert text.are_pairs and text.dataset is None and text.coverage.characters == 9

@@ -1,0 +1,173 @@
+"""Validation text that a run may have been trained on, in every command that measures a run on it."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+import train as train_script
+from folio import UserError
+from folio.base.settings import load
+from prepare import pairs as prepare_pairs
+from prepare import text as prepare_text
+from tests.support.exports import run_export
+from tests.support.runs import edit_state
+from tools import compare, evaluate, memorized, replay
+from train import TrainConfig, train
+
+AGAIN = "prepared again since the run: may contain its training text"
+
+
+@pytest.fixture(scope="module")
+def prepared_again(tiny_in, text, tmp_path_factory) -> Path:
+    """A folder with a data set, two runs on it, and another split of the data set in its place."""
+    folder = tmp_path_factory.mktemp("again")
+    (folder / "tale.txt").write_text(text[:8000], encoding="utf-8")
+
+    def prepare(**settings) -> None:
+        inputs = (str(folder / "tale.txt"),)
+        prepare_text.main(prepare_text.TextConfig(inputs=inputs, data_dir=str(folder), num_workers=0, **settings))
+
+    with redirect_stdout(io.StringIO()):
+        prepare()
+        for name in ("a", "b"):
+            train(tiny_in(max_iters=2, warmup_iters=1, **settings_of(folder, name)))
+        prepare(val_fraction=0.4, overwrite=True)
+    return folder
+
+
+def settings_of(folder: Path, name: str) -> dict[str, str]:
+    """The folders of a run in the fixture."""
+    return dict(dataset="tale", data_dir=str(folder), out_dir=str(folder / name))
+
+
+def run_tool(module, settings, *words: str, results: Path | None = None) -> tuple[str, dict]:
+    """Return what a tool prints, and the content of --json."""
+    out, words = io.StringIO(), [*words, *([f"--json={results}"] if results else [])]
+    with redirect_stdout(out), redirect_stderr(out):
+        module.main(load(settings, words))
+    return out.getvalue(), json.loads(results.read_text()) if results else {}
+
+
+@pytest.mark.parametrize("words", [[], ["--dataset=tale", "--data_dir={folder}"], ["--context=20"]])
+def test_an_evaluation_is_labeled(words, prepared_again, tmp_path):
+    """The loss of a data set that was prepared again was shown as a validation loss: 0.65 instead of 5.88."""
+    words = [word.format(folder=prepared_again) for word in words]
+    results, settings = tmp_path / "results.json", evaluate.EvaluateConfig
+    printed, content = run_tool(evaluate, settings, str(prepared_again / "a"), *words, results=results)
+    assert AGAIN in printed and all(row["prepared_again"] for row in content["results"])
+    assert "tale, has been prepared again since then" in printed
+    original = TrainConfig(**settings_of(prepared_again, "a"))
+    shutil.copytree(prepared_again / "tale", tmp_path / "tale")
+    arguments = dict(inputs=(str(prepared_again / "tale.txt"),), data_dir=str(tmp_path), overwrite=True)
+    prepare_text.main(prepare_text.TextConfig(num_workers=0, **arguments))
+    where = ["--dataset=tale", f"--data_dir={tmp_path}", *words[2:]]  # the same data as before, elsewhere
+    printed, content = run_tool(evaluate, settings, original.out_dir, *where, results=results)
+    assert "prepared again" not in printed and not any(row["prepared_again"] for row in content["results"])
+
+
+def test_a_comparison_is_labeled(prepared_again, tmp_path):
+    runs = [str(prepared_again / name) for name in ("a", "b")]
+    printed, content = run_tool(compare, compare.CompareConfig, *runs, results=tmp_path / "results.json")
+    assert printed.count(f"({AGAIN})") == 2 * 3
+    for comparison in content["comparisons"]:
+        assert comparison["may_be_trained_on"] == runs
+        assert f"{runs[0]}, {runs[1]} may have been trained on this text" in comparison["sentence"]
+
+
+def resume(folder: Path, out: Path) -> None:
+    train(TrainConfig(init_from="resume", max_iters=4, **settings_of(folder, "a")))
+
+
+def export(folder: Path, out: Path) -> None:
+    run_export(str(folder / "a"), out / "a.html", "--to=html", "--with_index")
+
+
+REFUSED: dict[str, Callable[[Path, Path], object]] = {
+    "resume": resume,
+    "memorized": lambda folder, out: run_tool(memorized, memorized.MemorizedConfig, str(folder / "a")),
+    "replay": lambda folder, out: run_tool(replay, replay.ReplayConfig, str(folder / "a"), "--step=1"),
+    "export": export,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_data_than_in_training_is_refused(name, prepared_again, tmp_path):
+    with pytest.raises(UserError, match=r"tale.*(prepared again|not this run's original data)"):
+        REFUSED[name](prepared_again, tmp_path)
+
+
+def test_an_exported_file_has_no_validation_loss(prepared_again, tmp_path, capsys):
+    run_export(str(prepared_again / "a"), tmp_path / "a.html", "--to=html")
+    printed = capsys.readouterr().out
+    assert "the validation loss is not measured: its training data, tale, has been prepared again" in printed
+    assert "validation tokens" not in printed
+
+
+@pytest.mark.parametrize("eval_only", [False, True])
+def test_a_run_from_weights_that_were_trained_on_another_split_says_so(eval_only, prepared_again, tmp_path, capsys):
+    """Finetuning on another split of the same text showed the loss of training text as its validation loss."""
+    settings = settings_of(prepared_again, "a") | dict(out_dir=str(tmp_path / "fine"))
+    train_script.main(TrainConfig(init_from=str(prepared_again / "a"), max_iters=1, eval_only=eval_only, **settings))
+    assert "tale: prepared again since" in (printed := capsys.readouterr().err), printed
+
+
+@pytest.mark.needs("sacrebleu", "rouge_score")
+def test_answers_to_pairs_are_labeled(tiny, tmp_path):
+    """Pairs of a validation set were not compared with the run's, and pairs of a file were never searched."""
+    lines = [json.dumps({"prompt": f"{k}:", "completion": f" {k + 1}."}) for k in range(100, 140)]
+    source, results = tmp_path / "sums.jsonl", tmp_path / "results.json"
+    source.write_text("\n".join(lines))
+
+    def prepare(**settings) -> None:
+        cfg = prepare_pairs.PairsConfig(inputs=(str(source),), data_dir=str(tmp_path), tokenizer="byte", **settings)
+        prepare_pairs.main(cfg)
+
+    prepare()
+    cfg = tiny(dataset="sums", data_dir=str(tmp_path), max_iters=2, warmup_iters=1)
+    train(cfg)
+
+    def evaluated(*words: str) -> tuple[str, dict]:
+        words = (cfg.out_dir, "--tasks=pairs", *words)
+        printed, content = run_tool(evaluate, evaluate.EvaluateConfig, *words, results=results)
+        return printed, content["results"][0]
+
+    printed, row = evaluated()
+    assert not row["prepared_again"] and row["probes"] is None and "prepared again" not in printed
+    printed, row = evaluated(f"--pairs={source}")
+    matches = row["probes_matched"]
+    assert row["probes"] == 20 and 10 < matches < 20
+    assert f"{matches} of 20 pairs occur in the training data of {cfg.out_dir}: it was trained on this text" in printed
+    prepare(val_fraction=0.4, overwrite=True)
+    printed, row = evaluated()
+    assert row["prepared_again"] and f"pairs of sums, validation ({AGAIN})" in printed
+
+
+def test_a_validation_set_is_searched_in_the_other_data_sets_of_a_mixture(tiny, mixed_dir, tmp_path, text):
+    """A text that is held out from one data set of a mixture may be in the training set of another."""
+    source = tmp_path / "rotated.txt"
+    source.write_text(text[-4000:] + text[:4000])
+    settings = dict(tokenizer=str(Path(mixed_dir, "verse")), on_unknown="skip", data_dir=mixed_dir)
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), **settings))
+    cfg = tiny(dataset="verse:0.4,prose:0.3,rotated:0.3", data_dir=mixed_dir, max_iters=2, warmup_iters=1)
+    train(cfg)
+    words, results = [cfg.out_dir], tmp_path / "results.json"
+    printed, content = run_tool(evaluate, evaluate.EvaluateConfig, *words, results=results)
+    rows = {row["of"]: row["probes_matched"] for row in content["results"]}
+    assert rows["prose, validation"] == 0 and rows["verse, validation"] == rows["rotated, validation"] == 20, printed
+
+    def forget_parts(state: dict) -> None:
+        del state["dataset"]["parts"]
+
+    for name in ("prose", "verse"):  # as before, if each data set is given
+        _, content = run_tool(evaluate, evaluate.EvaluateConfig, *words, f"--dataset={name}", results=results)
+        assert content["results"][0]["probes_matched"] == rows[f"{name}, validation"]
+    for path in Path(cfg.out_dir).glob("step-*"):
+        edit_state(path, forget_parts)  # a run of an older version
+    _, content = run_tool(evaluate, evaluate.EvaluateConfig, *words, results=results)
+    assert {row["of"]: row["probes_matched"] for row in content["results"]} == rows
+    assert not any(row["prepared_again"] for row in content["results"])
