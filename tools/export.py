@@ -152,14 +152,15 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
     stored = replace(loaded, model=html_file.unpack_weights(weights)).build()
     try:
         index_offset = len(weights.content) if cfg.with_index else None
-        facts = html_export.read_training_data(viewed, stored, cfg.data_dir, index_offset)
+        facts = html_export.read_training_data(viewed, stored, text, cfg.data_dir, index_offset)
     except UserError as problem:
         if cfg.with_index:
             raise UserError(f"with_index: {cfg.paths[0]}: {problem}") from None
         print(f"the validation loss is not measured: {problem}")
         facts = TrainingFacts(losses=[])
-    training, (losses, languages, index, _) = html_export.record_training(viewed, text), facts
-    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages, index, training)
+    training, (losses, overlap, languages, index, _) = html_export.record_training(viewed, text), facts
+    known = losses, languages, index, training, overlap
+    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, *known)
     with removed_on_error(output):
         html_file.write_html(output, header, weights.content + facts.index_content)
         html_file.check_weights(loaded.model, html_file.read_html(output).weights)

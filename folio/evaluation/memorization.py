@@ -33,6 +33,9 @@ EXACT_LENGTHS = 16  # span lengths with exact expected matches of random text; l
 CONTEXT_TOKENS = 60  # training tokens to show before and after a span
 BLOCK_TOKENS = 1 << 16  # tokens processed at once
 
+OVERLAP_TOKENS = 5_000_000  # from the start of the data sets; indexed for overlaps, in half a second
+MIN_QUOTE = 32  # characters, or events of music, in a span that is more than a common phrase
+
 MAX_PROBES = 20  # probes per text
 PROBE_TOKENS = 32
 MAX_SEARCHED_TOKENS = 50_000_000  # from the start of each data set
@@ -311,6 +314,39 @@ class TrainingSearch:
         """Decode ids, with a visible end-of-text token."""
         pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
         return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
+
+
+# --- overlap: how much of a text is quoted ----------------------------------------------------------------------------
+
+
+class Overlap(NamedTuple):
+    """How much of a text occurs in the training data, in spans of MIN_QUOTE characters that are longer than chance.
+
+    In music, every event counts as a character.
+    """
+
+    characters: int
+    in_training: int  # of the characters
+    searched: int  # number of indexed tokens
+    complete: bool  # False: there are more training tokens
+
+
+def find_overlap(index: TrainingIndex, tokenizer: Tokenizer, ids: np.ndarray) -> Overlap:
+    """Find how much of a text, (T,), occurs in the training data."""
+    sizes = character_counts(tokenizer, ids)
+    chance, is_quoted = index.chance(len(ids)), np.zeros(len(ids), bool)
+    for start, end in maximal_spans(index.longest(ids)):
+        if end - start > chance and sizes[start:end].sum() >= MIN_QUOTE:
+            is_quoted[start:end] = True
+    return Overlap(int(sizes.sum()), int(sizes[is_quoted].sum()), index.searched, index.complete)
+
+
+def character_counts(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """Return the number of characters that begin in each token, (T,). An event of music is one character."""
+    if tokenizer.kind == "midi":
+        return (ids != tokenizer.eot).astype(np.int64)
+    contents = [tokenizer.token_bytes(int(token)) for token in ids]
+    return np.array([sum(byte & 0xC0 != 0x80 for byte in content) for content in contents], np.int64)
 
 
 # --- probes: a few passages of a text ---------------------------------------------------------------------------------

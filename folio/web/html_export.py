@@ -21,6 +21,7 @@ from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.trace import Trace
 from folio.evaluation.export_checks import check_computes_gpt2
+from folio.evaluation.memorization import OVERLAP_TOKENS, TrainingIndex, find_overlap
 from folio.evaluation.scores import LOSS
 from folio.evaluation.text_loss import Stream, measure_text, shard_streams
 from folio.machine.runtime import resolve_runtime
@@ -40,6 +41,7 @@ class TrainingFacts(NamedTuple):
     """Facts about the training data of a model."""
 
     losses: list[dict[str, Any]]  # see measure_losses; one per data set
+    overlap: dict[str, Any] | None = None  # see overlap_of
     languages: dict[str, Any] | None = None  # see html_file.find_languages
     index: dict[str, Any] | None = None  # see html_file.pack_index
     index_content: bytes = b""
@@ -68,22 +70,36 @@ def first_text(viewed: ViewedModel, text: str, data_dir: str | None) -> str:
 
 
 def read_training_data(
-    viewed: ViewedModel, stored: GPT, data_dir: str | None, index_offset: int | None
+    viewed: ViewedModel, stored: GPT, text: str, data_dir: str | None, index_offset: int | None
 ) -> TrainingFacts:
     """Measure losses and index the training data of a model, and print progress. Raises UserError.
 
-    stored: the model with its weights as rounded in the file. index_offset: offset of the index in the file's content;
-    None: no index.
+    stored: the model with its weights as rounded in the file. text: the initial text. index_offset: offset of the index
+    in the file's content; None: no index.
     """
     datasets = open_training_data(viewed.checkpoint, data_dir)
     print("measuring the loss of the stored weights and writing the file", flush=True)
     losses = [measure_losses(dataset, viewed.model, stored) for dataset in progress_bar(iterable=datasets)]
     languages = html_file.find_languages(held_out_pairs(datasets))
+    overlap = overlap_of(viewed, text, datasets)
     if index_offset is None:
-        return TrainingFacts(losses, languages)
+        return TrainingFacts(losses, overlap, languages)
     print("indexing the training data", flush=True)
     search = html_file.index_training_data(datasets, viewed.tokenizer)
-    return TrainingFacts(losses, languages, *html_file.pack_index(search, index_offset))
+    return TrainingFacts(losses, overlap, languages, *html_file.pack_index(search, index_offset))
+
+
+def overlap_of(viewed: ViewedModel, text: str, datasets: list[Dataset]) -> dict[str, Any]:
+    """Find how much of the initial text occurs in the training data, for a file without an index.
+
+    ids: the text. facts: the answer to the question "overlap".
+    """
+    tokenizer = viewed.tokenizer
+    ids = encode_prompt(tokenizer, text, "skip").ids[: viewed.limit]
+    index = TrainingIndex(datasets, tokenizer.eot, OVERLAP_TOKENS)
+    overlap = find_overlap(index, tokenizer, np.array(ids))
+    base = Path(str(viewed.settings.get("init_from"))).name
+    return {"ids": ids, "facts": {"reason": None, **overlap._asdict(), "init_from": base}}
 
 
 def record_training(viewed: ViewedModel, text: str) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ CONSTANTS = {  # constants of the server that the engine uses, too
         "HISTOGRAM_BINS",
     ),
     playground: ("MAX_SAMPLES", "MAX_NEW_TOKENS", "RUNNERS_UP"),
-    memorization: ("CHANCE", "CONTEXT_TOKENS"),
+    memorization: ("CHANCE", "CONTEXT_TOKENS", "MIN_QUOTE"),
     trace: ("HEAD_SCORES",),
 }
 KERNEL_FILE = "kernels.wasm"
@@ -244,12 +244,13 @@ def make_header(
     languages: dict[str, Any] | None,
     index: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
+    initial_overlap: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return everything about a model except its weights, as JSON.
 
     stored: the model with its weights as rounded in the file. text: shown first. losses: see measure_losses in
-    html_export.py. languages: see find_languages. index: see pack_index. training: see record_training in
-    html_export.py.
+    html_export.py. languages: see find_languages. index: see pack_index. training, initial_overlap: see
+    record_training and overlap_of in html_export.py.
     """
     tokenizer = viewed.tokenizer
     name = viewed.run.resolve().name if viewed.run else Path(viewed.name).resolve().name
@@ -265,6 +266,7 @@ def make_header(
         "languages": languages,
         "losses": losses,
         "training": training,
+        "initial_overlap": initial_overlap,
         "index": index and index | {"init_from": Path(str(viewed.settings.get("init_from"))).name},
         "storage": {"dtype": dtype, "bytes": len(weights.content)},
         "traced": info["num_params"]["total"] <= MAX_TRACED_PARAMETERS,

@@ -26,7 +26,13 @@ from folio.data.sources.music import pitch_name, place_notes
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
-from folio.evaluation.memorization import TrainingSearch, covering_lengths
+from folio.evaluation.memorization import (
+    OVERLAP_TOKENS,
+    TrainingIndex,
+    TrainingSearch,
+    covering_lengths,
+    find_overlap,
+)
 from folio.web.engine import Engine
 from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.viewed_model import LRUCache, ViewedModel
@@ -120,6 +126,7 @@ class TraceProvider:
         self.probes = LRUCache(1000)  # prefix-matching scores (L, H) by _version
         self.engines = LRUCache(2)  # Engine by _version
         self.searches = LRUCache(2)  # TrainingSearch by the hash of the training data
+        self.indexes = LRUCache(2)  # the same of TrainingIndex, which is smaller
         self.maps = LRUCache(8)  # principal planes by _version
         self.questions: dict[str, Callable[[Question], Answer]] = {
             "models": self.describe,
@@ -136,6 +143,7 @@ class TraceProvider:
             "vocabulary": self.vocabulary,
             "positions": self.positions,
             "memorized": self.memorized,
+            "overlap": self.overlap,
             "run": self.run,
         }
 
@@ -501,6 +509,26 @@ class TraceProvider:
         facts, longest = training.search(np.array(question.ids))
         tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
         return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
+
+    def overlap(self, question: Question) -> Answer:
+        """Return how much of the text occurs in the training data, because its loss is then not that of new text.
+
+        The facts are those of Overlap, and init_from, what the run started from. If the data cannot be searched, the
+        only fact is the reason. The page asks this for every text, so that only OVERLAP_TOKENS are searched.
+        """
+        viewed = self._viewed(question)
+        require_ids(question)
+
+        def index() -> TrainingIndex:
+            datasets = open_training_data(viewed.checkpoint, self.data_dir)
+            return TrainingIndex(datasets, viewed.tokenizer.eot, OVERLAP_TOKENS)
+
+        try:
+            training = self.indexes.get(viewed.checkpoint.state.get("dataset", {}).get("hash"), index)
+        except UserError as problem:
+            return Answer({"reason": str(problem)})
+        overlap = find_overlap(training, viewed.tokenizer, np.array(question.ids))
+        return Answer({"reason": None, **overlap._asdict(), "init_from": viewed.settings.get("init_from")})
 
 
 def probe_ids(config: GPTConfig, vocab_size: int, limit: int) -> list[int]:

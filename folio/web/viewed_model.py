@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from folio import UserError
@@ -24,6 +25,7 @@ from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import EventFormat
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import LanguageModel
+from folio.evaluation.memorization import OVERLAP_TOKENS, TrainingIndex, find_overlap
 from folio.experiments.runs import planned_steps, read_samples, read_state
 from folio.machine import memory
 from folio.training.run_log import read_lines
@@ -32,6 +34,7 @@ from model import GPT
 KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
 MAX_INITIAL_TOKENS = 100  # length of a sampled initial text or an excerpt of the validation data
 SEARCHED_TOKENS = 5 * MAX_INITIAL_TOKENS  # validation tokens in which a sentence is searched
+MAX_EXCERPTS = 20  # of the validation data, from which the initial text is chosen
 SENTENCE_END = re.compile(r"[.!?]['\")\]]*(?=\s)|[\u3002\uff01\uff1f]|\n")  # also in Chinese and Japanese
 MAX_VIEWED_TOKENS = 2048  # per text, even if the context is longer
 MODEL_CACHE_BYTES = 2**30  # for weights of other checkpoints
@@ -183,15 +186,15 @@ def _number(value: Any) -> float:
 def choose_text(viewed: ViewedModel, data_dir: str | None = None, quotes_text: bool = True) -> str:
     """Return an initial text that suits the model.
 
-    For models of Shakespeare, a known text; for other models, a held-out text or, if the data is not available, a
-    sample. quotes_text: False: never an excerpt of plain text.
+    A held-out text; if the data is not available, a known text for models of Shakespeare, and a sample for others.
+    quotes_text: False: never an excerpt of plain text.
     """
-    dataset = str(viewed.settings.get("dataset", "shakespeare"))
-    if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
-        return KNOWN_TEXT
     with suppress(UserError):  # the data is not available
         if text := held_out_text(viewed, data_dir, quotes_text):
             return text
+    dataset = str(viewed.settings.get("dataset", "shakespeare"))
+    if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
+        return KNOWN_TEXT
     try:
         model = LanguageModel(viewed.model, viewed.tokenizer, str(viewed.device))
         return model.generate("", max_new_tokens=min(MAX_INITIAL_TOKENS, viewed.limit))
@@ -200,21 +203,41 @@ def choose_text(viewed: ViewedModel, data_dir: str | None = None, quotes_text: b
 
 
 def held_out_text(viewed: ViewedModel, data_dir: str | None, quotes_text: bool) -> str:
-    """Return the beginning of the first validation piece, the first validation pair, or a sentence of plain text.
+    """Return the beginning of a validation piece, a validation pair, or sentences of plain text.
 
+    It is the first of MAX_EXCERPTS that does not occur in the training data; if all do, the one of which least does.
     quotes_text: False: "" for a model of plain text. Raises UserError if the data is not available.
     """
-    tokenizer, shard = viewed.tokenizer, open_training_data(viewed.checkpoint, data_dir)[0].val[0]
-    is_plain = not viewed.music and shard.mask is None
+    tokenizer, datasets = viewed.tokenizer, open_training_data(viewed.checkpoint, data_dir)
+    is_plain = not viewed.music and datasets[0].val[0].mask is None
     if is_plain and not quotes_text:
         return ""
     max_tokens = min(MAX_INITIAL_TOKENS, viewed.limit) if viewed.music or is_plain else viewed.limit
-    count = SEARCHED_TOKENS if is_plain else max_tokens
-    document = takewhile(lambda token: token != tokenizer.eot, shard.ids[:count].tolist())
-    text = tokenizer.decode([*document]).strip()
-    if not is_plain:
-        return text
-    return first_sentences(text, lambda text: tokenizer.decode(tokenizer.encode(text)[:max_tokens]))
+    index = TrainingIndex(datasets, tokenizer.eot, OVERLAP_TOKENS)
+    chosen, least = "", math.inf
+    for excerpt in excerpts(datasets[0].val[0].ids, tokenizer.eot, SEARCHED_TOKENS if is_plain else max_tokens):
+        text = tokenizer.decode(excerpt).strip()
+        if is_plain:
+            text = first_sentences(text, lambda text: tokenizer.decode(tokenizer.encode(text)[:max_tokens]))
+        overlap = find_overlap(index, tokenizer, tokenizer.encode(text)) if text else None
+        if overlap and overlap.in_training < least:
+            chosen, least = text, overlap.in_training
+        if not least:
+            break
+    return chosen
+
+
+def excerpts(ids: np.ndarray, eot: int | None, max_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the beginnings of the first MAX_EXCERPTS documents; if there is only one, parts that are evenly spaced.
+
+    max_tokens: of each.
+    """
+    ends = np.flatnonzero(ids == eot)[:MAX_EXCERPTS]
+    starts = [0, *(ends + 1)[:-1]]
+    if len(ends) < 2:
+        starts = [int(start) for start in np.linspace(0, max(len(ids) - max_tokens, 0), MAX_EXCERPTS)]
+    for start in starts:
+        yield np.array([*takewhile(lambda token: token != eot, ids[start : start + max_tokens].tolist())], np.int64)
 
 
 def first_sentences(text: str, cut: Callable[[str], str]) -> str:

@@ -12,11 +12,13 @@ import torch
 
 from folio import UserError
 from folio.data.shards import Dataset, DatasetError, Shard
+from folio.data.tokenizer import ByteTokenizer, MidiTokenizer
 from folio.evaluation import memorization
 from folio.evaluation.memorization import (
     CONTEXT_TOKENS,
     TrainingIndex,
     covering_lengths,
+    find_overlap,
     held_out_lengths,
     maximal_spans,
 )
@@ -200,6 +202,31 @@ def test_held_out_lengths(seed):
     assert held_out_lengths(index, [dataset_of(ids, val=(ids[:9],))]).max() == 9
 
 
+# --- overlap ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_characters_of_long_spans_are_counted(seed):
+    """Characters of several bytes count once; spans below MIN_QUOTE characters are common phrases."""
+    rng, tokenizer = np.random.default_rng(seed), ByteTokenizer()
+    training = "".join(rng.choice([*"abcdefghij日é"], 4000))
+    index = TrainingIndex([dataset_of(tokenizer.encode(training).astype("<u2"))], tokenizer.eot)
+    quote, short = training[500:540], training[1000 : 1000 + memorization.MIN_QUOTE - 1]
+    text = f"Zé{quote}日Z日{short}ZZ{quote[:33]}"
+    overlap = find_overlap(index, tokenizer, tokenizer.encode(text))
+    assert (overlap.characters, overlap.in_training) == (len(text), 40 + 33)
+    assert (overlap.searched, overlap.complete) == (len(training.encode()), True)
+    repeated = TrainingIndex([dataset_of(np.full(5000, 97, "<u2"))], tokenizer.eot)
+    assert find_overlap(repeated, tokenizer, np.full(50, 97)).in_training == 0  # not longer than chance
+
+
+def test_an_event_of_music_is_a_character(seed):
+    tokenizer = MidiTokenizer([f"NoteOn_{pitch}" for pitch in range(100)], {})
+    ids = np.random.default_rng(seed).integers(100, size=3000)
+    index = TrainingIndex([dataset_of(ids.astype("<u2"))], tokenizer.eot)
+    text = np.array([tokenizer.eot, *ids[70:110], *ids[10:41]])
+    assert find_overlap(index, tokenizer, text)[:2] == (71, 40)
+
+
 # --- probes -----------------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +309,22 @@ def test_the_answer_about_a_text(viewed, text):
         provider.answer({"kind": "memorized"})
 
 
+def test_the_answer_about_the_overlap(viewed, text, monkeypatch):
+    """The loss of a text of the training data was shown as if it were new."""
+    provider = TraceProvider([viewed], "")
+    quote, length = text[5000:], viewed.limit
+    assert length == memorization.MIN_QUOTE  # the smallest text that counts
+    for shown, expected in ((quote[:length], length), (quote[:length][::-1], 0)):
+        facts, tensors = provider.answer({"kind": "overlap", "ids": viewed.tokenizer.encode(shown).tolist()})
+        assert (facts["characters"], facts["in_training"], facts["reason"]) == (length, expected, None)
+        assert facts["init_from"] == "scratch" and facts["complete"] and not tensors
+    monkeypatch.setattr("folio.web.questions.OVERLAP_TOKENS", 1000)
+    facts, _ = TraceProvider([viewed], "").answer({"kind": "overlap", "ids": [1]})
+    assert (facts["searched"], facts["complete"]) == (1000, False)
+    with pytest.raises(UserError, match="at least one"):
+        provider.answer({"kind": "overlap"})
+
+
 def test_the_index_is_built_once(viewed, monkeypatch):
     provider = TraceProvider([viewed, viewed], "")
     first = provider.answer({"kind": "memorized", "ids": [1, 2, 3]})
@@ -300,7 +343,8 @@ def test_the_reason_for_not_searching(viewed, data_dir, tmp_path):
     foreign = {"model": viewed.checkpoint.state["model"]}
     for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
         viewed.checkpoint = replace(viewed.checkpoint, state=state)
-        facts, tensors = TraceProvider([viewed], "").answer(dict(question))
-        assert facts.keys() == {"reason"} and reason in facts["reason"] and not tensors
+        for kind in ("memorized", "overlap"):
+            facts, tensors = TraceProvider([viewed], "").answer({**question, "kind": kind})
+            assert facts.keys() == {"reason"} and reason in facts["reason"] and not tensors
     viewed.checkpoint = replace(viewed.checkpoint, state=moved)
     assert TraceProvider([viewed], "", str(data_dir)).answer(dict(question)).facts["reason"] is None

@@ -178,6 +178,18 @@ def test_an_html_file_with_its_training_data(run, tmp_path, capsys):
     assert header["index"]["codes"]["offset"] == header["storage"]["bytes"]
 
 
+@pytest.mark.parametrize("words", [[], ["--with_index"]])
+def test_an_html_file_knows_how_much_of_its_text_occurs_in_the_training_data(words, run, text, tmp_path):
+    """The first text was training text, and the file showed its loss as if it were new."""
+    quote = text[5000:5032]
+    for shown, expected in ((quote, 32), (quote[::-1], 0)):
+        output = tmp_path / f"{expected}.html"
+        run_export(run, output, "--to=html", f"--text={shown}", *words)
+        overlap = read_html(output).header["initial_overlap"]
+        facts = {"characters": 32, "in_training": expected, "searched": 18_581, "complete": True}
+        assert overlap["facts"] == {"reason": None, "init_from": "scratch", **facts} and len(overlap["ids"]) == 32
+
+
 def test_an_index_needs_the_training_data(random_run, tmp_path):
     output = tmp_path / "model.html"
     assert_html_error(rf"with_index: {re.escape(str(random_run))}: ", random_run, output, "--with_index")

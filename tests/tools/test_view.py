@@ -16,6 +16,7 @@ import torch
 from folio import UserError
 from folio.base import settings
 from folio.checkpoints.identify import NoCheckpointError
+from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import EventFormat, events_of_file
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
 from folio.decoding.language_model import LanguageModel
@@ -181,6 +182,26 @@ def test_the_initial_text_of_shakespeare_and_pretrained_models_is_fixed(tmp_path
     assert choose_text(viewed_run(tmp_path / "b", trained(), {})) == KNOWN_TEXT
     pretrained = viewed_run(tmp_path / "c", CharTokenizer("日本語\n"), {})  # lacks its characters
     assert choose_text(pretrained) == sample_of(pretrained) != ""
+
+
+@pytest.mark.parametrize("split_on", [None, "\\n\\n"], ids=["one text", "documents"])
+def test_the_initial_text_does_not_occur_in_the_training_data(split_on, tiny, tmp_path, text):
+    """The first text of a model of Shakespeare was training text, and its loss was shown as if it were new."""
+    lines = [f"{KNOWN_TEXT}\n\n", *(f"{line}\n\n" for line in text.splitlines())]
+    source, data = tmp_path / "shakespeare.txt", str(tmp_path / "data")
+    source.write_text("".join([*lines[:300], *lines[:40], *lines[300:400]]))  # the beginning occurs twice
+    settings = dict(data_dir=data, val_fraction=0.3, split_on=split_on, tokenizer="char", num_workers=0)
+    plain_text.main(TextConfig(inputs=(str(source),), **settings))
+    train(tiny(dataset="shakespeare", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
+    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    (dataset,) = open_training_data(viewed.checkpoint, None)
+    training, held_out = (viewed.tokenizer.decode(part[0].ids) for part in (dataset.train, dataset.val))
+    chosen = choose_text(viewed)
+    assert chosen in held_out and len(chosen) > 30
+    assert not any(chosen[start : start + 32] in training for start in range(len(chosen) - 31))
+    assert first_text(viewed, "", data) == KNOWN_TEXT  # an exported file does not quote held-out text
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert choose_text(viewed) == KNOWN_TEXT
 
 
 def test_the_initial_text_without_data_is_a_sample(tmp_path):

@@ -441,6 +441,26 @@ def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, 
 
 
 @in_browser
+def test_a_file_labels_its_first_text(exported, open_file):
+    """Its loss was shown as if the text were new."""
+    file = exported("char")
+    facts = {
+        "reason": None,
+        "characters": 42,
+        "in_training": 40,
+        "searched": 9,
+        "complete": True,
+        "init_from": "scratch",
+    }
+    overlap = {"ids": file.tokenizer.encode(TEXT).tolist(), "facts": facts}
+    viewer = open_file(exported("char", initial_overlap=overlap), hash="#view=tokens")
+    note = viewer.find("training-note")
+    wait_until(lambda: note.inner_text().startswith("40 of these 42 characters occur in the training data"))
+    viewer.show("tokens", text="to be")
+    wait_until(lambda: note.inner_text() == "Not compared with the training data: this file has no index of it.")
+
+
+@in_browser
 def test_a_file_generates_once_by_itself_and_links_to_the_story(exported, open_file):
     """It opened with an empty form."""
     file = exported("char")

@@ -21,7 +21,7 @@ const QUESTION = {
   heads_off: TEXT, mlps_off: TEXT, whole: {type: "True or False", default: false},
 };
 const KINDS = ["models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits",
-  "parameter", "vocabulary", "positions", "memorized", "run"];
+  "parameter", "vocabulary", "positions", "memorized", "overlap", "run"];
 const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {
@@ -387,6 +387,17 @@ class Answers {
       facts: {reason: null, ...facts, init_from: this.search.index.init_from},
       tensors: {longest: integers([T], longest), covering: integers([T], coveringLengths(longest))},
     };
+  }
+
+  // How much of the text occurs in the training data. Without an index, the file knows it only for its initial text.
+  *overlap(question) {
+    requireIds(question);
+    const {ids} = question, {initial_overlap: initial} = this.header;
+    if (this.search) {
+      return {facts: {reason: null, ...yield* this.search.overlap(ids), init_from: this.search.index.init_from}};
+    }
+    const isInitial = initial && `${initial.ids}` === `${ids}`;
+    return {facts: isInitial ? initial.facts : {reason: "this file has no index of it"}};
   }
 
   // A file has no run.

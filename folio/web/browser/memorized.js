@@ -35,6 +35,24 @@ class TrainingSearch {
     return {facts: {spans, chance, datasets, searched, complete, held_out}, longest};
   }
 
+  // How much of a text occurs in the training data: see find_overlap in folio/evaluation/memorization.py.
+  *overlap(ids) {
+    const {facts: {spans, searched, complete}} = yield* this.search(ids);
+    const sizes = ids.map(id => this.characters(id)), isQuoted = ids.map(() => false);
+    for (const {start, end} of spans) {
+      if (total(sizes.slice(start, end)) >= MIN_QUOTE) isQuoted.fill(true, start, end);
+    }
+    const characters = total(sizes), inTraining = total(sizes.filter((size, t) => isQuoted[t]));
+    return {characters, in_training: inTraining, searched, complete};
+  }
+
+  // The number of characters that begin in a token. An event of music is one character.
+  characters(id) {
+    const {tokenizer} = this;
+    if (tokenizer.kind === "midi") return Number(id !== tokenizer.eot);
+    return tokenizer.tokenBytes(id).filter(byte => (byte & 0xc0) !== 0x80).length;
+  }
+
   // The length of the longest prefix of a text that occurs.
   longestPrefix(text) {
     const i = this.bisect(text, false), neighbors = this.suffixes.subarray(Math.max(i - 1, 0), i + 1);
@@ -96,6 +114,10 @@ class TrainingSearch {
     if (p === 1) return T;
     return Math.min(expected.length + Math.ceil(Math.log(T * expected.at(-1) / CHANCE) / -Math.log(p)) - 1, T);
   }
+}
+
+function total(sizes) {
+  return sizes.reduce((sum, size) => sum + size, 0);
 }
 
 // The spans [start, end] that are not part of a longer span, in order.

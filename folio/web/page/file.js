@@ -144,7 +144,9 @@ function arrange({losses, storage, traced, indexed, languages}) {
   byId("facts").append(element("div", {testid: "stored"}, stored, measured));
   byId("header").append(element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
   if (!traced) {
-    byId("strip-bar").style.display = document.querySelector("footer").style.display = "none";
+    for (const hidden of [byId("strip-bar"), byId("training-note"), document.querySelector("footer")]) {
+      hidden.style.display = "none";
+    }
     byId("header").append(element("div", {class: "note", testid: "too-large"},
       "The model is too large to trace in a browser, so this page only generates. Use tools/view.py to look inside."));
   }

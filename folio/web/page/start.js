@@ -46,6 +46,29 @@ function drawSurroundings(context) {
   drawCheckpoints(model);
   drawStrip(context);
   drawMenu();
+  drawOverlap(context).catch(() => byId("training-note").textContent = ""); // the view reports the problem
+}
+
+// Say beside the losses how much of the text occurs in the training data: its loss is not that of new text.
+async function drawOverlap({ids}) {
+  const box = byId("training-note"), current = drawing;
+  const answers = await Promise.all(info.models.map(({limit}, model) =>
+    ask({kind: "overlap", ids: ids.slice(0, limit), ...model ? {model} : {}})));
+  if (current !== drawing) return;
+  box.classList.toggle("quoted", answers.some(({facts}) => facts.in_training));
+  const lines = answers.map(({facts}) => describeOverlap(facts));
+  const named = lines.map((line, model) => line && info.models[1] ? `${info.models[model].name}: ${line}` : line);
+  box.textContent = named.filter(Boolean).join(" ");
+}
+
+function describeOverlap({reason, characters, in_training: count, searched, complete, init_from: base}) {
+  if (reason) return `Not compared with the training data: ${reason}.`;
+  const unit = isMusic() ? "event" : "character", data = "the training data";
+  if (count) {
+    return `${short(count)} of these ${counted(characters, unit)} occur in ${data}, so the loss is not that of new text.`;
+  }
+  const first = complete ? "" : `Only the first ${countTokens(searched)} of ${data} were searched for this text. `;
+  return first + (base && !["scratch", "resume"].includes(base) ? `The training data of ${base} was not searched.` : "");
 }
 
 let shownText = "";

@@ -230,10 +230,12 @@ def test_nan_weights_can_be_shown(cases):
 @in_browser
 def test_a_file_has_no_run_and_may_have_no_index(cases):
     case = cases["char"]
-    memorized, run = case.in_browser([{"kind": "memorized", "ids": [1]}, {"kind": "run"}])
+    kinds = ("memorized", "overlap", "run")
+    memorized, overlap, run = case.in_browser([{"kind": kind, "ids": [1]} for kind in kinds])
     assert list(memorized[0]) == ["reason"] and "training data" in memorized[0]["reason"]
+    assert overlap == ({"reason": "this file has no index of it"}, {})
     assert run == ({}, {})
-    case.check([{"kind": "memorized"}])
+    case.check([{"kind": "memorized"}, {"kind": "overlap"}])
 
 
 @in_browser

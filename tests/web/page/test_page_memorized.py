@@ -1,6 +1,9 @@
-"""The view of memorized spans in a browser, compared with a search of the training text."""
+"""Spans of the training text in a browser, compared with a search of the text: their view, and the note on a text."""
 
-from tests.support.viewers import in_browser, serving
+import shutil
+
+from tests.support.viewers import Viewer, in_browser, serving
+from tests.support.waiting import wait_until
 from train import train
 
 
@@ -29,3 +32,36 @@ def test_spans_and_their_sources(new_viewer, tiny, text):
         viewer.find("memorized-10").click()
         assert viewer.wait().state("token") == [10] and rows[0][3] in viewer.find("memorized-place").text_content()
         viewer.page.close()  # before the server stops
+
+
+def note_of(viewer: Viewer) -> str:
+    return viewer.find("training-note").inner_text()
+
+
+@in_browser
+def test_a_text_of_the_training_data_is_labeled(new_viewer, tiny, text, tmp_path, mixed_dir):
+    """80 of the 96 characters of the first text were training text, and its loss was shown as if it were new."""
+    for name, dataset in (("a", "verse"), ("b", "prose")):
+        settings = dict(dataset=dataset, data_dir=mixed_dir, out_dir=str(tmp_path / name))
+        train(tiny(max_iters=2, eval_interval=1, block_size=64, **settings))
+    shutil.rmtree(missing := f"{mixed_dir}/prose")
+    quote = text[5000:5040]
+    with serving([str(tmp_path / "a")], f"OOO{quote}RR") as served:
+        viewer = new_viewer(served).open("tokens")
+        expected = "40 of these 45 characters occur in the training data, so the loss is not that of new text."
+        wait_until(lambda: note_of(viewer) == expected)
+        assert viewer.find("training-note").get_attribute("class") == "quoted"
+        viewer.show("story", text=quote[::-1])
+        wait_until(lambda: note_of(viewer) == "")
+        viewer.show("examples", text=quote)
+        wait_until(lambda: note_of(viewer).startswith("40 of these 40 characters"))
+        viewer.page.close()  # before the server stops
+    with serving([str(tmp_path / "a"), str(tmp_path / "b")], quote) as served:
+        viewer = new_viewer(served).open("compare")
+        wait_until(lambda: "40 of these 40" in note_of(viewer))
+        first, second = (viewed.name for viewed in served.provider.models)
+        reason = f"Not compared with the training data: its training data, {missing}, does not exist"
+        assert note_of(viewer).startswith(f"{first}: 40 of these") and f" {second}: {reason}" in note_of(viewer)
+        viewer.show("compare", text=quote[::-1])
+        wait_until(lambda: note_of(viewer).startswith(f"{second}: {reason}"))
+        viewer.page.close()
