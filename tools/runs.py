@@ -29,7 +29,7 @@ from folio.base.files import write_json  # noqa: E402
 from folio.base.number_format import format_seconds, format_tokens, format_value  # noqa: E402
 from folio.base.settings import CommaSeparated, run_script  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, no_runs, runs_under  # noqa: E402
-from folio.experiments.runs import Run  # noqa: E402
+from folio.experiments.runs import Run, describe_not_held_out  # noqa: E402
 from folio.experiments.selection import (  # noqa: E402
     COLUMNS,
     Selection,
@@ -68,6 +68,8 @@ def main(cfg: RunsConfig) -> None:
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
     if sort_column == "loss" and len({run.evaluated_text for run in runs if run.state}) > 1:
         print("losses on different text are not comparable, so the runs on each text are sorted separately")
+    if note := describe_not_held_out(runs):
+        print(note)
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
     states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
     print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")

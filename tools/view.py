@@ -38,7 +38,7 @@ class ViewConfig(Settings):
     # --- files ---
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or any value of --init_from; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # which checkpoint of a run
-    text: str = ""  # initial text, as sample.py's start; default: Shakespeare, a held-out text, or a sample
+    text: str = ""  # initial text, as sample.py's start; default: a held-out text, Shakespeare, or a sample
     data_dir: str | None = None  # folder of the data sets, used if the training data has moved
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address; for other computers, see tools/export.py --to=html

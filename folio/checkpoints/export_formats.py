@@ -209,6 +209,8 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
         rows["training data"] = ", ".join(Path(name).name for name, _ in parse_mixture(state["dataset"]["folder"]))
     if state.get("best_val_loss") is not None and state["best_step"] == state["step"]:
         rows["validation loss"] = f"{state['best_val_loss']:.4f} nats per token, after {state['step']:,} steps"
+        if state.get("dataset", {}).get("not_held_out"):
+            rows["validation loss"] += ", on text that the weights it started from may have been trained on"
     unknown = "The tokenizer encodes any text."
     if isinstance(tokenizer, CharTokenizer):
         unknown = UNKNOWN_CHARACTERS.format(count=len(tokenizer.characters))

@@ -96,6 +96,7 @@ class DatasetRecord(RequiredDataset, total=False):
     """The training data of a run."""
 
     parts: dict[str, str]  # the hash of each data set, by its name
+    not_held_out: list[str]  # data sets of which the weights that the run started from were trained on another split
 
 
 class RequiredPart(TypedDict):

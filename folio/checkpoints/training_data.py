@@ -10,10 +10,18 @@ from folio.data.shards import Dataset, data_root, has_data, open_dataset
 from folio.data.windows import Mixture, parse_mixture
 
 
-def data_record(dataset: str, data: Mixture) -> dict[str, Any]:
-    """Return the DatasetRecord of a run, and the format of its prompts. dataset: the setting of train.py."""
-    hashes = {part.folder.name: part.hash for part, _ in data.datasets}
-    return {"folder": dataset, "hash": data.hash, "parts": hashes, "prompt_format": data.prompt_format}
+def data_record(dataset: str, data: Mixture, source: Checkpoint | None) -> dict[str, Any]:
+    """Return the DatasetRecord of a run, and the format of its prompts.
+
+    dataset: the setting of train.py. source: the checkpoint that the run starts from.
+    """
+    return {
+        "folder": dataset,
+        "hash": data.hash,
+        "parts": {part.folder.name: part.hash for part, _ in data.datasets},
+        "not_held_out": [part.folder.name for part, _ in data.datasets if source and prepared_again(source, part)],
+        "prompt_format": data.prompt_format,
+    }
 
 
 def changed_data(state: Mapping[str, Any], data: Mixture) -> list[str]:
@@ -38,12 +46,14 @@ def trained_on(saved: Checkpoint, dataset: Dataset) -> bool:
 def prepared_again(saved: Checkpoint, dataset: Dataset) -> bool:
     """Whether a data set has the name of one that a run was trained on, but other tokens or another split.
 
-    Then its validation set may contain training text of the run.
+    Then its validation set may contain training text of the run. This also holds if the weights that the run started
+    from were trained on another split.
     """
+    record = saved.state.get("dataset", {})
     if trained_on(saved, dataset):
-        return False
-    folder = saved.state.get("dataset", {}).get("folder", "")
-    return dataset.folder.name in [Path(name).name for name, _ in parse_mixture(folder)] if folder else False
+        return dataset.folder.name in record.get("not_held_out", [])
+    names = [Path(name).name for name, _ in parse_mixture(record["folder"])] if record.get("folder") else []
+    return dataset.folder.name in names
 
 
 def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]:

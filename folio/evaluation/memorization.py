@@ -358,10 +358,10 @@ def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_
     Prints a line if any occur there, or if the search is not possible. Returns the text's coverage with the results.
     """
     is_own = text.dataset is not None and trained_on(saved, text.dataset)
-    if is_own and len(parse_mixture(saved.state["dataset"]["folder"])) == 1:
-        return text.coverage
     again = text.dataset is not None and prepared_again(saved, text.dataset)
     coverage = replace(text.coverage, prepared_again=again)
+    if is_own and len(parse_mixture(saved.state["dataset"]["folder"])) == 1:
+        return coverage
     try:
         training = open_training_data(saved, data_dir)
         datasets = [dataset for dataset in training if not text.dataset or dataset.hash != text.dataset.hash]
@@ -386,7 +386,7 @@ def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_
     elif not is_own and (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
         line = f"could not check whether {base}, from which {run} started, was trained on it"
         note(f"{text.name}: {line}")
-    return replace(text.coverage, probes=len(probes), probes_matched=matches)
+    return replace(coverage, prepared_again=again and is_own, probes=len(probes), probes_matched=matches)
 
 
 def choose_documents(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from folio.decoding.prompts import documents_of
 from folio.evaluation.intervals import effective_number, estimate_ratio, ratio_influence, share_interval
 
 LOSS = "loss, nats per token"
-PREPARED_AGAIN = "prepared again since the run: may contain its training text"
+PREPARED_AGAIN = "prepared again since the training: may contain training text"
 MIN_EFFECTIVE = 0.5  # share of the samples; with a smaller effective number, the table shows it, and a line warns
 MIN_RANGE = 16  # minimum number of positions in the first range of halvings
 

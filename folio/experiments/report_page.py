@@ -6,7 +6,7 @@ from html import escape
 from folio.base.number_format import counted, format_seconds
 from folio.checkpoints.schema import PartRecord
 from folio.experiments.charts import Line, LineGroup, Mark, Panel, line_chart, page_with_charts
-from folio.experiments.runs import Run
+from folio.experiments.runs import Run, describe_not_held_out
 from folio.experiments.selection import different_settings
 from folio.experiments.static_page import details, summary, table
 
@@ -35,12 +35,20 @@ def report_page(runs: list[Run], max_points: int = MAX_POINTS) -> str:
 
 
 def conclusion(runs: list[Run]) -> str:
+    """Return which run is the best, by how much, and which ones may have been trained on their validation text."""
+    sentence, note = comparison(runs), describe_not_held_out(runs)
+    return f"{sentence} {note}." if note else sentence
+
+
+def comparison(runs: list[Run]) -> str:
     """Return a sentence: which run is the best, and by how much."""
     if len({run.evaluated_text for run in runs} - {None}) > 1:
         known = [run for run in runs if run.evaluated_text]
         hashes = {run.state["dataset"]["hash"] for run in known}
         names = ", ".join(dict.fromkeys(str(run.config.get("dataset")) for run in known))
         different = f"use different data ({names})" if len(hashes) > 1 else "evaluate different parts of their data"
+        if len(hashes) == 1 and len({run.is_held_out for run in known}) > 1:
+            different = "do not all hold out their validation text"
         return f"The runs {different}, so their losses are not comparable."
     ranked = sorted((run for run in runs if run.best), key=lambda run: run.best)
     if not ranked:

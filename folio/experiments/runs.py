@@ -1,5 +1,6 @@
 """Read a run's folder: its metrics, its settings, and whether it is running, finished, stopped or failed."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -106,7 +107,13 @@ class Run:
             return None
         windows, max_tokens = measured_text(self.parts[-1] if self.parts else {})
         part = f"{max_tokens} in contexts of {self.config.get('block_size')}" if max_tokens else "all"
+        part += "" if self.is_held_out else ", not held out"
         return f"{self.state['dataset']['hash']}: {part}, version {windows}"
+
+    @property
+    def is_held_out(self) -> bool:
+        """False if the weights that the run started from were trained on another split of its data."""
+        return not self.state.get("dataset", {}).get("not_held_out")
 
     @property
     def max_iters(self) -> int | None:
@@ -163,6 +170,13 @@ class Run:
                 return GPT(GPTConfig(**self.state["model"])).num_params()["total"]
         except (LookupError, TypeError, ValueError):
             return None
+
+
+def describe_not_held_out(runs: Sequence[Run]) -> str | None:
+    """Return a line about the runs whose validation text is not held out; None if there are none."""
+    if not (names := [run.name for run in runs if not run.is_held_out]):
+        return None
+    return f"{', '.join(names)}: started from weights that may have been trained on its validation text"
 
 
 def read_metrics(folder: Path, abandoned: bool = False) -> list[dict[str, Any]]:

@@ -254,7 +254,7 @@ def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, part
         "model": asdict(model.config),
         "config": asdict(start.cfg) | asdict(counts),
         "origins": dict(start.cfg.origins),
-        "dataset": data_record(start.cfg.dataset, data),
+        "dataset": data_record(start.cfg.dataset, data, start.checkpoint),
         "parts": [*parts[:-1], {**parts[-1], **part_data(data), **order}],
         "torchrun": distributed.run_id(),
     }

@@ -100,6 +100,9 @@ def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, c
     assert ("WordLevel error" in card) == ("The tokenizer encodes any text" not in card) == kind.startswith("char")
     other_step = replace(loaded, state={**loaded.state, "step": 8})
     assert "validation loss" not in model_card(other_step, "exported", "")
+    seen = {"dataset": {**state["dataset"], "not_held_out": ["novel"]}}
+    card = model_card(replace(loaded, state={**loaded.state, **seen}), "exported", "")
+    assert "after 7 steps, on text that the weights it started from may have been trained on |" in card
     assert "training data" not in model_card(checkpoint_of(KINDS[kind](), True), "exported", "")
     sinusoidal = model_card(checkpoint_of(KINDS[kind](), True, position="sinusoidal"), "exported", "")
     assert "sinusoidal" in sinusoidal and "sinusoidal" not in card

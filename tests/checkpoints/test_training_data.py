@@ -31,7 +31,7 @@ def checkpoint_of(dataset: str, folder: str) -> Checkpoint:
     """A checkpoint without weights of a run on the data sets in the folder."""
     data = mixture_of(dataset, folder)
     config = {"dataset": dataset, "data_dir": folder, **SETTINGS}
-    return Checkpoint(Path("run"), {}, data.tokenizer, {"config": config, "dataset": data_record(dataset, data)})
+    return Checkpoint(Path("run"), {}, data.tokenizer, {"config": config, "dataset": data_record(dataset, data, None)})
 
 
 def prepare_prose_again(folder: str) -> None:

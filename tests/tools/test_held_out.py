@@ -16,10 +16,10 @@ from prepare import pairs as prepare_pairs
 from prepare import text as prepare_text
 from tests.support.exports import run_export
 from tests.support.runs import edit_state
-from tools import compare, evaluate, memorized, replay
+from tools import compare, evaluate, memorized, replay, report, runs
 from train import TrainConfig, train
 
-AGAIN = "prepared again since the run: may contain its training text"
+AGAIN = "prepared again since the training: may contain training text"
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,12 @@ def test_an_evaluation_is_labeled(words, prepared_again, tmp_path):
 
 
 def test_a_comparison_is_labeled(prepared_again, tmp_path):
-    runs = [str(prepared_again / name) for name in ("a", "b")]
-    printed, content = run_tool(compare, compare.CompareConfig, *runs, results=tmp_path / "results.json")
+    sides = [str(prepared_again / name) for name in ("a", "b")]
+    printed, content = run_tool(compare, compare.CompareConfig, *sides, results=tmp_path / "results.json")
     assert printed.count(f"({AGAIN})") == 2 * 3
     for comparison in content["comparisons"]:
-        assert comparison["may_be_trained_on"] == runs
-        assert f"{runs[0]}, {runs[1]} may have been trained on this text" in comparison["sentence"]
+        assert comparison["may_be_trained_on"] == sides
+        assert f"{sides[0]}, {sides[1]} may have been trained on this text" in comparison["sentence"]
 
 
 def resume(folder: Path, out: Path) -> None:
@@ -114,6 +114,21 @@ def test_a_run_from_weights_that_were_trained_on_another_split_says_so(eval_only
     settings = settings_of(prepared_again, "a") | dict(out_dir=str(tmp_path / "fine"))
     train_script.main(TrainConfig(init_from=str(prepared_again / "a"), max_iters=1, eval_only=eval_only, **settings))
     assert "tale: prepared again since" in (printed := capsys.readouterr().err), printed
+    if eval_only:
+        return
+    fine = settings["out_dir"]
+    train_script.main(TrainConfig(init_from="resume", max_iters=2, **settings))  # keeps the record
+    printed, content = run_tool(evaluate, evaluate.EvaluateConfig, fine, results=tmp_path / "results.json")
+    assert AGAIN in printed and content["results"][0]["prepared_again"]
+    note = "fine: started from weights that may have been trained on its validation text"
+    assert note in run_tool(runs, runs.RunsConfig, fine)[0]
+    (tmp_path / "from-scratch").mkdir()
+    new = settings | dict(out_dir=str(tmp_path / "from-scratch"))
+    train_script.main(TrainConfig(max_iters=1, n_layer=1, n_head=1, n_embd=8, block_size=32, batch_size=1, **new))
+    run_tool(report, report.ReportConfig, fine, new["out_dir"], f"--output={tmp_path / 'report.html'}")
+    page = (tmp_path / "report.html").read_text()
+    assert "The runs do not all hold out their validation text, so their losses are not comparable." in page
+    assert note in page
 
 
 @pytest.mark.needs("sacrebleu", "rouge_score")
