@@ -133,7 +133,7 @@ def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any
             comparison = compare_settings(measures[:n], measures[n:], design.paired)
         else:
             comparison = compare_checkpoints(models[0].run, models[1].run, *measures)
-        trained = [model.run for model, c in zip(models, coverage, strict=True) if c.prepared_again or c.probes_matched]
+        trained = [model.run for model, c in zip(models, coverage, strict=True) if c.may_be_trained_on]
         comparison["may_be_trained_on"] = trained
         if trained:
             comparison["sentence"] += (

@@ -36,6 +36,8 @@ BLOCK_TOKENS = 1 << 16  # tokens processed at once
 OVERLAP_TOKENS = 5_000_000  # from the start of the data sets; indexed for overlaps, in half a second
 MIN_QUOTE = 32  # characters, or events of music, in a span that is more than a common phrase
 
+MAX_SHORT_TOKENS = 4096  # tokens to search of a text whose documents are too short for probes
+
 MAX_PROBES = 20  # probes per text
 PROBE_TOKENS = 32
 MAX_SEARCHED_TOKENS = 50_000_000  # from the start of each data set
@@ -368,7 +370,8 @@ def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_
         ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
         probes = choose_documents(ids, document) if text.are_pairs else choose_probes(ids, document)
         if not probes:
-            raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
+            quoted = search_short_documents(text.name, ids, run, saved, datasets)
+            return replace(coverage, prepared_again=again and is_own, quoted=quoted)
     except UserError as error:
         note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
         return coverage
@@ -387,6 +390,27 @@ def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_
         line = f"could not check whether {base}, from which {run} started, was trained on it"
         note(f"{text.name}: {line}")
     return replace(coverage, prepared_again=again and is_own, probes=len(probes), probes_matched=matches)
+
+
+def search_short_documents(
+    name: str, ids: np.ndarray, run: str, saved: Checkpoint, datasets: list[Dataset]
+) -> tuple[int, int]:
+    """Search for a text without a probe, (n,), in training data. Returns how many of how many characters occur there.
+
+    Only its first MAX_SHORT_TOKENS tokens are searched. Prints a line if any occur. Raises UserError if the text is
+    too short.
+    """
+    index = TrainingIndex(datasets, saved.tokenizer.eot, OVERLAP_TOKENS)
+    overlap = find_overlap(index, saved.tokenizer, ids[:MAX_SHORT_TOKENS])
+    if overlap.characters < MIN_QUOTE:
+        raise UserError(f"it has fewer than {MIN_QUOTE} characters")
+    searched = "" if overlap.complete else f"the first {overlap.searched:,} tokens of "
+    if overlap.in_training:
+        line = f"{overlap.in_training:,} of {overlap.characters:,} characters occur in {searched}the training data of"
+        note(f"{name}: {line} {run}, so its results do not generalize to new text")
+    elif searched:
+        note(f"{name}: no passage occurs in {searched}the training data of {run} (the rest was not searched)")
+    return overlap.in_training, overlap.characters
 
 
 def choose_documents(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:

@@ -161,7 +161,13 @@ class Coverage:
     bytes: int | None = None  # of a validation set
     probes: int | None = None  # passages searched for in the training data; None: it was not searched
     probes_matched: int | None = None  # probes that occur there
+    quoted: tuple[int, int] | None = None  # characters that occur there, and searched ones, of documents without probes
     prepared_again: bool = False  # True: a validation set for which PREPARED_AGAIN holds
+
+    @property
+    def may_be_trained_on(self) -> bool:
+        """Whether some of the text occurs in the training data, or may occur there."""
+        return bool(self.prepared_again or self.probes_matched or (self.quoted and self.quoted[0]))
 
     @property
     def left_out(self) -> int | None:
@@ -203,6 +209,8 @@ class Evaluation:
             characters = {"characters": coverage.characters, "left_out": coverage.left_out}
             overlap = {"probes": coverage.probes, "probes_matched": coverage.probes_matched}
             overlap["prepared_again"] = coverage.prepared_again
+            in_training, searched = coverage.quoted or (None, None)
+            overlap |= {"characters_in_training": in_training, "characters_searched": searched}
             rows.append({"run": self.run, **row, **characters, **overlap})
         return rows
 

@@ -31,6 +31,9 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
         text = row["of"]
         if row.get("probes_matched"):
             text += f" ({row['probes_matched']} of {row['probes']} probes are in its training data)"
+        if row.get("characters_in_training"):
+            of = f"{row['characters_in_training']:,} of {row['characters_searched']:,} characters"
+            text += f" ({of} are in its training data)"
         if row.get("prepared_again"):
             text += f" ({PREPARED_AGAIN})"
         cells = [row["run"], text, row["measure"], f"{row['value']:,.{digits}f}", interval]
@@ -64,6 +67,9 @@ def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) ->
     if any(coverage.probes_matched for coverage in coverages):
         probes = [f"{c.probes_matched} of {c.probes}" if c.probes else "not searched" for c in coverages]
         lines.append(["probes that are in its training data", *probes])
+    if any(coverage.quoted and coverage.quoted[0] for coverage in coverages):
+        quoted = ["{:,} of {:,}".format(*c.quoted) if c.quoted else "not searched" for c in coverages]
+        lines.append(["characters that are in its training data", *quoted])
     if any(coverage.prepared_again for coverage in coverages):
         lines.append([PREPARED_AGAIN, *("yes" if coverage.prepared_again else "no" for coverage in coverages)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -166,7 +166,29 @@ def test_a_text_that_was_trained_on_is_reported(tiny, tmp_path, text, data_dir, 
     assert line.startswith("part, validation: ") and row["probes_matched"] == row["probes"]
     new.write_text("the king", encoding="utf-8")
     (line,), row = lines_and_row(f"--text={new}")
-    assert "could not check" in line and line.endswith("no document has more than 32 tokens")
+    assert "could not check" in line and line.endswith("it has fewer than 32 characters")
+
+
+def test_a_text_of_short_documents_is_searched(tiny, tmp_path, text, data_dir, capsys):
+    """A line of the training text was not compared with it, because it has fewer BPE tokens than a probe."""
+    source, data, new = tmp_path / "text.txt", str(tmp_path / "data"), tmp_path / "new.txt"
+    source.write_text(text, encoding="utf-8")
+    settings = dict(tokenizer="bpe", vocab_size=300, num_workers=0, data_dir=data)
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), **settings))
+    train(cfg := tiny(max_iters=2, warmup_iters=1, dataset="text", data_dir=data))
+    line = next(line for line in text.splitlines()[100:] if len(line) >= 35)
+    for lines, is_quoted in (([line, line[::-1]], True), ([line[::-1]] * 2, False)):
+        new.write_text("\n".join(lines), encoding="utf-8")
+        capsys.readouterr()
+        run_tool(cfg.out_dir, f"--text={new}", "--split_on=\\n", f"--json={tmp_path / 'results.json'}")
+        out, err = capsys.readouterr()
+        row = json.loads((tmp_path / "results.json").read_text())["results"][0]
+        count = row["characters_in_training"]
+        assert row["probes"] is None and row["characters_searched"] == len(lines) * len(line)
+        assert 32 <= count <= len(line) if is_quoted else count == 0  # a token at the ends may differ
+        label = f"{count} of {len(lines) * len(line)} characters"
+        assert (f"new.txt: {label} occur in the training data of {cfg.out_dir}" in err) == is_quoted
+        assert (f"({label} are in its training data) |" in out) == is_quoted
 
 
 def test_training_data_that_is_missing_or_changed_is_reported(tiny, tmp_path, text, data_dir, capsys):
