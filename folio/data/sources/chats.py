@@ -12,15 +12,12 @@ ROLES = {"system": "system", "developer": "system"}  # names of roles in the dat
 ROLES |= dict.fromkeys(("user", "human", "prompter"), "user")
 ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot"), "assistant")
 # Fields of a message that its prompt and its targets are made of.
-MESSAGE_FIELDS = (
-    *("role", "from", "content", "value", "content.type", "content.text"),
-    *("weight", "train", "masked"),
-)
+MESSAGE_FIELDS = ("role", "from", "content", "value", "content.type", "content.text", "weight", "train", "masked")
 # Fields of a message that would change its meaning, and that a prompt cannot express.
-UNSUPPORTED = (
+UNSUPPORTED = {
     *("name", "tool_calls", "function_call", "tool_call_id", "refusal", "prefix", "train_detail"),
     *("reasoning", "reasoning_content", "thinking", "image", "images", "audio", "audios", "video", "videos"),
-)
+}
 
 
 class Message(NamedTuple):
@@ -94,8 +91,8 @@ def make_message(name: str, role: str, content: str, is_target: bool = True) -> 
 def _read_message(name: str, message: Any) -> Message:
     if not isinstance(message, dict):
         raise CorpusError(f'{name} must be {{"role": "...", "content": "..."}}')
-    for field in UNSUPPORTED:
-        if not is_empty(message.get(field)):
+    for field, value in message.items():
+        if field in UNSUPPORTED and not is_empty(value):
             raise CorpusError(f"{name}.{field} is not supported: a prompt has only roles and texts; remove it")
     role, content = _either(name, message, "role", "from"), _either(name, message, "content", "value")
     known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None

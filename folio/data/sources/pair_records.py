@@ -1,6 +1,6 @@
 """Pairs and chats of records: JSON objects and rows of tables in the formats that other programs use."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ EMPTY_COMPLETION = "pairs with an empty completion"  # reason to leave out a rec
 
 
 class PairNames(NamedTuple):
-    """The known names of the fields of a pair."""
+    """The known names of the fields that make a pair."""
 
     prompt: str
     contexts: tuple[str, ...]
@@ -83,7 +83,7 @@ def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
     _refuse_unsupported(fields)
     if fields.has_messages:
         return _chat_document(fields)
-    names = find_pair(fields.fields)
+    names = find_pair(tuple(record))
     if names is None:
         missing = "completion" if any(name in fields for name in PROMPTS) else "prompt"
         raise CorpusError(f"{missing} is missing, or has an unknown name: {ADVICE}")
@@ -138,19 +138,23 @@ def known_fields(names: tuple[str, ...]) -> dict[str, str]:
     return fields
 
 
-def find_pair(fields: Collection[str]) -> PairNames | None:
-    """Return which known fields make a pair, or None. Raises CorpusError if several may be one."""
-    prompts, completions = ([name for name in names if name in fields] for names in (PROMPTS, COMPLETIONS))
+@lru_cache(maxsize=256)
+def find_pair(names: tuple[str, ...]) -> PairNames | None:
+    """Return which fields of a record make a pair, or None. Raises CorpusError if several may be one."""
+    fields = known_fields(names)
+    prompts = [name for name in PROMPTS if name in fields]
+    completions = [name for name in COMPLETIONS if name in fields]
     if "prompt" in prompts and "completion" in completions:
         prompts, completions = ["prompt"], ["completion"]
     elif completions and not prompts and "input" in fields:
         prompts = ["input"]
     elif not prompts and not completions:
         pairs = [pair for pair in OTHER_PAIRS if all(name in fields for name in pair)]
-        prompts, completions = ([*dict.fromkeys(names)] for names in zip(*pairs, strict=True)) if pairs else ([], [])
-    for kind, names in (("prompt", prompts), ("completion", completions)):
-        if len(names) > 1:
-            raise CorpusError(f"both {' and '.join(names)} may be the {kind}; rename or remove one")
+        prompts = [prompt for prompt, _ in pairs]
+        completions = list(dict.fromkeys(completion for _, completion in pairs))
+    for kind, candidates in (("prompt", prompts), ("completion", completions)):
+        if len(candidates) > 1:
+            raise CorpusError(f"both {' and '.join(candidates)} may be the {kind}; rename or remove one")
     if not completions and "chosen" in fields:
         raise CorpusError(
             "chosen and rejected are for preference training, which Folio does not have; to train on the chosen texts, "
@@ -166,7 +170,7 @@ def _refuse_unsupported(fields: _Record) -> None:
     """Raise CorpusError for a field that changes the meaning of a record, and that a document cannot express."""
     for name, own_name in fields.fields.items():
         if name in UNSUPPORTED and not is_empty(fields[name]):
-            raise CorpusError(f"{own_name} is not supported, because the model reads only the prompt; remove the field")
+            raise CorpusError(f"{own_name} is not supported; write it in the prompt if it is text, or remove the field")
     if fields["label"] is False:  # TRL's unpaired preferences
         raise CorpusError("label is false, which marks an undesirable completion; remove the record, or the label")
     if fields.has_messages and fields["weight"] not in (None, 1):

@@ -69,8 +69,7 @@ def name_pair_columns(rows: list[list[str]]) -> Columns:
     Raises CorpusError.
     """
     names = rows[0]
-    fields = known_fields(tuple(names))
-    if find_pair(fields) or any(name in fields for name in CHATS):
+    if find_pair(tuple(names)) or any(name in CHATS for name in known_fields(tuple(names))):
         return Columns(names)
     if len(names) == 2:
         return Columns(["prompt", "completion"], has_header=False)
