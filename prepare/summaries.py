@@ -168,7 +168,7 @@ def summary_pair(length: int, record: dict[str, Any]) -> Document:
         return summary(truncated, text)
 
     document = read_pair(record, names, make, FORMAT_ADVICE)
-    return document._replace(left_out={**document.left_out, "documents beyond document_length": beyond})
+    return document._replace(left_out={**document.left_out, "character of documents beyond document_length": beyond})
 
 
 def truncate(text: str, length: int) -> str:

@@ -1,5 +1,6 @@
 """The account of an input: everything that was read is used, or is left out with a reason and a count."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -59,10 +60,10 @@ def describe(account: Account, separator: str | None = None) -> Iterator[str]:
     """Yield lines on what was left out or changed. separator: the text between documents, if any."""
     files = {reason: n for reason, n in account["files"].items() if not reason.startswith((READ_AS, IN))}
     records = {reason: n for reason, n in account["records"].items() if reason not in USED_RECORDS}
-    sizes = {reason: account["bytes"][reason] for reason in PARTS_LEFT_OUT}
-    parts = [*_largest(files), *_largest(records)]
-    parts += [*_largest(account["left out of fields"], "character of "), *_largest(sizes, "byte of ")]
-    if parts:
+    sizes = {f"byte of {reason}": account["bytes"][reason] for reason in PARTS_LEFT_OUT}
+    if parts := [
+        part for counts in (files, records, account["left out of records"], sizes) for part in _largest(counts)
+    ]:
         yield f"left out: {', '.join(parts)}"
     if unused := sorted(account["unused fields"]):
         others = f", and {len(unused) - MAX_NAMED:,} others (report.json)" if len(unused) > MAX_NAMED else ""
@@ -78,12 +79,17 @@ def describe(account: Account, separator: str | None = None) -> Iterator[str]:
         yield f"{EOT_TEXT} occurs {counted(texts + records, 'time')} as text; {advice}"
 
 
-def _largest(counts: Mapping[str, int], unit: str = "") -> list[str]:
+def _largest(counts: Mapping[str, int]) -> list[str]:
     """Return ["30 .srt files", "2 hidden files"], largest first. The last entry is the number of further reasons.
 
-    counts: by a singular noun phrase, or by what a unit such as "byte of " is of.
+    counts: by singular noun phrases.
     """
     ordered = sorted((reason for reason in counts if counts[reason]), key=lambda reason: (-counts[reason], reason))
-    plural = unit.replace(" of ", "s of ")
-    shown = [counted(counts[r], f"{unit}{r}", f"{plural}{r}" if unit else None) for r in ordered[:MAX_NAMED]]
+    shown = [counted(counts[reason], reason, _plural(reason)) for reason in ordered[:MAX_NAMED]]
     return shown + [f"{len(ordered) - MAX_NAMED:,} other kinds (report.json)"] * (len(ordered) > MAX_NAMED)
+
+
+def _plural(phrase: str) -> str:
+    """Return "records after --limit" for "record after --limit"."""
+    noun, *rest = re.split(r"(?= (?:of|with|that|after|\(now))", phrase, maxsplit=1)
+    return "".join([f"{noun}s", *rest])

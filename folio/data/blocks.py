@@ -33,8 +33,8 @@ Content = str | Segments | None  # of a document; None: the record has no text
 class Document(NamedTuple):
     """A document, and the fields of the record that it was made of.
 
-    used: paths of fields, such as "prompt" or "messages.content" (lists add nothing to a path). left_out: numbers of
-    characters of these fields that are not in the document, by the reason.
+    used: paths of fields, such as "prompt" or "messages.content" (lists add nothing to a path). left_out: how much of
+    them is not in the document, by a singular noun phrase such as "character of white space at the ends of texts".
     """
 
     content: Any  # Content, or what else a caller makes of records; None: the record has no document
@@ -256,7 +256,7 @@ def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool
             account["line ends"][CHANGED_CELLS] += changed
     content, used, left_out = make(record)
     if account is not None:
-        account["left out of fields"].update(left_out)
+        account["left out of records"].update(left_out)
         characters, unused = account["characters"], account["unused fields"]
         for path, text in fields:
             characters[IN] += len(text)

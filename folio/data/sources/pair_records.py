@@ -23,7 +23,7 @@ OTHERS = ("history", "weight", "label", "chosen", "rejected")
 KNOWN = frozenset((*CHATS, *SYSTEMS, *PROMPTS, *CONTEXTS, *COMPLETIONS, *chain(*OTHER_PAIRS), *UNSUPPORTED, *OTHERS))
 
 ADVICE = 'write {"prompt": "...", "completion": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}'
-EMPTY_COMPLETION = "pairs with an empty completion"  # reason to leave out a record
+EMPTY_COMPLETION = "pair with an empty completion"  # reason to leave out a record
 
 
 class PairNames(NamedTuple):
@@ -92,7 +92,7 @@ def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
     completion = fields.text(names.completion)
     used = fields.used(names.prompt, *names.contexts, names.completion, *SYSTEMS, "history")
     if not completion.replace(EOT_TEXT, "").strip():
-        return Document(None, frozenset(used), {EMPTY_COMPLETION: len(completion) + sum(map(len, texts))})
+        return Document(None, frozenset(used), {EMPTY_COMPLETION: 1})
     if fields.has_turns:
         pair = make_message(names.prompt, "user", prompt), make_message(names.completion, "assistant", completion)
         return Document(format_chat([*_system(fields), *_history(fields), *pair]), frozenset(used))

@@ -75,7 +75,7 @@ def read_pair(
     others = {name: field for name, field in record.items() if name not in names}
     white_space = sum(map(len, texts)) - len(first) - len(second)
     pair = others | make(first, second) if first and second else None
-    return Document(pair, frozenset(names), {"white space at the ends of texts": white_space})
+    return Document(pair, frozenset(names), {"character of white space at the ends of texts": white_space})
 
 
 # --- the data set -----------------------------------------------------------------------------------------------------
