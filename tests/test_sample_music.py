@@ -103,7 +103,7 @@ def test_tunes_are_saved_as_abc(tiny, tmp_path):
         (dict(save="{tmp}/a.txt"), "use .mid"),
         (dict(save="{tmp}/none/a.mid"), "none does not exist; create it"),
         (dict(start="FILE:{tmp}/broken.mid"), "this MIDI file cannot be used: it is not a MIDI file"),
-        (dict(start="FILE:{tmp}/none.mid"), "none.mid does not exist"),
+        (dict(start="FILE:{tmp}/none.mid"), "none.mid cannot be read"),
     ],
 )
 def test_invalid_arguments_for_a_music_model_are_one_line_errors(settings, message, music_run, tmp_path):
