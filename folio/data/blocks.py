@@ -140,11 +140,14 @@ class RowBlock(CorpusBlock):
                 text = decode_cell(text, f"{self.file}, row {number:,}")
             text = text or ""
             if account is not None:
-                account["characters"].update({IN: len(text), "used": len(text)})
+                account["characters"][IN] += len(text)
             if "\r" in text and not self.keep_line_ends:
                 if account is not None:
                     account["line ends"][CHANGED_CELLS] += text.count("\r")
+                    account["characters"]["line ends"] += text.count("\r\n")
                 text = unify_line_ends(text)
+            if account is not None:
+                account["characters"]["used"] += len(text)
             yield text
 
     def location(self, number: int, byte: int | None = None) -> str:
@@ -214,7 +217,7 @@ def _byte_of_text(byte: int | None) -> str:
 def parse_object(line: bytes, account: Account | None = None) -> dict[str, Any]:
     """Parse a JSON object. Raises CorpusError without the location."""
     try:
-        value = json.loads(line, object_pairs_hook=_object)
+        value = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)  # of bytes, it accepts lone surrogates
     except UnicodeDecodeError as error:
         raise CorpusError(f"this line is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
     except CorpusError:
@@ -248,25 +251,36 @@ def replace_surrogates(value: dict[str, Any], account: Account | None) -> dict[s
 
 def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account | None) -> Any:
     """Return the content of a record's document, and count the characters of each field. Raises CorpusError."""
-    fields: list[tuple[str, str]] = []
-    _collect_texts(record, "", fields)
+    fields = _texts_of(record)
+    size = sum(len(text) for _, text in fields)
+    if account is not None:
+        account["characters"][IN] += size
     if not keep_line_ends and (changed := sum(text.count("\r") for _, text in fields)):
         record = unify_record(record)
+        fields = _texts_of(record)
         if account is not None:
             account["line ends"][CHANGED_CELLS] += changed
+            account["characters"]["line ends"] += size - sum(len(text) for _, text in fields)
     content, used, left_out = make(record)
     if account is not None:
         account["left out of records"].update(left_out)
         characters, unused = account["characters"], account["unused fields"]
+        category = "used" if content is not None else "records without a document"
         for path, text in fields:
-            characters[IN] += len(text)
-            characters["used" if path in used else "unused"] += len(text)
+            characters[category if path in used else "unused"] += len(text)
         tops = {path.partition(".")[0] for path in used}
         for name in record.keys() - tops:
             unused[name] += 1
         for path in {path for path, _ in fields if path not in used and path.partition(".")[0] in tops}:
             unused[path] += 1
     return content
+
+
+def _texts_of(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the path and the text of each string in a record."""
+    fields: list[tuple[str, str]] = []
+    _collect_texts(record, "", fields)
+    return fields
 
 
 def _collect_texts(value: Any, path: str, texts: list[tuple[str, str]]) -> None:

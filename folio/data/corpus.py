@@ -313,34 +313,42 @@ def read_text(source: Source, account: Account | None = None) -> Iterator[Chunk]
         yield from source.read(account)
         return
     account = Account() if account is None else account
-    content = b"".join(chunk.content for chunk in replace(source, format="text").read(account))
-    yield Chunk(subtitle_text(content, account), source.bytes)
+    lines = _lines(replace(source, format="text").read(account))
+    text, size, bytes_read = [], 0, 0
+    is_start, is_note = True, False  # whether the previous line is blank, and whether this block is a note
+    for (line, bytes_read), (following, _) in itertools.pairwise(itertools.chain(lines, [Chunk(b"", 0)])):
+        is_note = NOTES.match(line) is not None if is_start else is_note and bool(line.strip())
+        is_name = TIMES.fullmatch(following) and (is_start or line.strip().isdigit())
+        if TIMES.fullmatch(line):
+            account["bytes"]["times"] += len(line)
+        elif is_name:
+            account["bytes"]["numbers of subtitles"] += len(line)
+        elif is_note:
+            account["bytes"]["notes in subtitles"] += len(line)
+        elif not line.strip():
+            account["bytes"]["blank lines"] += len(line)
+        else:
+            text.append(line)
+            size += len(line)
+            if size >= source.limits.block:
+                yield Chunk(b"".join(text), bytes_read)
+                text, size = [], 0
+        is_start = not line.strip()
+    yield Chunk(b"".join(text), bytes_read)
 
 
 TIMES = re.compile(rb"[ \t]*(?:\d+:)?\d\d:\d\d[,.]\d{3}[ \t]*-->.*\n?")
 NOTES = re.compile(rb"(?:WEBVTT|NOTE|STYLE|REGION)\b")
 
 
-def subtitle_text(content: bytes, account: Account) -> bytes:
-    """Return the lines of text in .srt or .vtt subtitles, without numbers, times, notes, and blank lines."""
-    text, counts = [], account["bytes"]
-    lines = content.splitlines(keepends=True)
-    is_start, is_note = True, False  # whether the previous line is blank, and whether this block is a note
-    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=b""):
-        is_note = NOTES.match(line) is not None if is_start else is_note and bool(line.strip())
-        is_name = TIMES.fullmatch(following) and (is_start or line.strip().isdigit())
-        if TIMES.fullmatch(line):
-            counts["times"] += len(line)
-        elif is_name:
-            counts["numbers of subtitles"] += len(line)
-        elif is_note:
-            counts["notes in subtitles"] += len(line)
-        elif not line.strip():
-            counts["blank lines"] += len(line)
-        else:
-            text.append(line)
-        is_start = not line.strip()
-    return b"".join(text)
+def _lines(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield each line with its line end."""
+    rest, bytes_read = b"", 0
+    for content, bytes_read in chunks:
+        *complete, rest = (rest + content).split(b"\n")
+        yield from (Chunk(line + b"\n", bytes_read) for line in complete)
+    if rest:
+        yield Chunk(rest, bytes_read)
 
 
 class _PartCutter:

@@ -66,7 +66,13 @@ KINDS_OF_FILES = {  # the beginning of files that are not text, what they are, a
 
 
 class CorpusError(UserError):
-    """Text that cannot be read. The message says how to fix it."""
+    """Text that cannot be read. The message says how to fix it.
+
+    It is one line, although names in a file, and messages of other libraries, may contain line ends.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(re.sub(r"\s*[\0-\x1f\x7f\x85\u2028\u2029]+\s*", " ", message))
 
 
 class Position(NamedTuple):
@@ -163,7 +169,7 @@ class Source:
         account = Account() if account is None else account
         converts = self.format == "text" and not self.keep_line_ends
         carriage_return, is_first, position = b"", True, Position()
-        for content, bytes_read in self._read_raw(self.limits.block):
+        for content, bytes_read in self._read_raw(max(len(BOM), self.limits.block)):
             account["bytes"][IN] += len(content)
             if is_first and content.startswith(BOM):  # some editors on Windows write it before UTF-8
                 account["bytes"]["byte-order marks"] += len(BOM)
@@ -188,16 +194,16 @@ class Source:
                 yield Chunk(chunk, file.tell())
 
     @contextmanager
-    def _content(self) -> Iterator[tuple[BinaryIO, BinaryIO, str | None]]:
+    def _content(self) -> Iterator[tuple["BinaryIO | _XzReader", BinaryIO, str | None]]:
         """The decompressed content, the file, and the compression. Raises UserError if the name says otherwise."""
         with self.open() as file:
             head = file.read(6)
             file.seek(0)
             compression = next((name for magic, name in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
             expected = COMPRESSIONS.get(self.path.suffix.lower())
-            content: BinaryIO = file
+            content: BinaryIO | _XzReader = file
             if compression == "xz":
-                content = lzma.open(file)  # noqa: SIM115
+                content = _XzReader(file)
             elif compression:
                 import pyarrow
 
@@ -218,12 +224,42 @@ class Source:
         return decode_utf8(b"".join(chunk.content for chunk in self.read()), self.name)
 
     def head(self) -> tuple[bytes, str | None]:
-        """The first HEAD_BYTES of the decompressed content, and the compression. Raises UserError."""
-        head = b""
+        """The beginning of the decompressed content, at least HEAD_BYTES if it is larger, and the compression.
+
+        Raises UserError.
+        """
+        head, size = b"", HEAD_BYTES + len(BOM)
         with self._content() as (content, _, compression):
-            while len(head) < HEAD_BYTES and (chunk := content.read(HEAD_BYTES)):
+            while len(head) < size and (chunk := content.read(size)):
                 head += chunk
         return head.removeprefix(BOM), compression
+
+
+class _XzReader:
+    """The decompressed content of a .xz file. Unlike lzma.open, it does not ignore what follows a stream, except zeros.
+
+    It raises EOFError and lzma.LZMAError.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.decompressor = file, lzma.LZMADecompressor()
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes, or fewer at the end."""
+        content, compressed = b"", b""
+        while len(content) < size:
+            if self.decompressor.eof:
+                compressed = self.decompressor.unused_data.lstrip(b"\0")  # streams may be padded
+                while not compressed:
+                    if not (padding := self.file.read(size)):
+                        return content
+                    compressed = padding.lstrip(b"\0")
+                self.decompressor = lzma.LZMADecompressor()
+            elif self.decompressor.needs_input and not (compressed := self.file.read(size)):
+                raise EOFError("it ends within a stream")
+            content += self.decompressor.decompress(compressed, max_length=size - len(content))
+            compressed = b""
+        return content
 
 
 def _unify(content: bytes, account: Account) -> bytes:
@@ -514,10 +550,8 @@ def _recognized_table(source: Source, head: bytes, notes: list[str]) -> Source:
     usual = "," if source.suffix == ".csv" else "\t"
     text = head.decode("utf-8", "replace")
     first = text.partition("\n")[0].rstrip("\r")
-    if re.fullmatch(r"sep=.", first):  # Excel's first line
-        delimiter = first[-1]
-    else:
-        delimiter = _find_delimiter(text, usual, is_whole=len(head) < HEAD_BYTES)
+    is_named = re.fullmatch(r'sep=[^"]', first)  # Excel's first line
+    delimiter = first[-1] if is_named else _find_delimiter(head, usual)
     source = replace(source, delimiter=delimiter)
     if delimiter == "\t" and not _has_quoted_cells(source):
         source = replace(source, quoted=False)
@@ -527,16 +561,16 @@ def _recognized_table(source: Source, head: bytes, notes: list[str]) -> Source:
     return source
 
 
-def _find_delimiter(text: str, usual: str, is_whole: bool) -> str:
+def _find_delimiter(head: bytes, usual: str) -> str:
     """Return the delimiter that divides each of the first rows into the same number of cells, at least two."""
-    lines = text.splitlines(keepends=True)
-    if not is_whole:
-        lines = lines[:-1]
+    lines = [line.decode("utf-8", "replace") for line in head.splitlines(keepends=True)]  # str has other line ends, too
     for delimiter in (usual, *(other for other in DELIMITERS if other != usual)):
         try:
             rows = list(itertools.islice(filter(None, csv.reader(lines, delimiter=delimiter)), HEAD_ROWS))
         except csv.Error:
             continue
+        if len(head) >= HEAD_BYTES and len(rows) > 1:
+            rows.pop()  # it may be incomplete
         if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
             return delimiter
     return usual
@@ -560,7 +594,7 @@ def _has_quoted_cells(source: Source) -> bool:
                     return True
                 quoted += 1
                 quoted_commas += "," in cell
-            elif cell and not cell.replace(".", "").replace("-", "").isdigit():
+            elif cell not in ("", "sep=") and not cell.replace(".", "").replace("-", "").isdigit():
                 unquoted += 1
             cells_with_commas += "," in cell
     return bool(quoted) and (not unquoted or quoted == quoted_commas == cells_with_commas)

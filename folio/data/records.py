@@ -124,8 +124,9 @@ def _json_lines(source: Source, make: MakeDocument) -> Iterator[JsonLinesBlock]:
     yield block(source.bytes, b"".join(pending))
 
 
-ARRAY_START = re.compile(r"\s*\[\s*(\])?")
-NEXT_ELEMENT = re.compile(r"\s*(?:,\s*|(\]))")
+JSON_SPACE = " \t\r\n"
+ARRAY_START = re.compile(rf"[{JSON_SPACE}]*\[[{JSON_SPACE}]*(?:(?P<end>\])|(?=[^{JSON_SPACE}]))")
+NEXT_ELEMENT = re.compile(rf"[{JSON_SPACE}]*(?:,[{JSON_SPACE}]*(?=[^{JSON_SPACE}])|(?P<end>\]))")
 
 
 def _json_array(source: Source, make: MakeDocument) -> Iterator[RowBlock]:
@@ -145,50 +146,56 @@ def _json_array(source: Source, make: MakeDocument) -> Iterator[RowBlock]:
 def _array_elements(source: Source, account: Account) -> Iterator[Chunk]:
     """Yield the text of each element of a JSON array. Raises CorpusError."""
     decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")()
-    text, start, number, is_closed, separator = "", 0, 0, False, ARRAY_START  # `text` begins with unread text
-    tried = 0  # length of `text` when the last element was incomplete
-    position = Position()
-    for content, bytes_read in source.read(account):
+    text, number, position = "", 0, Position()  # `text` has not been parsed yet
+    separator: re.Pattern[str] | None = ARRAY_START  # before the next element; None: the array has ended
+    tried = 0  # length of `text` when its first element was incomplete
+    for content, bytes_read in itertools.chain(source.read(account), [Chunk(b"", source.bytes)]):
+        is_last = not content
         try:
-            text += utf8.decode(content)
+            text += utf8.decode(content, final=is_last)
         except UnicodeDecodeError:
             decode_utf8(content, source.name, position)  # raises CorpusError with the line
             raise CorpusError(f"{source.name}:{position} is not UTF-8 text; save it as UTF-8") from None
         position = position.after(content)
-        if len(text) < 2 * tried:  # parsing an incomplete element again costs as much as its length
+        if len(text) < 2 * tried and not is_last:  # parsing an incomplete element again costs as much as its length
             continue
-        end = 0
-        while True:
-            if separator is not None:
-                match = None if is_closed else separator.match(text, end)
-                if match is None:
-                    if text[end:].strip():
-                        what = "there is text after the array" if is_closed else "this is not a JSON array"
-                        raise CorpusError(f"{source.name}, after record {number - 1:,}: {what}; fix or remove it")
-                    break
-                account["bytes"]["syntax"] += match.end() - match.start()
-                end, is_closed, separator = match.end(), bool(match[1]), None
-                if is_closed:
-                    separator = NEXT_ELEMENT  # there is none
-                    continue
-            try:
-                _, start = decoder.raw_decode(text, end)
-            except ValueError as error:
-                is_partial = str(error).startswith("Unterminated") or getattr(error, "pos", 0) > len(text) - 16
-                if not is_partial or len(text) - end > source.limits.record:
-                    raise CorpusError(f"{source.name}, record {number:,}: it is not JSON: {error}") from None
-                tried = len(text) - end
+        end = tried = 0
+        while separator:
+            match = separator.match(text, end)
+            if match is None:
+                if text[end:].strip(JSON_SPACE) not in ("", "[", ","):
+                    what = f"{source.name}, after record {number - 1:,}" if number else source.name
+                    raise CorpusError(f"{what}: this is not a JSON array of objects; fix or remove it")
                 break
-            element = text[end:start].encode()
-            account["bytes"]["records"] += len(element)
-            yield Chunk(element, bytes_read)
-            end, number, separator, tried = start, number + 1, NEXT_ELEMENT, 0
+            begin = stop = match.end()
+            if match["end"]:
+                separator = None
+            elif text[begin] != "{":
+                raise CorpusError(f"{source.name}, record {number:,}: this is not an object {{...}}; fix or remove it")
+            else:
+                try:
+                    _, stop = decoder.raw_decode(text, begin)
+                except (ValueError, RecursionError) as error:
+                    is_partial = str(error).startswith("Unterminated") or getattr(error, "pos", 0) > len(text) - 16
+                    if not is_partial or len(text) - end > source.limits.record:
+                        raise CorpusError(f"{source.name}, record {number:,}: it is not JSON: {error}") from None
+                    tried = len(text) - end
+                    break
+                element = text[begin:stop].encode()
+                account["bytes"]["records"] += len(element)
+                yield Chunk(element, bytes_read)
+                number, separator = number + 1, NEXT_ELEMENT
+            account["bytes"]["syntax"] += begin - end
+            end = stop
         text = text[end:]
-        if is_closed:
+        if separator is None:
+            if text.strip(JSON_SPACE):
+                raise CorpusError(f"{source.name}: there is text after its JSON array; fix or remove it")
             account["bytes"]["syntax"] += len(text)
             text = ""
-    if not is_closed:
-        raise CorpusError(f"{source.name} ends within its JSON array, after record {number - 1:,}; download it again")
+    if separator:
+        place = f", after record {number - 1:,}" if number else ""
+        raise CorpusError(f"{source.name} ends within its JSON array{place}; download it again")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -289,9 +296,9 @@ def open_parquet(source: Source, field: str | None = None, **settings: Any) -> A
     try:
         content = pyarrow.OSFile(os.fsencode(source.path))  # ParquetFile requires that a path is UTF-8
         file = parquet.ParquetFile(content, buffer_size=source.limits.block, **settings)  # default: complete columns
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns may be damaged
         refuse_lfs_pointer(source.path)
-        raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
+        raise CorpusError(f"{source.name} is not a parquet file, or damaged: {str(error).strip()}") from None
     if field is None:
         return file
     schema, columns = file.schema_arrow, ", ".join(file.schema_arrow.names)
@@ -369,11 +376,13 @@ def _parquet_texts(source: Source, field: str) -> Iterator[RowBlock]:
                 for texts in _decode_dictionary(column, source.limits.block) if is_dictionary else [column]:
                     done += len(texts)
                     account["records"][IN] += len(texts)
-                    read, first = source.bytes * done // rows, done - len(texts)
+                    read, first = source.bytes * done // max(done, rows), done - len(texts)
                     keep = source.keep_line_ends
                     yield RowBlock(read, source.name, texts, first, None, keep, account=account.take())
-    except (pyarrow.ArrowException, OSError) as error:
-        raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; download it again") from None
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).strip()
+        raise CorpusError(f"{source.name} is damaged after row {done:,}: {reason}; download it again") from None
+    _check_rows(source, done, rows)
     if rows == 0:
         empty = file.schema_arrow.field(field).type
         yield RowBlock(source.bytes, source.name, pyarrow.array([], empty), 0, account=account.take())
@@ -392,11 +401,18 @@ def _parquet_records(source: Source, make: MakeDocument) -> Iterator[RowBlock]:
             for record in batch.to_pylist():
                 done += 1
                 if rows.add(_decoded(record, f"{source.name}, row {done - 1:,}"), row_bytes):
-                    yield rows.block(source.bytes * done // file.metadata.num_rows)
+                    yield rows.block(source.bytes * done // max(done, file.metadata.num_rows))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())  # Arrow's messages may have several lines
+        reason = str(error).strip()
         raise CorpusError(f"{source.name} is damaged after row {done:,}: {reason}; download it again") from None
+    _check_rows(source, done, file.metadata.num_rows)
     yield rows.block(source.bytes)
+
+
+def _check_rows(source: Source, read: int, expected: int) -> None:
+    """Raise CorpusError if fewer or more rows were read than the file has according to its footer."""
+    if read != expected:
+        raise CorpusError(f"{source.name} is damaged: it has {read:,} rows, not {expected:,}; download it again")
 
 
 def _decoded(value: Any, row: str) -> Any:

@@ -1,1 +1,879 @@
-"""Tests of this module."""
+"""Conservation: each character of an input is in a document, or is counted. Independent parsers say what is in it.
+
+The parsers are Python's json and gzip, pyarrow's tables, and for CSV a regular expression of RFC 4180.
+"""
+
+import gzip
+import io
+import json
+import lzma
+import random
+import re
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from folio import UserError
+from folio.base.files import read_json
+from folio.data.account import Account
+from folio.data.blocks import DocumentPart, encode
+from folio.data.corpus import Corpus
+from folio.data.inputs import CorpusError, SizeLimits, Source, find_sources
+from folio.data.prepare import prepare
+from folio.data.sources.bitext import read_aligned, translation_columns, translation_pair
+from folio.data.sources.pairs import pair_corpus
+from folio.data.tokenizer import ByteTokenizer
+from prepare import summaries
+from tests.support.prepared import config, corpus_of, read_back
+
+MUTATIONS = 2000
+BLOCKS = (1, 2, 3, 7, 64, 1 << 20)  # sizes in bytes, so that each boundary occurs
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass
+class Content:
+    """What is in an input, according to an independent parser: its documents, and counts by unit and category."""
+
+    documents: list[str]
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+
+
+class Refused(ValueError):
+    """The independent parser does not accept the file."""
+
+
+# --- what Folio reads -------------------------------------------------------------------------------------------------
+
+
+def read(corpus: Corpus) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """The documents in the token ids of all blocks, of which parts are joined, and the account."""
+    account, documents, pending = corpus.account(), [], ""
+    for block in corpus.blocks():
+        encoded = encode(block, ByteTokenizer(), 256, masked=False)
+        account.add(block.account)
+        account.add(encoded.account)
+        assert encoded.lengths.sum() == len(encoded.ids)
+        for ids in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]:
+            text = bytes(ids[ids != 256].astype(np.uint8)).decode()
+            if not isinstance(block, DocumentPart):
+                documents.append(text)
+                continue
+            pending += text
+            if block.last:
+                documents.append(pending)
+                pending = ""
+    assert not pending
+    counts = account.to_json()
+    counts.pop("documents", None)
+    assert counts.pop("document bytes", {"in": 0})["in"] == sum(len(text.encode()) for text in documents)
+    Account(counts).check()
+    return documents, counts
+
+
+def unified(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check(path: Path, expected: Content, block: int = 1 << 20, **settings: Any) -> None:
+    """Assert that Folio finds the same documents and counts in a file as the independent parser."""
+    corpus = corpus_of(path, limits=SizeLimits(block=block, document=4 * block, word=8 * block), **settings)
+    documents, counts = read(corpus)
+    assert documents == expected.documents
+    for unit, categories in expected.counts.items():
+        assert counts.get(unit, {}) == dict(+categories), unit
+
+
+# --- what independent parsers read ------------------------------------------------------------------------------------
+
+
+def decoded(content: bytes) -> str:
+    """The text of a file without a byte-order mark."""
+    text = content.decode("utf-8")
+    if "\0" in text:
+        raise Refused("zero byte")
+    return text.removeprefix("\ufeff")
+
+
+def of_text(content: bytes, separator: str | None = None, keep: bool = False) -> Content:
+    raw = decoded(content)
+    text = raw if keep else unified(raw)
+    documents = text.split(separator) if separator else [text]
+    if separator and len(documents) == 1:
+        raise Refused("the separator does not occur")
+    separators = (len(documents) - 1) * len((separator or "").encode())
+    if separator and not documents[-1]:
+        documents.pop()
+    counts = Counter({"in": len(content), "text": sum(len(document.encode()) for document in documents)})
+    counts["line ends"] = 0 if keep else raw.count("\r\n")
+    counts["byte-order marks"] = len(BOM) * content.startswith(BOM)
+    counts["separators"] = separators
+    return Content(documents, {"bytes": counts})
+
+
+def of_subtitles(content: bytes) -> Content:
+    """Blocks of lines, which are notes, or a number or a name, times, and text."""
+    text, time, space = (
+        unified(decoded(content)),
+        r"[ \t]*([0-9]+:)?[0-9]{2}:[0-9]{2}[,.][0-9]{3}[ \t]*-->.*",
+        " \t\v\f",
+    )
+    document, is_text = "", True
+    for block in re.split(rf"\n(?:[{space}]*\n)+", f"\n\n{text}\n\n"):
+        lines = [line for line in block.split("\n") if line.strip(space)]
+        is_note = bool(lines) and bool(re.match(r"(WEBVTT|NOTE|STYLE|REGION)\b", lines[0], re.ASCII))
+        is_time = [re.fullmatch(time, line) is not None for line in [*lines, ""]]
+        for number, line in enumerate(lines):
+            is_name = is_time[number + 1] and (number == 0 or re.fullmatch(rf"[{space}]*[0-9]+[{space}]*", line))
+            is_text = not (is_note or is_time[number] or is_name)
+            document += f"{line}\n" if is_text else ""
+    has_end = text.endswith("\n") or not text.rpartition("\n")[2].strip(space)
+    return Content([document if has_end or not is_text else document.removesuffix("\n")])
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Each string in a JSON value, except names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
+
+
+def of_records(records: list[Any], bytes: Counter[str]) -> Content:
+    """The texts of records, and the counts of their characters and of other fields."""
+    if not all(isinstance(r, dict) and isinstance(r.get("text", 0), str | None) for r in records):
+        raise Refused("not text")
+    documents = [unified(record["text"] or "").encode("utf-8", "replace").decode() for record in records]
+    characters = Counter({"in": sum(len(text) for record in records for text in strings(record))})
+    characters["line ends"] = sum(text.count("\r\n") for record in records for text in strings(record))
+    characters["used"] = sum(map(len, documents))
+    others = [{name: value for name, value in record.items() if name != "text"} for record in records]
+    characters["unused"] = sum(len(unified(text)) for record in others for text in strings(record))
+    counts = {
+        "bytes": bytes,
+        "characters": characters,
+        "records": Counter({"in": len(records), "documents": len(records)}),
+        "unused fields": Counter(name for record in records for name in record if name != "text"),
+        "line ends": Counter({r"\r in fields": sum(t.count("\r") for r in records for t in strings(r))}),
+    }
+    return Content(documents, counts)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise Refused("a name occurs twice")
+    return dict(pairs)
+
+
+def of_json_lines(content: bytes) -> Content:
+    lines = content.removeprefix(BOM).split(b"\n")
+    used = [line for line in lines if line.strip()]
+    records = [json.loads(decoded(line), object_pairs_hook=unique) for line in used]
+    counts = Counter({"in": len(content), "records": sum(map(len, used)), "line ends of records": len(lines) - 1})
+    counts["blank lines"] = sum(len(line) for line in lines if not line.strip())
+    counts["byte-order marks"] = len(BOM) * content.startswith(BOM)
+    return of_records(records, counts)
+
+
+def of_json_array(content: bytes) -> Content:
+    text = decoded(content)
+    records = json.loads(text, object_pairs_hook=unique)
+    if not isinstance(records, list):
+        raise Refused("not an array")
+    content_read = of_records(records, Counter())
+    del content_read.counts["bytes"]  # json does not say where a record begins
+    return content_read
+
+
+def rfc4180(text: str, delimiter: str, quoted: bool) -> Iterator[list[str]]:
+    """Yield the rows of a table, where a quote within a cell that does not begin with one is text."""
+    d = re.escape(delimiter)
+    plain = rf"(?!\")[^{d}\r\n]*" if quoted else rf"[^{d}\r\n]*"
+    cell = re.compile(rf'(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>{plain}))(?P<end>{d}|\r\n|\r|\n|\Z)')
+    if not quoted:
+        cell = re.compile(rf"(?P<quoted>\b\B)?(?P<plain>{plain})(?P<end>{d}|\r\n|\r|\n|\Z)")
+    row: list[str] = []
+    position = 0
+    while position < len(text) or row:
+        match = cell.match(text, position)
+        if match is None:
+            raise Refused("not CSV")
+        row.append(match["plain"] if match["quoted"] is None else match["quoted"].replace('""', '"'))
+        position = match.end()
+        if match["end"] != delimiter:
+            yield row
+            row = []
+
+
+def of_table(content: bytes, delimiter: str = ",", quoted: bool = True) -> Content:
+    rows = list(rfc4180(decoded(content), delimiter, quoted))
+    if rows and rows[0] in ([f"sep={delimiter}"], ["sep=", ""]):
+        rows.pop(0)
+    rows = [row for row in rows if len(row) > 1 or row[0].strip()]  # a row of white space is a blank line
+    header, *cells = rows or [[]]
+    if len(set(header)) < len(header) or any(len(row) != len(header) for row in cells):
+        raise Refused("another number of cells")
+    if header and "text" not in header:
+        raise Refused("no text")
+    content_read = of_records([dict(zip(header, row, strict=True)) for row in cells], Counter())
+    del content_read.counts["bytes"]
+    return content_read
+
+
+def of_parquet(content: bytes) -> Content:
+    columns = parquet.read_schema(io.BytesIO(content)).names
+    if columns.count("text") != 1:
+        raise Refused("no text")
+    table = parquet.read_table(io.BytesIO(content), columns=["text"])
+    rows = table.num_rows
+    texts = [t.decode() if isinstance(t, bytes) else t or "" for t in table.column("text").to_pylist()]
+    characters = Counter({"in": sum(map(len, texts)), "used": sum(len(unified(text)) for text in texts)})
+    characters["line ends"] = sum(text.count("\r\n") for text in texts)
+    counts = {
+        "characters": characters,
+        "records": Counter({"in": rows, "documents": rows}),
+        "unused fields": Counter({name: rows for name in columns if name != "text"}),
+    }
+    return Content([unified(text) for text in texts], counts)
+
+
+# --- files of every format --------------------------------------------------------------------------------------------
+
+ALPHABET = "ab ,;|\t\n\r\"'\\é日🎉:-<>[]{}=1\u2028\x0b\x0c\x85\ufeff"
+texts = st.text(st.sampled_from(ALPHABET), max_size=10)
+blocks = st.sampled_from(BLOCKS)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
+names = texts.filter(lambda name: name != "text")
+records = st.builds(
+    lambda text, others: {**others, "text": text}, texts | st.none(), st.dictionaries(names, values, max_size=2)
+)
+line_ends = st.sampled_from(["\n", "\r\n", "\r"])
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, codec="zstd", asbytes=True),
+}
+compressions = st.sampled_from(list(COMPRESS))
+marks = st.sampled_from([b"", b"", BOM])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+def saved(folder: Path, name: str, content: bytes, suffix: str = "") -> Path:
+    path = folder / f"{name}{suffix}"
+    path.write_bytes(COMPRESS[suffix](content))
+    return path
+
+
+@given(st.lists(texts, max_size=6), line_ends, marks, blocks, compressions, st.data())
+def test_each_byte_of_a_text_is_in_a_document_or_counted(folder, lines, line_end, mark, block, suffix, data):
+    content = mark + line_end.join(lines).encode()
+    keep = data.draw(st.booleans())
+    separator = data.draw(st.sampled_from([None, "\n", "\n\n", "a", "ab", " \n"]))
+    path = saved(folder, data.draw(st.sampled_from(["x.txt", "x.md", "x"])), content, suffix)
+    try:
+        expected = of_text(content, separator, keep)
+    except Refused:
+        with pytest.raises(UserError, match="split_on"):
+            check(path, Content([]), block, format="text", split_on=separator)
+        return
+    check(path, expected, block, format="text", split_on=separator, keep_line_ends=keep)
+
+
+times = st.sampled_from(
+    ["00:01:02,345 --> 00:01:04,000", "01:02.345 --> 01:04.000 align:start", "1:00:01,000-->1:00:02,000"]
+)
+spoken = st.text(st.sampled_from("ab é日.,:-5"), min_size=1, max_size=8).filter(lambda text: text.strip(" 5"))
+cues = st.tuples(st.sampled_from(["", "1\n", "27\n", "name\n"]), times, st.lists(spoken, min_size=1, max_size=3))
+
+
+@given(st.lists(cues, min_size=1, max_size=4), st.booleans(), line_ends, marks, blocks, compressions)
+def test_each_byte_of_subtitles_is_text_or_counted(folder, cues, is_vtt, line_end, mark, block, suffix):
+    parts = [("notes in subtitles", "WEBVTT - title\n"), ("blank lines", "\n")] * is_vtt
+    for name, time, lines in cues:
+        parts += [("numbers of subtitles", name), ("times", f"{time}\n"), *(("text", f"{line}\n") for line in lines)]
+        parts += [("blank lines", "\n")]
+    parts += [("notes in subtitles", "NOTE a\nb --> c\n"), ("blank lines", "\n")] * is_vtt
+    text = "".join(part for _, part in parts)
+    counts = Counter({"byte-order marks": len(mark), "line ends": text.count("\n") * (len(line_end) - 1)})
+    for category, part in parts:
+        counts[category] += len(part.encode())
+    content = mark + text.replace("\n", line_end).encode()
+    counts["in"] = len(content)
+    path = saved(folder, f"x.{'vtt' if is_vtt else 'srt'}", content, suffix)
+    spoken = "".join(part for category, part in parts if category == "text")
+    check(path, Content([spoken], {"bytes": counts}), block)
+
+
+@given(st.lists(st.tuples(records, st.booleans()), max_size=5), marks, blocks, compressions, st.data())
+def test_each_character_of_json_lines_is_in_a_document_or_counted(folder, records, mark, block, suffix, data):
+    line_end = data.draw(st.sampled_from(["\n", "\r\n", "\n\n", "\n \t\n"]))
+    lines = [json.dumps(record, ensure_ascii=escaped) for record, escaped in records]
+    content = mark + (line_end.join(lines) + data.draw(st.sampled_from(["", line_end]))).encode()
+    path = saved(folder, data.draw(st.sampled_from(["x.jsonl", "x.ndjson", "x.json"])), content, suffix)
+    check(path, of_json_lines(content), block)
+
+
+@given(st.lists(records, max_size=5), marks, blocks, compressions, st.data())
+def test_each_character_of_a_json_array_is_in_a_document_or_counted(folder, records, mark, block, suffix, data):
+    indent, escaped = data.draw(st.sampled_from([None, 0, 2])), data.draw(st.booleans())
+    content = (
+        mark
+        + json.dumps(records, indent=indent, ensure_ascii=escaped).encode()
+        + data.draw(st.sampled_from([b"", b"\n"]))
+    )
+    path = saved(folder, data.draw(st.sampled_from(["x.json", "x.jsonl"])), content, suffix)
+    check(path, of_json_array(content), block)
+
+
+def table(rows: list[list[str]], delimiter: str, line_end: str, quote: str = "", quote_all: bool = False) -> bytes:
+    """Write a table. quote: additional characters because of which a cell is quoted."""
+    special = re.compile(f'[{re.escape(delimiter)}\r\n"{quote}]')
+
+    def written(cell: str) -> str:
+        return '"' + cell.replace('"', '""') + '"' if quote_all or special.search(cell) else cell
+
+    return line_end.join(delimiter.join(map(written, row)) for row in rows).encode()
+
+
+cells = st.lists(st.tuples(texts, texts), max_size=5).map(lambda rows: [list(row) for row in rows])
+
+
+@given(cells, st.sampled_from(",;\t|"), line_ends, marks, blocks, compressions, st.data())
+def test_each_character_of_a_table_is_in_a_document_or_counted(
+    folder, rows, delimiter, line_end, mark, block, suffix, data
+):
+    """All delimiters, with and without Excel's first line, sep=; and with every way to quote."""
+    header = data.draw(st.sampled_from([["text", "other"], ["other", "text"]]))
+    first = data.draw(st.sampled_from([b"", f"sep={delimiter}{line_end}".encode()]))
+    content = mark + first + table([header, *rows], delimiter, line_end, quote_all=data.draw(st.booleans()))
+    path = saved(folder, "x.tsv" if delimiter == "\t" else "x.csv", content, suffix)
+    check(path, of_table(content, delimiter), block)
+
+
+@given(st.lists(texts, max_size=5), line_ends, marks, blocks)
+def test_each_character_of_a_single_column_is_in_a_document_or_counted(folder, lines, line_end, mark, block):
+    content = mark + table([["text"], *([line] for line in lines)], ",", line_end)
+    check(saved(folder, "x.csv", content), of_table(content), block)
+
+
+@given(cells, line_ends, marks, blocks)
+def test_quotes_of_an_unquoted_tsv_are_text(folder, rows, line_end, mark, block):
+    rows = [[re.sub(r"[\t\r\n]", "", cell) for cell in row] for row in rows]
+    rows = [row for row in rows if not any(cell.startswith('"') for cell in row)] + [['"a" is quoted', '1" b']]
+    content = mark + line_end.join("\t".join(row) for row in [["text", "other"], *rows]).encode()
+    check(saved(folder, "x.tsv", content), of_table(content, "\t", quoted=False), block)
+
+
+@given(cells, marks, blocks)
+def test_each_character_of_excels_tsv_is_in_a_document_or_counted(folder, rows, mark, block):
+    """Excel quotes cells with a comma, also in .tsv files."""
+    content = mark + table([["text", "other"], *rows], "\t", "\r\n", quote=",")
+    check(saved(folder, "x.tsv", content), of_table(content, "\t"), block)
+
+
+TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "dictionary")
+
+
+@given(st.lists(texts | st.none(), max_size=40), st.sampled_from(TYPES), blocks, st.data())
+def test_each_character_of_parquet_is_in_a_document_or_counted(folder, lines, kind, block, data):
+    if kind == "dictionary":
+        values = pyarrow.array(lines, "string").dictionary_encode()
+    else:
+        encoded = [None if line is None else line.encode() for line in lines] if "binary" in kind else lines
+        values = pyarrow.array(encoded, getattr(pyarrow, kind)())
+    columns = {"id": list(range(len(lines))), "text": values, "nested": [{"a": ["b"]}] * len(lines)}
+    path = folder / "x.parquet"
+    settings = dict(
+        row_group_size=data.draw(st.sampled_from([1, 3, 1000])),
+        compression=data.draw(st.sampled_from(["none", "zstd"])),
+    )
+    parquet.write_table(pyarrow.table(columns), path, use_dictionary=data.draw(st.booleans()), **settings)
+    check(path, of_parquet(path.read_bytes()), block)
+
+
+# --- damaged files ----------------------------------------------------------------------------------------------------
+
+
+def of_source(source: Source, content: bytes) -> Content:
+    """What an independent parser reads in a file whose format is known."""
+    if source.format == "text":
+        return of_text(content)
+    if source.format == "jsonl":
+        return of_json_lines(content)
+    if source.format == "json":
+        return of_json_array(content)
+    if source.format == "csv":
+        return of_table(content, source.delimiter, source.quoted)
+    return of_parquet(content) if source.format == "parquet" else of_subtitles(content)
+
+
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """A copy that is truncated, or with bytes changed, inserted, deleted, or repeated, or with lines swapped."""
+    damaged, place = bytearray(content), rng.randrange(len(content))
+    kind = rng.randrange(7)
+    if kind == 0:
+        return content[:place]
+    if kind == 1:
+        for _ in range(rng.choice([1, 3, 10])):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+    elif kind == 2:
+        damaged[place] ^= 1 << rng.randrange(8)
+    elif kind == 3:
+        del damaged[place : place + rng.randrange(1, 20)]
+    elif kind == 4:
+        part = rng.choice(
+            [rng.randbytes(rng.randrange(1, 5)), *(c.encode() for c in ALPHABET), BOM, b"\0", b"\xed\xa0\x80"]
+        )
+        damaged[place:place] = part
+    elif kind == 5:
+        damaged[place:place] = content[rng.randrange(len(content)) :][: rng.randrange(1, 50)]
+    else:
+        lines = content.splitlines(keepends=True)
+        rng.shuffle(lines)
+        return b"".join(lines)
+    return bytes(damaged)
+
+
+LINES = ["first, one", 'a "quoted" one', "größer; 日本", "", "two\nlines", "🎉 | last", "tab\there", "\r\n"]
+
+
+def valid_files() -> dict[str, bytes]:
+    """A small file of each format, by name."""
+    rows = [["other", "text"], *([str(number), line] for number, line in enumerate(LINES))]
+    plain = [[cell.replace("\t", " ").replace("\n", " ").strip("\r ") for cell in row] for row in rows]
+    records = [{"text": line, "other": {"a": [line, number]}} for number, line in enumerate(LINES)]
+    subtitles = [
+        f"{number}\n00:00:0{number},000 --> 00:00:0{number},500\n{line}x\n" for number, line in enumerate(LINES)
+    ]
+    files = {
+        "x.txt": "\r\n".join(LINES).encode(),
+        "x.srt": "\n".join(subtitles).encode(),
+        "x.vtt": "\n".join(["WEBVTT\n", *subtitles]).encode(),
+        "x.jsonl": "\n".join(json.dumps(record, ensure_ascii=False) for record in records).encode(),
+        "x.json": json.dumps(records, indent=1).encode(),
+        "comma.csv": BOM + table(rows, ",", "\r\n"),
+        "semicolon.csv": table(rows, ";", "\n", quote_all=True),
+        "sep.csv": b"sep=|\r\n" + table(rows, "|", "\r\n"),
+        "pandas.tsv": table(rows, "\t", "\n"),
+        "excel.tsv": table(rows, "\t", "\r\n", quote=","),
+        "literal.tsv": "\n".join("\t".join(row) for row in plain).encode(),
+    }
+    for kind in ("string", "binary", "dictionary"):
+        file = io.BytesIO()
+        values = pyarrow.array(LINES, "binary" if kind == "binary" else "string")
+        values = values.dictionary_encode() if kind == "dictionary" else values
+        parquet.write_table(pyarrow.table({"text": values, "id": range(len(LINES))}), file, row_group_size=3)
+        files[f"{kind}.parquet"] = file.getvalue()
+    compressed = zip(("x.jsonl", "comma.csv", "x.txt"), (".gz", ".xz", ".zst"), strict=True)
+    return files | {f"{name}{suffix}": COMPRESS[suffix](files[name]) for name, suffix in compressed}
+
+
+def check_damaged(path: Path, content: bytes, block: int) -> str:
+    """Assert that a damaged file is refused in one line, or read as by an independent parser. Returns which."""
+    path.write_bytes(content)
+    try:
+        corpus = corpus_of(path, limits=SizeLimits(block=block))
+        documents, counts = read(corpus)
+    except UserError as error:
+        assert str(error) and "\n" not in str(error) and str(path.parent) in str(error), error
+        return "refused"
+    (source,) = corpus.sources
+    if source.compression:
+        content = DECOMPRESS[path.suffix](content)  # raises an error if the file is damaged
+    if source.format != "parquet":
+        assert counts.get("bytes", {"in": 0})["in"] == len(content)
+    try:
+        expected = of_source(source, content)
+    except (ValueError, RecursionError, pyarrow.ArrowException, OSError):
+        return "read, but not by the independent parser"
+    assert documents == expected.documents
+    for unit, categories in expected.counts.items():
+        assert counts.get(unit, {}) == dict(+categories), unit
+    return "read"
+
+
+DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".zst": lambda content: pyarrow.CompressedInputStream(io.BytesIO(content), "zstd").read(),
+}
+
+
+def check_mutations(name: str, content: bytes, count: int, folder: Path, rng: random.Random) -> Counter[str]:
+    assert check_damaged(folder / name, content, 7) == "read"
+    return Counter(check_damaged(folder / name, mutated(content, rng), rng.choice(BLOCKS)) for _ in range(count))
+
+
+@pytest.mark.parametrize("name", valid_files())
+def test_a_damaged_file_is_refused_or_read_without_a_silent_change(name, tmp_path, seed):
+    files = valid_files()
+    outcomes = check_mutations(name, files[name], MUTATIONS // len(files), tmp_path, random.Random(seed))
+    assert outcomes["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", valid_files())
+def test_many_damaged_files_are_refused_or_read_without_a_silent_change(name, tmp_path, seed):
+    files = valid_files()
+    print(check_mutations(name, files[name], 10 * MUTATIONS // len(files), tmp_path, random.Random(seed)))
+
+
+# --- several files ----------------------------------------------------------------------------------------------------
+
+
+def test_each_file_of_a_folder_is_in_the_shards_or_counted(tmp_path):
+    """All formats in one folder, beside files that are left out, prepared as a data set."""
+    folder, documents, size = tmp_path / "in", [], 0
+    others = (
+        ".hidden",
+        ".git/config",
+        "__MACOSX/._x.txt",
+        "node_modules/a.md",
+        "picture.png",
+        "a.py",
+        "b.py",
+        "one.json",
+    )
+    for name in others:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"text": "unused",\n "of": "one object"}')
+    for name, content in valid_files().items():
+        path = folder / name
+        path.write_bytes(content)
+        (source,) = corpus_of(path).sources
+        content = DECOMPRESS.get(path.suffix, bytes)(content)
+        documents += of_source(source, content).documents
+        size += 0 if source.format == "parquet" else len(content)
+    data = prepare(config(tmp_path, val_fraction=0.3), corpus_of(folder), "a")
+    found = [text for split in ("train", "val") for text in read_back(data, split)]
+    assert sorted(found) == sorted(filter(None, documents))
+    account = read_json(data / "report.json")["account"]
+    assert account["bytes"]["in"] == size
+    used = {name: n for name, n in account["files"].items() if name.startswith("read as ")}
+    assert sum(used.values()) == len(valid_files())
+    assert {name: n for name, n in account["files"].items() if name not in used} == {
+        "in": len(valid_files()) + len(others),
+        "hidden file": 1,
+        "hidden folder": 1,
+        "__MACOSX folder": 1,
+        "node_modules folder": 1,
+        ".png file": 1,
+        ".py file": 2,
+        ".json file of one object": 1,
+    }
+    empty = documents.count("")
+    assert account["documents"] == {
+        "in": len(documents),
+        "empty": empty,
+        "train": len(read_back(data, "train")),
+        "val": len(read_back(data, "val")),
+    }
+    sizes = [len(text.encode()) for text in documents]
+    assert (
+        account["document bytes"]["in"]
+        == sum(sizes)
+        == account["document bytes"]["train"] + account["document bytes"]["val"]
+    )
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+words = st.text(st.sampled_from("ab é日.,🎉"), max_size=6)
+word_pairs = st.lists(st.tuples(words, words), min_size=1, max_size=6)
+
+
+def of_pairs(corpus: Corpus) -> tuple[list[Any], dict[str, dict[str, int]]]:
+    account = corpus.account()
+    documents = list(corpus.documents(account))
+    account.check()
+    return documents, account.to_json()
+
+
+PAIR_RECORDS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
+    "completion": lambda a, b, c: {"prompt": a, "completion": b, "topic": c},
+    "alpaca": lambda a, b, c: {"instruction": a, "input": c, "output": b, "id": 5},
+    "messages": lambda a, b, c: {
+        "messages": [
+            {"role": "system", "content": c},
+            {"role": "user", "content": a},
+            {"role": "assistant", "content": b},
+        ]
+    },
+    "sharegpt": lambda a, b, c: {
+        "conversations": [{"from": "human", "value": a}, {"from": "gpt", "value": b}],
+        "source": {"name": [c]},
+    },
+}
+
+
+@given(
+    st.sampled_from(list(PAIR_RECORDS)), word_pairs, words, st.sampled_from(["x.jsonl", "x.json", "x.parquet"]), blocks
+)
+def test_each_text_of_a_pair_is_in_its_document_or_counted(folder, kind, pairs, third, name, block):
+    records = [PAIR_RECORDS[kind](prompt, completion, third) for prompt, completion in pairs]
+    if name == "x.parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(records), folder / name)
+    else:
+        lines = "\n".join(map(json.dumps, records)) if name == "x.jsonl" else json.dumps(records)
+        (folder / name).write_text(lines)
+    inputs = find_sources([str(folder / name)], limits=SizeLimits(block=block))
+    try:
+        documents, counts = of_pairs(pair_corpus(inputs))
+    except UserError as error:
+        assert not all(completion.strip() for _, completion in pairs), error
+        return
+    assert counts.get("characters", {"in": 0})["in"] == sum(len(text) for r in records for text in strings(r))
+    used = 0
+    for record, (prompt, completion), document in zip(records, pairs, documents, strict=True):
+        if document is None:
+            assert not completion.strip()
+            continue
+        used += sum(map(len, strings(record))) - (0 if "input" in record or "messages" in record else len(third))
+        text = "".join(text or "" for text, _ in document)
+        assert all(part.strip() in text for part in (prompt, completion))
+        assert third.strip() in text or {"topic", "source"} & counts["unused fields"].keys()
+    assert counts.get("characters", {}).get("used", 0) == used
+
+
+TABLES: dict[str, Callable[[int, str, str], list[str]]] = {
+    "two columns": lambda number, en, de: [en, de],
+    "header": lambda number, en, de: [de, str(number), en],
+    "tatoeba": lambda number, en, de: [str(number), en, str(number + 7), de],
+    "anki": lambda number, en, de: [en, de, f"CC-BY 2.0 (France) Attribution: tatoeba.org #{number}"],
+}
+
+
+@given(st.sampled_from(list(TABLES)), word_pairs, st.sampled_from(["x.tsv", "x.csv"]), blocks, line_ends)
+def test_each_text_of_a_translation_is_in_its_pair_or_counted(folder, kind, pairs, name, block, line_end):
+    rows = [["German", "key", "English"]] * (kind == "header")
+    rows += [TABLES[kind](number, *texts) for number, texts in enumerate(pairs)]
+    (folder / name).write_bytes(table(rows, "\t" if name == "x.tsv" else ",", line_end))
+    inputs = find_sources([str(folder / name)], limits=SizeLimits(block=block))
+    columns = partial(translation_columns, ("en", "de"))
+    documents, counts = of_pairs(Corpus(inputs, partial(translation_pair, ("en", "de")), name_columns=columns))
+    rows = rows[kind == "header" :]
+    check_translations(pairs, documents)
+    check_characters(counts, [text.strip() for pair in pairs if all(t.strip() for t in pair) for text in pair], rows)
+
+
+def check_translations(pairs: list[tuple[str, str]], documents: list[dict[str, str] | None]) -> None:
+    for (en, de), document in zip(pairs, documents, strict=True):
+        if en.strip() and de.strip():
+            assert (document["prompt"], document["completion"]) == (f"en: {en.strip()} | de:", f" {de.strip()}")
+        else:
+            assert document is None
+
+
+def check_characters(counts: dict[str, dict[str, int]], used: list[str], records: list[Any]) -> None:
+    characters = counts.get("characters", {})
+    left_out = counts.get("left out of records", {}).items()
+    trimmed = sum(n for reason, n in left_out if reason.startswith("character of "))
+    assert characters.get("used", 0) == sum(map(len, used)) + trimmed
+    assert characters.get("in", 0) == sum(len(text) for record in records for text in strings(record))
+
+
+@given(word_pairs, st.booleans(), blocks)
+def test_each_text_of_a_json_translation_is_in_its_pair_or_counted(folder, pairs, is_nested, block):
+    records = [{"en": en, "de": de, "note": ["n"]} for en, de in pairs]
+    records = [{"translation": record, "id": "i"} for record in records] if is_nested else records
+    (folder / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
+    inputs = find_sources([str(folder / "x.jsonl")], limits=SizeLimits(block=block))
+    documents, counts = of_pairs(Corpus(inputs, partial(translation_pair, ("en", "de"))))
+    check_translations(pairs, documents)
+    check_characters(counts, [text.strip() for pair in pairs if all(t.strip() for t in pair) for text in pair], records)
+    assert counts["unused fields"]["translation.note" if is_nested else "note"] == len(pairs)
+
+
+@given(word_pairs, line_ends, marks, blocks)
+def test_each_line_of_aligned_files_is_in_a_pair(folder, pairs, line_end, mark, block):
+    account, sources = Account(), []
+    for number, name in enumerate(("x.en", "x.de")):
+        (folder / name).write_bytes(mark + "".join(pair[number] + line_end for pair in pairs).encode())
+        sources += find_sources([str(folder / name)], limits=SizeLimits(block=block)).sources
+    assert list(read_aligned(*sources, account)) == pairs
+    account.check()
+    texts = sum(len(text.encode()) for pair in pairs for text in pair)
+    assert account["bytes"]["text"] == texts
+    assert account["bytes"]["in"] == texts + 2 * (len(mark) + len(line_end) * len(pairs))
+
+
+@given(word_pairs, st.integers(1, 8), blocks)
+def test_each_text_of_a_summary_is_in_its_pair_or_counted(folder, pairs, length, block):
+    records = [{"article": document, "highlights": text, "id": "i"} for document, text in pairs]
+    (folder / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
+    inputs = find_sources([str(folder / "x.jsonl")], limits=SizeLimits(block=block))
+    documents, counts = of_pairs(Corpus(inputs, partial(summaries.summary_pair, length)))
+    used = []
+    for (document, text), pair in zip(pairs, documents, strict=True):
+        if not document.strip() or not text.strip():
+            assert pair is None
+            continue
+        used += [pair["prompt"].removesuffix("\n\nTL;DR:"), pair["completion"].removeprefix(" ")]
+        assert document.strip().startswith(used[-2]) and len(used[-2]) <= length and used[-1] == text.strip()
+    check_characters(counts, used, records)
+
+
+# --- large files ------------------------------------------------------------------------------------------------------
+
+
+def large_files() -> dict[str, bytes]:
+    """Half a megabyte of each text format."""
+    record = json.dumps({"text": "a few words " * 4})
+    return {
+        "x.txt": b"a few words\n" * 42_000,
+        "x.srt": b"1\n00:00:01,000 --> 00:00:02,000\na few words\n\n" * 12_000,
+        "x.jsonl": f"{record}\n".encode() * 9_000,
+        "x.json": f"[{', '.join([record] * 9_000)}]".encode(),
+        "x.csv": b"text,other\n" + b'"a few\nwords",other\n' * 26_000,
+        "x.tsv": b"text\tother\n" + b"a few words\tother\n" * 30_000,
+        "x.txt.gz": gzip.compress(b"a few words\n" * 42_000),
+    }
+
+
+@pytest.mark.parametrize("name", large_files())
+def test_only_a_few_blocks_of_a_large_file_are_in_memory(name, tmp_path):
+    """A file of subtitles was read as a whole."""
+    (tmp_path / name).write_bytes(large_files()[name])
+    corpus = corpus_of(tmp_path / name, limits=SizeLimits(block=4_000))
+    tracemalloc.start()
+    size = sum(len(text) for item in corpus.blocks() for text in item.documents())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 250_000 and size > 120_000
+
+
+# --- regressions ------------------------------------------------------------------------------------------------------
+
+
+def documents_of(path: Path, content: bytes, block: int = 1 << 20) -> list[str]:
+    path.write_bytes(content)
+    return read(corpus_of(path, limits=SizeLimits(block=block)))[0]
+
+
+def test_blocks_of_a_json_array_may_end_anywhere(tmp_path):
+    """A valid file was refused if a block ended after a comma, or within a last record longer than a block."""
+    content = json.dumps([{"text": "a"}, {"text": "b" * 100}], indent=1).encode()
+    for block in range(1, len(content)):
+        assert documents_of(tmp_path / "x.json", content, block) == ["a", "b" * 100]
+
+
+def test_white_space_that_json_does_not_allow_is_refused_between_records(tmp_path):
+    """U+2028 was accepted as a separator, and its bytes were not counted, so that the account did not add up."""
+    for content in ('[{"text": "a"},\u2028{"text": "b"}]', '[{"text": "a"}]\u2028'):
+        with pytest.raises(CorpusError, match=r"x\.json"):
+            documents_of(tmp_path / "x.json", content.encode())
+
+
+def test_bytes_after_a_json_array_are_refused(tmp_path):
+    """The beginning of a character at the end of the file was ignored, so that the account did not add up."""
+    with pytest.raises(CorpusError, match="not UTF-8"):
+        documents_of(tmp_path / "x.json", b'[{"text": "a"}]\xe6')
+
+
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path):
+    """It ended in a RecursionError."""
+    with pytest.raises(CorpusError, match="record 0: it is not JSON"):
+        documents_of(tmp_path / "x.json", b'[{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]")
+
+
+def test_a_json_array_costs_linear_time(tmp_path, monkeypatch):
+    """Many small records, and one of many blocks."""
+    parsed = 0
+
+    class Decoder(json.JSONDecoder):
+        def raw_decode(self, s, idx=0):
+            nonlocal parsed
+            end = len(s)  # if it is incomplete
+            try:
+                value, end = super().raw_decode(s, idx)
+            finally:
+                parsed += end - idx
+            return value, end
+
+    monkeypatch.setattr(json, "JSONDecoder", Decoder)
+    texts = [*map(str, range(20_000)), "a" * 5_000_000, "b"]
+    content = json.dumps([{"text": text} for text in texts]).encode()
+    assert documents_of(tmp_path / "x.json", content, block=100_000) == texts
+    assert parsed < 6 * len(content)
+
+
+def test_encoded_surrogates_in_json_lines_are_not_utf8(tmp_path):
+    """json.loads accepts them in bytes; they became question marks, which were not counted."""
+    with pytest.raises(CorpusError, match="not UTF-8"):
+        documents_of(tmp_path / "x.jsonl", b'{"text": "a\xed\xa0\x80"}\n{"text": "b"}')
+
+
+@pytest.mark.parametrize("end", [b"garbage", lzma.compress(b"more")[:-4]])
+def test_bytes_after_a_stream_of_xz_are_read_or_refused(end, tmp_path):
+    """They were ignored. Several streams are valid, and zeros between them."""
+    stream = lzma.compress(b"text")
+    with pytest.raises(CorpusError, match="damaged or truncated"):
+        documents_of(tmp_path / "x.txt.xz", stream + end)
+    assert documents_of(tmp_path / "x.txt.xz", stream + bytes(8) + stream + bytes(4)) == ["texttext"]
+
+
+def test_only_line_ends_divide_rows_when_the_delimiter_is_recognized(tmp_path):
+    """Form feeds and other line breaks of Unicode divided rows, so that semicolons were not recognized."""
+    rows = [["text", "other"], ["a\x0cb\u2028", "c"]]
+    assert documents_of(tmp_path / "x.csv", table(rows, ";", "\n")) == ["a\x0cb\u2028"]
+
+
+def test_a_row_that_is_longer_than_the_head_does_not_hide_the_delimiter(tmp_path):
+    """The incomplete row had fewer cells, so that semicolons were not recognized."""
+    text = "a line\n" * 20_000
+    assert documents_of(tmp_path / "x.csv", table([["text", "other"], [text, "b"]], ";", "\n")) == [text]
+
+
+def test_a_quote_is_not_a_delimiter(tmp_path):
+    """sep=\" in the first line made the quote the delimiter, which newer versions of the csv module refuse."""
+    with pytest.raises(CorpusError, match="no column 'text'"):
+        documents_of(tmp_path / "x.csv", b'sep="\ntext"a\nb"c\n')
+
+
+def test_a_message_is_one_line_whatever_the_file_contains(tmp_path):
+    """Names of columns, and Arrow's messages, may contain line ends."""
+    with pytest.raises(CorpusError, match="only a b, c"):
+        documents_of(tmp_path / "x.csv", b'"a\nb",c\n1,2\n')
+
+
+def parquet_with(old: bytes, new: bytes) -> bytes:
+    """A parquet file with the columns "text" and "other", in which these bytes of the footer are replaced."""
+    file = io.BytesIO()
+    table = pyarrow.table({"text": ["a", "b", "c"], "other": [1, 2, 3]})
+    parquet.write_table(table, file, store_schema=False)
+    assert old in file.getvalue()
+    return file.getvalue().replace(old, new)
+
+
+def test_a_parquet_file_whose_column_names_are_not_utf8_is_refused(tmp_path):
+    """It ended in a UnicodeDecodeError."""
+    with pytest.raises(CorpusError, match="is not a parquet file, or damaged"):
+        documents_of(tmp_path / "x.parquet", parquet_with(b"other", b"othe\xff"))
+
+
+def test_a_parquet_file_with_another_number_of_rows_than_its_footer_says_is_refused(tmp_path):
+    """The other rows were left out without a word."""
+    rows = b"\x16\x06\x19\x1c"  # fields 3 and 4 of FileMetaData in Thrift's compact protocol: 3 rows, and their groups
+    with pytest.raises(CorpusError, match="3 rows, not 4"):
+        documents_of(tmp_path / "x.parquet", parquet_with(rows, rows.replace(b"\x06", b"\x08")))

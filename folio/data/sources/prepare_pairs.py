@@ -73,9 +73,11 @@ def read_pair(
         raise CorpusError(f"{' and '.join(names)} must be strings; {advice}")
     first, second = (text.strip() for text in texts)
     others = {name: field for name, field in record.items() if name not in names}
+    if not first or not second:
+        return Document(None, frozenset(names))
     white_space = sum(map(len, texts)) - len(first) - len(second)
-    pair = others | make(first, second) if first and second else None
-    return Document(pair, frozenset(names), {"character of white space at the ends of texts": white_space})
+    left_out = {"character of white space at the ends of texts": white_space}
+    return Document(others | make(first, second), frozenset(names), left_out)
 
 
 # --- the data set -----------------------------------------------------------------------------------------------------
