@@ -65,7 +65,7 @@ def describe(account: Account, separator: str | None = None) -> Iterator[str]:
         part for counts in (files, records, account["left out of records"], sizes) for part in _largest(counts)
     ]:
         yield f"left out: {', '.join(parts)}"
-    if unused := sorted(account["unused fields"]):
+    if unused := sorted(name or "(without a name)" for name in account["unused fields"]):
         others = f", and {len(unused) - MAX_NAMED:,} others (report.json)" if len(unused) > MAX_NAMED else ""
         yield f"unused fields: {', '.join(unused[:MAX_NAMED])}{others}"
     if account["line ends"].total():

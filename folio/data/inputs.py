@@ -56,8 +56,8 @@ KINDS_OF_FILES = {  # the beginning of files that are not text, what they are, a
     b"{\\rtf": "an RTF document; save it as text",
     b"PK\x03\x04": "a zip archive, or a document such as .docx or .epub; unpack it, or save it as text",
     b"7z\xbc\xaf": "a 7z archive; unpack it",
-    b"Rar!": "a RAR archive; unpack it",
-    b"BZh": "compressed with bzip2; unpack it",
+    b"Rar!\x1a\x07": "a RAR archive; unpack it",
+    b"BZh91AY&SY": "compressed with bzip2; unpack it",
     b"ARROW1": "an Arrow file; save it as parquet",
     b"SQLite format 3": "a SQLite database; export a table as CSV",
     b"\x89PNG": "an image; leave it out",
@@ -295,12 +295,12 @@ def describe_zeros(content: bytes, path: Path) -> str:
     """Describe a file that contains U+0000 (zero bytes), so that it is not UTF-8 text, and what to do."""
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
-    zeros = [content[k::4].count(b"\0") / max(1, len(content[k::4])) for k in range(4)]
-    encodings = {"UTF-32LE": (0, 0, 1, 1), "UTF-32BE": (1, 1, 0, 0), "UTF-16LE": (0, 1, 0, 1), "UTF-16BE": (1, 0, 1, 0)}
+    shares = [content[k::4].count(b"\0") / max(1, len(content[k::4])) for k in range(4)]
+    encodings = {"UTF-32LE": (2, 3), "UTF-32BE": (0, 1), "UTF-16LE": (1, 3), "UTF-16BE": (0, 2)}  # which bytes are zero
     if b"ustar" in (head[257:262], content[257:262]):
         return "it is a tar archive; unpack it, and name its files"
-    for encoding, places in encodings.items():
-        if all(share > 0.5 if zero else share < 0.5 for share, zero in zip(zeros, places, strict=True)):
+    for encoding, zeros in encodings.items():
+        if all(shares[k] > 0.5 for k in zeros):
             return f"it looks like {encoding}; save it as UTF-8 (iconv -f {encoding} -t utf-8)"
     return "it contains a zero byte (U+0000), as binary files do; leave the file out, or remove the zeros (tr -d '\\0')"
 
@@ -527,7 +527,10 @@ def _format_of(head: bytes, source: Source) -> Format | None:
         if line_end or len(head) < HEAD_BYTES:
             if _is_json_object(first):
                 return "jsonl"
-            return None if by_name == "json" else by_name
+            if by_name != "json":
+                return by_name
+            # one object on several lines, unless it is followed by others, or damaged
+            return None if len(head) >= HEAD_BYTES or _is_json_object(head) else "jsonl"
         return "jsonl" if by_name in ("json", "jsonl") else by_name  # a line longer than the head
     return "jsonl" if by_name == "json" else by_name
 
