@@ -350,14 +350,11 @@ FOLLOW = """hash => new Promise(resolve => {
   location.hash = hash;
 })"""
 STOP_EARLY = """
-new Promise(resolve => {
-  const timer = setInterval(() => {
-    if (!(playground.samples[0]?.tokens.length > 30)) return;
-    clearInterval(timer);
-    document.querySelector("[data-testid=stop]").click();
-    resolve();
-  });
-})
+const timer = setInterval(() => {
+  if (!(playground.samples[0]?.tokens.length > 30)) return;
+  clearInterval(timer);
+  document.querySelector("[data-testid=stop]").click();
+});
 """
 STOP_FIRST_TEXT = """
 const timer = setInterval(() => {
@@ -605,10 +602,10 @@ def test_the_stop_button_stops_the_engine(scripts, exported, open_file):
     viewer(COUNT_STEPS)
     viewer("playground.generatesAtOnce = false")
     viewer.show("playground", max_new_tokens=4096)
+    viewer(STOP_EARLY)  # installed before the start, because the engine may be faster than a call from here
     viewer.find("generate").click()
-    viewer(STOP_EARLY)
-    wait_until(lambda: viewer("playground.running.size === 0"))
     wait_until(lambda: viewer("steps.done"))
+    wait_until(lambda: viewer("playground.running.size === 0"))
     assert 30 < viewer("steps.count") < 4096
     assert viewer("requests.size") == 0
     counts = viewer("playground.samples.map(sample => sample.tokens.length)")
