@@ -664,6 +664,7 @@ TABLES: dict[str, Callable[[int, str, str], list[str]]] = {
 }
 
 
+@pytest.mark.needs("babel")
 @given(st.sampled_from(list(TABLES)), word_pairs, st.sampled_from(["x.tsv", "x.csv"]), blocks, line_ends)
 def test_each_text_of_a_translation_is_in_its_pair_or_counted(folder, kind, pairs, name, block, line_end):
     rows = [["German", "key", "English"]] * (kind == "header")

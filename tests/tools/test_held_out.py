@@ -70,6 +70,7 @@ def test_an_evaluation_is_labeled(words, prepared_again, tmp_path):
     assert "prepared again" not in printed and not any(row["prepared_again"] for row in content["results"])
 
 
+@pytest.mark.needs("scipy")
 def test_a_comparison_is_labeled(prepared_again, tmp_path):
     sides = [str(prepared_again / name) for name in ("a", "b")]
     printed, content = run_tool(compare, compare.CompareConfig, *sides, results=tmp_path / "results.json")
