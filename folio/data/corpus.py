@@ -397,20 +397,21 @@ def _parts(source: Source, hash: int = 0) -> Iterator[DocumentPart]:
 
 def _split_text(source: Source, val_fraction: float) -> Iterator[DocumentPart]:
     """Yield the parts of one text as two documents. The last val_fraction of its characters is for validation."""
-    characters = sum(len(_character_starts(chunk.content)) for chunk in read_text(source))
+    characters = sum(int(_starts_character(chunk.content).sum()) for chunk in read_text(source))
     remaining = int(characters * (1 - val_fraction))  # characters for training that have not been read
     account = Account()
     chunks = read_text(source, account)
     train = _PartCutter(source, account, split="train")
     first_val_chunk: list[Chunk] = []
     for chunk, bytes_read in chunks:
-        starts = _character_starts(chunk)
-        if len(starts) > remaining:
-            boundary = int(starts[remaining])
+        starts = _starts_character(chunk)
+        count = int(starts.sum())
+        if count > remaining:
+            boundary = int(np.flatnonzero(starts)[remaining])
             yield from train.add(chunk[:boundary], bytes_read)
             first_val_chunk.append(Chunk(chunk[boundary:], bytes_read))
             break
-        remaining -= len(starts)
+        remaining -= count
         yield from train.add(chunk, bytes_read)
     yield train.finish()
     val = _PartCutter(source, account, split="val", position=train.position)
@@ -419,9 +420,9 @@ def _split_text(source: Source, val_fraction: float) -> Iterator[DocumentPart]:
     yield val.finish()
 
 
-def _character_starts(content: bytes) -> np.ndarray:
-    """Return the index of the first byte of each character of UTF-8 text."""
-    return np.flatnonzero((np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80)
+def _starts_character(content: bytes) -> np.ndarray:
+    """Return whether each byte of UTF-8 text is the first one of a character, (N,) bool."""
+    return (np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80
 
 
 def find_cut(content: bytes, searched: int = 0, max_word: int = DEFAULT_LIMITS.word) -> int:

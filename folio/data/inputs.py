@@ -168,24 +168,32 @@ class Source:
         """
         account = Account() if account is None else account
         converts = self.format == "text" and not self.keep_line_ends
-        carriage_return, is_first, position = b"", True, Position()
+        carriage_return, is_first = b"", True
         for content, bytes_read in self._read_raw(max(len(BOM), self.limits.block)):
             account["bytes"][IN] += len(content)
             if is_first and content.startswith(BOM):  # some editors on Windows write it before UTF-8
                 account["bytes"]["byte-order marks"] += len(BOM)
                 content = content.removeprefix(BOM)
             if b"\0" in content:
-                place = position.after(content[: content.index(b"\0")])
-                raise CorpusError(f"{self.name}:{place}: {describe_zeros(content, self.path)}")
+                raise CorpusError(f"{self.name}:{self._position_of_zero()}: {describe_zeros(content, self.path)}")
             if converts:
                 content = carriage_return + content
                 carriage_return = content[-1:] if content.endswith(b"\r") else b""  # \n may follow
                 content = _unify(content.removesuffix(carriage_return), account)
-            position = position.after(content)
             yield Chunk(content, bytes_read)
             is_first = False
         if carriage_return:
             yield Chunk(_unify(carriage_return, account), self.bytes)
+
+    def _position_of_zero(self) -> Position:
+        """The position of the first zero byte in the content."""
+        position = Position()
+        for content, _ in self._read_raw(self.limits.block):
+            before, zero, _ = content.partition(b"\0")
+            position = position.after(before)
+            if zero:
+                break
+        return position
 
     def _read_raw(self, size: int) -> Iterator[Chunk]:
         """Yield the decompressed content."""
