@@ -295,7 +295,7 @@ def test_each_byte_of_a_text_is_in_a_document_or_counted(folder, lines, line_end
         expected = of_text(content, separator, keep)
     except Refused:
         with pytest.raises(UserError, match="split_on"):
-            check(path, Content([]), block, format="text", split_on=separator)
+            check(path, Content([]), block, format="text", split_on=separator, keep_line_ends=keep)
         return
     check(path, expected, block, format="text", split_on=separator, keep_line_ends=keep)
 
