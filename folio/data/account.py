@@ -56,8 +56,11 @@ USED_RECORDS = (IN, "documents")
 PARTS_LEFT_OUT = ("times", "numbers of subtitles", "notes in subtitles")  # categories of bytes that are named
 
 
-def describe(account: Account, separator: str | None = None) -> Iterator[str]:
-    """Yield lines on what was left out or changed. separator: the text between documents, if any."""
+def describe(account: Account, separator: str | None = None, can_keep: bool = True) -> Iterator[str]:
+    """Yield lines on what was left out or changed.
+
+    separator: the text between documents, if any. can_keep: whether a setting keeps the line ends.
+    """
     files = {reason: n for reason, n in account["files"].items() if not reason.startswith((READ_AS, IN))}
     records = {reason: n for reason, n in account["records"].items() if reason not in USED_RECORDS}
     sizes = {f"byte of {reason}": account["bytes"][reason] for reason in PARTS_LEFT_OUT}
@@ -69,8 +72,9 @@ def describe(account: Account, separator: str | None = None) -> Iterator[str]:
         others = f", and {len(unused) - MAX_NAMED:,} others (report.json)" if len(unused) > MAX_NAMED else ""
         yield f"unused fields: {', '.join(unused[:MAX_NAMED])}{others}"
     if account["line ends"].total():
+        advice = "; --keep_line_ends=True keeps them" if can_keep else ", as in the training data"
         kinds = " and ".join(sorted(kind for kind, n in account["line ends"].items() if n))
-        yield f"line ends: {account['line ends'].total():,} {kinds} are now \\n; --keep_line_ends=True keeps them"
+        yield f"line ends: {account['line ends'].total():,} {kinds} are now \\n{advice}"
     if changed := _largest(account["changed"]):
         yield f"changed: {', '.join(changed)}"
     texts, records = account["special text"]["in text"], account["special text"]["in records"]

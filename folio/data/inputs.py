@@ -325,7 +325,7 @@ def describe_zeros(content: bytes, path: Path) -> str:
 class Inputs:
     """The files that are read, in order, and what was not: files and folders by the reason.
 
-    notes: how files are read if that does not follow from their names. suggestion: how to read other files.
+    notes: how files are read if that does not follow from their names.
     """
 
     sources: list[Source]

@@ -12,6 +12,7 @@ from folio.base.progress import note
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, comma_separated, line_breaks, split_paths
 from folio.checkpoints import foreign
 from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.inputs import Format
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, read_pairs, validation_pairs, write_pairs
 from folio.decoding.language_model import QUANTIZED, LanguageModel
@@ -40,6 +41,7 @@ class MeasurementConfig(Settings):
     text: NonEmptyStr | None = None  # comma-separated text files or folders to evaluate on instead
     split_on: str | None = None  # document separator in --text; \n is a line break; None: each file is one document
     field: str = "text"  # JSON field or table column that contains the document
+    format: Format | None = None  # format of the files of --text; None: by their content and their names
     on_unknown: Literal["error", "skip"] = "error"  # skip: leave out characters outside the vocabulary
     block_size: PositiveInt | None = None  # context in tokens; None: as in training, the maximum for learned positions
     stride: PositiveInt | None = None  # tokens from one context to the next; None: block_size, no overlap
@@ -188,7 +190,7 @@ def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedTe
 def open_texts(saved: Checkpoint, cfg: MeasurementConfig) -> list[EvaluatedText]:
     """Open the text of --text, or the validation sets. Raises UserError if their tokenizer is not the model's."""
     if cfg.text:
-        return [open_files(split_paths(cfg.text), cfg.field, cfg.split_on, saved.tokenizer)]
+        return [open_files(split_paths(cfg.text), cfg.field, cfg.split_on, saved.tokenizer, cfg.format)]
     datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--text")
     return [open_validation_set(dataset, saved) for dataset in datasets]
 

@@ -13,7 +13,7 @@ from folio.data.account import describe
 from folio.data.blocks import Field
 from folio.data.corpus import Corpus
 from folio.data.find_data import find_datasets
-from folio.data.inputs import find_sources
+from folio.data.inputs import Format, find_sources
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import Tokenizer
@@ -32,13 +32,15 @@ class EvaluatedText(NamedTuple):
     are_pairs: bool = False  # True: its documents are pairs
 
 
-def open_files(files: Sequence[str], field: str, split_on: str | None, tokenizer: Tokenizer) -> EvaluatedText:
+def open_files(
+    files: Sequence[str], field: str, split_on: str | None, tokenizer: Tokenizer, format: Format | None = None
+) -> EvaluatedText:
     """Open the documents of files and folders, as prepare/text.py does. Raises UserError."""
-    inputs = find_sources(files, keep_line_ends=tokenizer.keep_line_ends)
+    inputs = find_sources(files, format, keep_line_ends=tokenizer.keep_line_ends)
     corpus = Corpus(inputs, Field(field), split_on=split_on and line_breaks(split_on))
     stream, account = corpus_stream(corpus, tokenizer), corpus.account()
     coverage = count_characters(corpus.documents(account), tokenizer)
-    for line in [*inputs.notes, *describe(account, corpus.split_on)]:
+    for line in [*inputs.notes, *describe(account, corpus.split_on, can_keep=False)]:
         note(line)
     return EvaluatedText(", ".join(files), [stream], coverage)
 

@@ -63,3 +63,14 @@ def test_pairs_have_the_tokens_of_their_data_set(data_dir):
     assert stream.ids.tolist() == [*end, *"é: a".encode(), *end, *end, *b"b: cd", *end]
     assert np.bincount(stream.document).tolist() == [7, 7]
     assert text.are_pairs and text.dataset is None and text.coverage.characters == 9
+
+
+def test_the_format_of_a_text_can_be_set(tmp_path, capsys):
+    """A note proposed --format, which tools/evaluate.py did not have, and --keep_line_ends."""
+    (tmp_path / "log.txt").write_bytes(b'{"text": "a"}\r\n{"text": "b"}\r\n')
+    open_files([str(tmp_path / "log.txt")], "text", None, ByteTokenizer())
+    assert "--format=text" in capsys.readouterr().err
+    (stream,) = open_files([str(tmp_path / "log.txt")], "text", None, ByteTokenizer(), "text").streams
+    assert bytes(stream.ids[:-1].tolist()) == b'{"text": "a"}\n{"text": "b"}\n'
+    said = capsys.readouterr().err
+    assert "are now \\n, as in the training data" in said and "--keep_line_ends" not in said
