@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.account import Account  # noqa: E402
 from folio.data.corpus import Documents  # noqa: E402
 from folio.data.inputs import CorpusError, Inputs, Source, find_sources  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
@@ -45,7 +46,7 @@ def read_files(sources: list[Source], broken: list[str]) -> Iterator[tuple[str, 
                     yield name.removeprefix(FOLDER), wheel.read(name)
             continue
         try:
-            content = b"".join(chunk for chunk, _ in source.read())
+            content = b"".join(chunk for chunk, _ in source.read(Account()))
         except CorpusError as error:
             broken.append(str(error))
         else:

@@ -3,7 +3,6 @@
 Dimensions: D documents of a block, N tokens of the block, P permutations of a signature.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from folio.data.account import IN, Account
 from folio.data.inputs import CorpusError, Position, decode_utf8, unify_record
 from folio.data.leakage import compute_signatures
 from folio.data.shards import token_dtype
-from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer, unify_line_ends
+from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer
 
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -61,7 +60,7 @@ class CorpusBlock:
     file: str  # for messages
     account: Account = field(default_factory=Account, kw_only=True, compare=False)
 
-    def documents(self, account: Account | None = None) -> Iterator[Content]:
+    def documents(self, account: Account) -> Iterator[Content]:
         """Yield the decoded documents. account: receives what they were made of. Raises CorpusError."""
         raise NotImplementedError
 
@@ -76,10 +75,9 @@ class TextBlock(CorpusBlock):
 
     content: list[RawDocument]
 
-    def documents(self, account: Account | None = None) -> Iterator[str]:
+    def documents(self, account: Account) -> Iterator[str]:
         for content, file, position in self.content:
-            if account is not None:
-                account["bytes"]["text"] += len(content)
+            account["bytes"]["text"] += len(content)
             yield decode_utf8(content, file, position)
 
     def location(self, number: int, byte: int | None = None) -> str:
@@ -97,9 +95,8 @@ class DocumentPart(CorpusBlock):
     hash: int  # document_hash of the complete document
     split: Literal["train", "val"] | None = None  # None: determined by the hash
 
-    def documents(self, account: Account | None = None) -> Iterator[str]:
-        if account is not None:
-            account["bytes"]["text"] += len(self.content)
+    def documents(self, account: Account) -> Iterator[str]:
+        account["bytes"]["text"] += len(self.content)
         yield decode_utf8(self.content, self.file, self.position)
 
     def location(self, number: int, byte: int | None = None) -> str:
@@ -107,51 +104,54 @@ class DocumentPart(CorpusBlock):
 
 
 @dataclass(frozen=True)
-class RowBlock(CorpusBlock):
-    """Rows of a table as an Arrow array of texts, where null is an empty document, or as records.
+class RecordBlock(CorpusBlock):
+    """Records of a file: texts of JSON objects, rows of a table as dictionaries, or rows of parquet as a RecordBatch.
 
-    first: the number of the first row in the file. make: converts a record to a document.
+    numbers: of the records, in the file. place: what is numbered, ":" for lines. make: converts a record to a document.
     """
 
     content: Sequence[Any]
-    first: int
-    make: MakeDocument | None = None
+    numbers: Sequence[int]
+    place: str
+    make: MakeDocument
     keep_line_ends: bool = False
 
-    def documents(self, account: Account | None = None) -> Iterator[Content]:
-        if account is not None:
-            account["records"]["documents"] += len(self.content)
-        if self.make is None:
-            yield from self._texts(account)
-            return
-        for number, row in enumerate(self.content, self.first):
+    def documents(self, account: Account) -> Iterator[Content]:
+        account["records"]["documents"] += len(self.content)
+        for number, record in zip(self.numbers, self._records(), strict=True):
             try:
-                yield read_record(row, self.make, self.keep_line_ends, account)
+                record = parse_object(record, account) if isinstance(record, bytes) else record
+                yield read_record(record, self.make, self.keep_line_ends, account)
             except CorpusError as error:
-                raise CorpusError(f"{self.file}, row {number:,}: {error}") from None
+                raise CorpusError(f"{self.file}{self.place}{number}: {error}") from None
 
-    def _texts(self, account: Account | None) -> Iterator[str]:
+    def _records(self) -> Sequence[Any]:
+        """The records as objects of Python. Raises CorpusError if a text of parquet is not UTF-8."""
+        if isinstance(self.content, list):
+            return self.content
+        number = 0
         try:
-            texts = self.content.to_pylist()
-        except UnicodeDecodeError:  # Arrow does not check that strings in a file are UTF-8
-            texts = self.content.cast("large_binary").to_pylist()
-        for number, text in enumerate(texts, self.first):
-            if isinstance(text, bytes):
-                text = decode_cell(text, f"{self.file}, row {number:,}")
-            text = text or ""
-            if account is not None:
-                account["characters"][IN] += len(text)
-            if "\r" in text and not self.keep_line_ends:
-                if account is not None:
-                    account["line ends"][CHANGED_CELLS] += text.count("\r")
-                    account["characters"]["line ends"] += text.count("\r\n")
-                text = unify_line_ends(text)
-            if account is not None:
-                account["characters"]["used"] += len(text)
-            yield text
+            try:
+                return _decoded(self.content.to_pylist())
+            except UnicodeDecodeError:  # find the row
+                for number in range(len(self.content)):
+                    _decoded(self.content.slice(number, 1).to_pylist())
+                raise
+        except UnicodeDecodeError as error:
+            place = f"{self.file}{self.place}{self.numbers[number]}"
+            raise CorpusError(f"{place}: it is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
 
     def location(self, number: int, byte: int | None = None) -> str:
-        return f"{self.file}, row {self.first + number:,}{_byte_of_text(byte)}"
+        return f"{self.file}{self.place}{self.numbers[number]}{_byte_of_text(byte)}"
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value of Arrow in which binary text is decoded. Raises UnicodeDecodeError."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, dict):
+        return {name: _decoded(item) for name, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -161,50 +161,11 @@ class MemoryBlock(CorpusBlock):
     content: Sequence[Content]
     first: int
 
-    def documents(self, account: Account | None = None) -> Iterator[Content]:
+    def documents(self, account: Account) -> Iterator[Content]:
         yield from self.content
 
     def location(self, number: int, byte: int | None = None) -> str:
         return f"{self.file}, document {self.first + number:,}{_byte_of_text(byte)}"
-
-
-def decode_cell(content: bytes, row: str) -> str:
-    """Decode the binary value of a cell. Raises CorpusError. row: its location, for the message."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{row}: it is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
-
-
-@dataclass(frozen=True)
-class JsonLinesBlock(CorpusBlock):
-    """Lines of JSON objects."""
-
-    content: bytes
-    line: int  # number of the first line
-    make: MakeDocument
-    keep_line_ends: bool = False
-
-    def documents(self, account: Account | None = None) -> Iterator[Content]:
-        for number, line in enumerate(self.content.split(b"\n"), start=self.line):
-            if account is not None and number > self.line:
-                account["bytes"]["line ends of records"] += 1
-            if not line.strip():
-                if account is not None:
-                    account["bytes"]["blank lines"] += len(line)
-                continue
-            if account is not None:
-                account["bytes"]["records"] += len(line)
-                account["records"][IN] += 1
-                account["records"]["documents"] += 1
-            try:
-                yield read_record(parse_object(line, account), self.make, self.keep_line_ends, account)
-            except CorpusError as error:
-                raise CorpusError(f"{self.file}:{number}: {error}") from None
-
-    def location(self, number: int, byte: int | None = None) -> str:
-        lines = (n for n, line in enumerate(self.content.split(b"\n"), start=self.line) if line.strip())
-        return f"{self.file}:{next(itertools.islice(lines, number, None))}{_byte_of_text(byte)}"
 
 
 def _byte_of_text(byte: int | None) -> str:
@@ -214,7 +175,7 @@ def _byte_of_text(byte: int | None) -> str:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def parse_object(line: bytes, account: Account | None = None) -> dict[str, Any]:
+def parse_object(line: bytes, account: Account) -> dict[str, Any]:
     """Parse a JSON object. Raises CorpusError without the location."""
     try:
         value = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)  # of bytes, it accepts lone surrogates
@@ -241,38 +202,34 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def replace_surrogates(value: dict[str, Any], account: Account | None) -> dict[str, Any]:
+def replace_surrogates(value: dict[str, Any], account: Account) -> dict[str, Any]:
     """Replace lone surrogates by question marks, and count them."""
     text = json.dumps(value, ensure_ascii=False)
-    if account is not None:
-        account["changed"]["lone surrogate (now ?)"] += sum("\ud800" <= c <= "\udfff" for c in text)
+    account["changed"]["lone surrogate (now ?)"] += sum("\ud800" <= c <= "\udfff" for c in text)
     return json.loads(text.encode("utf-8", "replace"))
 
 
-def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account | None) -> Any:
+def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account) -> Any:
     """Return the content of a record's document, and count the characters of each field. Raises CorpusError."""
     fields = _texts_of(record)
     size = sum(len(text) for _, text in fields)
-    if account is not None:
-        account["characters"][IN] += size
+    account["characters"][IN] += size
     if not keep_line_ends and (changed := sum(text.count("\r") for _, text in fields)):
         record = unify_record(record)
         fields = _texts_of(record)
-        if account is not None:
-            account["line ends"][CHANGED_CELLS] += changed
-            account["characters"]["line ends"] += size - sum(len(text) for _, text in fields)
+        account["line ends"][CHANGED_CELLS] += changed
+        account["characters"]["line ends"] += size - sum(len(text) for _, text in fields)
     content, used, left_out = make(record)
-    if account is not None:
-        account["left out of records"].update(left_out)
-        characters, unused = account["characters"], account["unused fields"]
-        category = "used" if content is not None else "records without a document"
-        for path, text in fields:
-            characters[category if path in used else "unused"] += len(text)
-        tops = {path.partition(".")[0] for path in used}
-        for name in record.keys() - tops:
-            unused[name] += 1
-        for path in {path for path, _ in fields if path not in used and path.partition(".")[0] in tops}:
-            unused[path] += 1
+    account["left out of records"].update(left_out)
+    characters, unused = account["characters"], account["unused fields"]
+    category = "used" if content is not None else "records without a document"
+    for path, text in fields:
+        characters[category if path in used else "unused"] += len(text)
+    tops = {path.partition(".")[0] for path in used}
+    for name in record.keys() - tops:
+        unused[name] += 1
+    for path in {path for path, _ in fields if path not in used and path.partition(".")[0] in tops}:
+        unused[path] += 1
     return content
 
 
@@ -415,7 +372,7 @@ def unique_characters(block: CorpusBlock) -> str:
 
 def iterate_texts(block: CorpusBlock) -> Iterator[str]:
     """Yield the text of each document or segment, without end-of-text tokens."""
-    for document in block.documents():
+    for document in block.documents(Account()):
         if isinstance(document, list):
             yield from (text or "" for text, _ in document)
         else:

@@ -27,11 +27,11 @@ from folio.data.blocks import (
     MakeDocument,
     MemoryBlock,
     RawDocument,
-    RowBlock,
+    RecordBlock,
     TextBlock,
 )
 from folio.data.builder import SplitRule, split_by_number
-from folio.data.inputs import DEFAULT_LIMITS, TEXT_FORMATS, Chunk, Inputs, Position, Source
+from folio.data.inputs import DEFAULT_LIMITS, TEXT_FORMATS, Chunk, Inputs, Position, Source, read_lines
 from folio.data.records import NameColumns, header, open_parquet, parquet_text_bytes, record_blocks
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import EOT_TEXT
@@ -141,7 +141,7 @@ class Corpus:
             if small.documents:
                 yield small.block()
             for block in self._source_blocks(source, separators):
-                if remaining is not None and isinstance(block, RowBlock):
+                if remaining is not None and isinstance(block, RecordBlock) and source.format == "parquet":
                     block = _limited(block, remaining)
                     remaining -= len(block.content)
                 yield replace(block, bytes_read=bytes_done + block.bytes_read)
@@ -170,7 +170,7 @@ class Corpus:
             separators[occurs] += 1
         else:
             digest = blake2b(digest_size=8)
-            for chunk in read_text(source):
+            for chunk in read_text(source, Account()):
                 digest.update(chunk.content)
             yield from _parts(source, int.from_bytes(digest.digest(), "little"))
 
@@ -195,17 +195,19 @@ class _SmallFiles:
         return TextBlock(self.bytes_read, documents[0][1], documents, account=self.account.take())
 
 
-def _limited(block: RowBlock, remaining: int) -> RowBlock:
+def _limited(block: RecordBlock, remaining: int) -> RecordBlock:
     """Return the block with its first `remaining` rows. The others are counted."""
     account, others = Account(), max(0, len(block.content) - remaining)
     account.add(block.account)
     account["records"]["record after --limit"] += others
-    return replace(block, content=block.content[:remaining], account=account)
+    return replace(block, content=block.content[:remaining], numbers=block.numbers[:remaining], account=account)
 
 
 def _missing_separator(separator: str, source: Source) -> CorpusError:
     """An error that shows what may separate the documents instead."""
-    head = b"".join(chunk.content for chunk in itertools.islice(read_text(source), 1)).decode("utf-8", "replace")
+    head = b"".join(chunk.content for chunk in itertools.islice(read_text(source, Account()), 1)).decode(
+        "utf-8", "replace"
+    )
     lines = Counter(line for line in head.split("\n") if 0 < len(line) <= 40)
     candidates = {"\n\n": head.count("\n\n"), "\n": head.count("\n"), EOT_TEXT: head.count(EOT_TEXT)}
     candidates |= {f"\n{line}\n": count for line, count in lines.most_common(1) if count > 2}
@@ -307,21 +309,19 @@ def _text_size(item: str | dict[str, Any]) -> int:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def read_text(source: Source, account: Account | None = None) -> Iterator[Chunk]:
+def read_text(source: Source, account: Account) -> Iterator[Chunk]:
     """Yield the text of a file in chunks. Subtitles lose their numbers and times. Raises CorpusError."""
     if source.format == "text":
         yield from source.read(account)
         return
-    account = Account() if account is None else account
-    lines = _lines(replace(source, format="text").read(account))
+    lines = read_lines(replace(source, format="text"), account)
     text, size, bytes_read = [], 0, 0
     is_start, is_note = True, False  # whether the previous line is blank, and whether this block is a note
     for (line, bytes_read), (following, _) in itertools.pairwise(itertools.chain(lines, [Chunk(b"", 0)])):
         is_note = NOTES.match(line) is not None if is_start else is_note and bool(line.strip())
-        is_name = TIMES.fullmatch(following) and (is_start or line.strip().isdigit())
         if TIMES.fullmatch(line):
             account["bytes"]["times"] += len(line)
-        elif is_name:
+        elif TIMES.fullmatch(following) and (is_start or line.strip().isdigit()):
             account["bytes"]["numbers of subtitles"] += len(line)
         elif is_note:
             account["bytes"]["notes in subtitles"] += len(line)
@@ -337,18 +337,8 @@ def read_text(source: Source, account: Account | None = None) -> Iterator[Chunk]
     yield Chunk(b"".join(text), bytes_read)
 
 
-TIMES = re.compile(rb"[ \t]*(?:\d+:)?\d\d:\d\d[,.]\d{3}[ \t]*-->.*\n?")
+TIMES = re.compile(rb"[ \t]*(?:\d+:)?\d\d:\d\d[,.]\d{3}[ \t]*-->.*\s?")
 NOTES = re.compile(rb"(?:WEBVTT|NOTE|STYLE|REGION)\b")
-
-
-def _lines(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield each line with its line end."""
-    rest, bytes_read = b"", 0
-    for content, bytes_read in chunks:
-        *complete, rest = (rest + content).split(b"\n")
-        yield from (Chunk(line + b"\n", bytes_read) for line in complete)
-    if rest:
-        yield Chunk(rest, bytes_read)
 
 
 class _PartCutter:
@@ -397,7 +387,7 @@ def _parts(source: Source, hash: int = 0) -> Iterator[DocumentPart]:
 
 def _split_text(source: Source, val_fraction: float) -> Iterator[DocumentPart]:
     """Yield the parts of one text as two documents. The last val_fraction of its characters is for validation."""
-    characters = sum(int(_starts_character(chunk.content).sum()) for chunk in read_text(source))
+    characters = sum(int(_starts_character(chunk.content).sum()) for chunk in read_text(source, Account()))
     remaining = int(characters * (1 - val_fraction))  # characters for training that have not been read
     account = Account()
     chunks = read_text(source, account)
@@ -464,7 +454,7 @@ def _separated(source: Source, separator: bytes) -> Iterator[TextBlock | Documen
     """
     account = Account()
     spans = _spans(read_text(source, account), separator, account)
-    hashes = enumerate(_hashes(_spans(read_text(source), separator, Account())))
+    hashes = enumerate(_hashes(_spans(read_text(source, Account()), separator, Account())))
     finished: list[RawDocument] = []  # for the next block
     pending: list[bytes] = []  # the beginning of an incomplete document
     number = size = 0  # of the incomplete document

@@ -165,13 +165,12 @@ class Source:
         except OSError as error:
             raise CorpusError(f"{self.name} cannot be read: {error.strerror}") from None
 
-    def read(self, account: Account | None = None) -> Iterator[Chunk]:
+    def read(self, account: Account) -> Iterator[Chunk]:
         """Yield the decompressed content in chunks of about limits.block bytes, without a byte-order mark.
 
         In texts, \\r\\n and \\r become \\n. account: receives what was read. Raises CorpusError if the file cannot be
         read, is not text, or is compressed and damaged.
         """
-        account = Account() if account is None else account
         converts = self.format == "text" and not self.keep_line_ends
         carriage_return, is_first = b"", True
         for content, bytes_read in self._read_raw(max(len(BOM), self.limits.block)):
@@ -234,7 +233,7 @@ class Source:
     def text(self) -> str:
         """The decoded content of a small text file. Raises UserError."""
         refuse_lfs_pointer(self.path)
-        return decode_utf8(b"".join(chunk.content for chunk in self.read()), self.name)
+        return decode_utf8(b"".join(chunk.content for chunk in self.read(Account())), self.name)
 
     def head(self) -> tuple[bytes, str | None]:
         """The beginning of the decompressed content, at least HEAD_BYTES if it is larger, and the compression.
@@ -601,7 +600,7 @@ def _has_quoted_cells(source: Source) -> bool:
     Writers quote a cell if it contains a tab, a line end, a quote, or (Excel) a comma, or they quote all cells.
     """
     quoted = quoted_commas = cells_with_commas = unquoted = 0
-    for line in read_lines(source):
+    for line in read_text_lines(source, Account()):
         for cell in line.split("\t"):
             if cell.startswith('"'):
                 if not QUOTED_CELL.fullmatch(cell):  # a tab or a line end is inside, or the quote is text
@@ -620,7 +619,9 @@ def _is_csv(source: Source) -> bool:
     """Whether all rows can be read with quotes, and have the same number of cells."""
     widths = set()
     try:
-        for row in csv.reader((f"{line}\n" for line in read_lines(source)), delimiter="\t", strict=True):
+        for row in csv.reader(
+            (f"{line}\n" for line in read_text_lines(source, Account())), delimiter="\t", strict=True
+        ):
             if row:
                 widths.add(len(row))
     except csv.Error:
@@ -628,22 +629,31 @@ def _is_csv(source: Source) -> bool:
     return len(widths) == 1
 
 
-def read_lines(source: Source, account: Account | None = None) -> Iterator[str]:
-    """Yield the lines of a text file, without line ends. Raises CorpusError. account: receives what was read."""
-    account = Account() if account is None else account
-    source = replace(source, format="text", keep_line_ends=False)
-    buffer, number = b"", 1
-    for chunk, _ in source.read(account):
-        *complete, buffer = (buffer + chunk).split(b"\n")
-        account["bytes"].update({"text": sum(map(len, complete)), "line ends of records": len(complete)})
-        for line in complete:
-            yield decode_utf8(line, source.name, Position(number))
-            number += 1
-        if len(buffer) > source.limits.record:
-            raise CorpusError(f"{source.name}:{number}: this line has more than {source.limits.record:,} bytes")
-    if buffer:
-        account["bytes"]["text"] += len(buffer)
-        yield decode_utf8(buffer, source.name, Position(number))
+def read_lines(source: Source, account: Account) -> Iterator[Chunk]:
+    """Yield each line with its line end: \\n, \\r\\n, or \\r. Raises CorpusError. account: receives what was read."""
+    pending, bytes_read, number = bytearray(), 0, 1  # the beginning of a line, which may be complete
+    for content, bytes_read in source.read(account):
+        is_complete = pending.endswith((b"\r", b"\n")) or b"\n" in content or b"\r" in content
+        pending += content
+        if is_complete:
+            *complete, rest = bytes(pending).splitlines(keepends=True)
+            for line in complete:
+                yield Chunk(line, bytes_read)
+            pending, number = bytearray(rest), number + len(complete)
+        if len(pending) > source.limits.record:
+            limit = f"{source.limits.record:,} bytes; save such a text as a .txt file"
+            raise CorpusError(f"{source.name}:{number}: this line has more than {limit}")
+    if pending:
+        yield Chunk(bytes(pending), bytes_read)
+
+
+def read_text_lines(source: Source, account: Account) -> Iterator[str]:
+    """Yield the decoded lines of a text file without line ends, and count them. Raises CorpusError."""
+    for number, (line, _) in enumerate(read_lines(source, account), 1):
+        content = line.rstrip(b"\r\n")
+        account["bytes"]["text"] += len(content)
+        account["bytes"]["line ends of records"] += len(line) - len(content)
+        yield decode_utf8(content, source.name, Position(number))
 
 
 def unify_record(value: Any) -> Any:

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +15,8 @@ import numpy as np
 from folio.base.files import refuse_lfs_pointer
 from folio.base.number_format import counted
 from folio.data.account import IN, Account
-from folio.data.blocks import (
-    CorpusBlock,
-    CorpusError,
-    Field,
-    JsonLinesBlock,
-    MakeDocument,
-    RowBlock,
-    decode_cell,
-    parse_object,
-)
-from folio.data.inputs import Chunk, Inputs, Position, Source, decode_utf8
+from folio.data.blocks import CorpusError, Field, MakeDocument, RecordBlock
+from folio.data.inputs import Chunk, Inputs, Position, Source, decode_utf8, read_lines
 
 FIRST_ROWS = 10  # of a table, by which a caller recognizes its columns
 
@@ -45,83 +36,59 @@ def header(rows: list[list[str]]) -> Columns:
     return Columns(rows[0])
 
 
-def record_blocks(source: Source, make: MakeDocument, name_columns: NameColumns) -> Iterator[CorpusBlock]:
+def record_blocks(source: Source, make: MakeDocument, name_columns: NameColumns) -> Iterator[RecordBlock]:
     """Yield the records of a file as blocks. Raises CorpusError."""
     if source.format == "parquet":
-        if isinstance(make, Field):
-            return _parquet_texts(source, make.name)
-        return _parquet_records(source, make)
+        return _parquet_rows(source, make)
     if source.format == "csv":
-        return _csv_rows(source, make, name_columns)
+        return _table_rows(source, make, name_columns)
     if source.format == "json":
         return _json_array(source, make)
     return _json_lines(source, make)
 
 
-def _record_too_long(record: str, limit: int) -> CorpusError:
-    return CorpusError(f"{record} has more than {limit:,} bytes; save such a text as a .txt file")
+class _Records:
+    """Collects the records of a file until they fill a block."""
 
+    def __init__(self, source: Source, make: MakeDocument, place: str):
+        self.source, self.make, self.place = source, make, place
+        self.account = Account()  # of what was read since the last block
+        self.content: list[Any] = []
+        self.numbers: list[int] = []
+        self.size = 0
 
-class _Rows:
-    """Collects records until they fill a block."""
-
-    def __init__(self, source: Source, make: MakeDocument, account: Account):
-        self.source, self.make, self.account = source, make, account
-        self.records: list[dict[str, Any]] = []
-        self.size = self.first = 0
-
-    def add(self, record: dict[str, Any], size: int) -> bool:
+    def add(self, record: Any, number: int, size: int) -> bool:
         """Add a record of about `size` bytes. Returns whether the block is full."""
-        self.account["records"][IN] += 1
-        self.records.append(record)
+        self.content.append(record)
+        self.numbers.append(number)
         self.size += size
         return self.size >= self.source.limits.block
 
-    @property
-    def number(self) -> int:
-        """The number of the next record."""
-        return self.first + len(self.records)
-
-    def block(self, bytes_read: int) -> RowBlock:
+    def block(self, bytes_read: int) -> RecordBlock:
         """Return the collected records, possibly none, and what was read for them."""
-        records, first = self.records, self.first
-        self.records, self.size, self.first = [], 0, first + len(records)
-        return RowBlock(
-            bytes_read,
-            self.source.name,
-            records,
-            first,
-            self.make,
-            self.source.keep_line_ends,
-            account=self.account.take(),
-        )
+        content, numbers = self.content, self.numbers
+        self.content, self.numbers, self.size = [], [], 0
+        return self.block_of(content, numbers, bytes_read)
+
+    def block_of(self, content: Sequence[Any], numbers: Sequence[int], bytes_read: int) -> RecordBlock:
+        """Return a block of these records."""
+        self.account["records"][IN] += len(content)
+        keep, account = self.source.keep_line_ends, self.account.take()
+        return RecordBlock(bytes_read, self.source.name, content, numbers, self.place, self.make, keep, account=account)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _json_lines(source: Source, make: MakeDocument) -> Iterator[JsonLinesBlock]:
-    account = Account()
-    pending, size, line = [], 0, 1  # the beginning of an incomplete line, its size and its number
-
-    def block(bytes_read: int, content: bytes) -> JsonLinesBlock:
-        return JsonLinesBlock(
-            bytes_read, source.name, content, line, make, source.keep_line_ends, account=account.take()
-        )
-
-    for chunk, bytes_read in source.read(account):
-        complete, newline, rest = chunk.rpartition(b"\n")
-        if newline:
-            content = b"".join([*pending, complete])
-            account["bytes"]["line ends of records"] += 1
-            yield block(bytes_read, content)
-            line += content.count(b"\n") + 1
-            pending, size = [], 0
-        pending.append(rest)
-        size += len(rest)
-        if size > source.limits.record:
-            raise _record_too_long(f"{source.name}:{line}: this line", source.limits.record)
-    yield block(source.bytes, b"".join(pending))
+def _json_lines(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
+    records = _Records(source, make, ":")
+    for number, (line, bytes_read) in enumerate(read_lines(source, records.account), 1):
+        counts, content = records.account["bytes"], line.removesuffix(b"\n")
+        counts["line ends of records"] += len(line) - len(content)
+        counts["records" if (is_record := not content.isspace() and content) else "blank lines"] += len(content)
+        if is_record and records.add(content, number, len(content)):
+            yield records.block(bytes_read)
+    yield records.block(source.bytes)
 
 
 JSON_SPACE = " \t\r\n"
@@ -129,18 +96,13 @@ ARRAY_START = re.compile(rf"[{JSON_SPACE}]*\[[{JSON_SPACE}]*(?:(?P<end>\])|(?=[^
 NEXT_ELEMENT = re.compile(rf"[{JSON_SPACE}]*(?:,[{JSON_SPACE}]*(?=[^{JSON_SPACE}])|(?P<end>\]))")
 
 
-def _json_array(source: Source, make: MakeDocument) -> Iterator[RowBlock]:
+def _json_array(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
     """Yield the objects of an array, of which only a part is in memory."""
-    account = Account()
-    rows = _Rows(source, make, account)
-    for text, bytes_read in _array_elements(source, account):
-        try:
-            record = parse_object(text, account)
-        except CorpusError as error:
-            raise CorpusError(f"{source.name}, record {rows.number:,}: {error}") from None
-        if rows.add(record, len(text)):
-            yield rows.block(bytes_read)
-    yield rows.block(source.bytes)
+    records = _Records(source, make, ", record ")
+    for number, (text, bytes_read) in enumerate(_array_elements(source, records.account)):
+        if records.add(text, number, len(text)):
+            yield records.block(bytes_read)
+    yield records.block(source.bytes)
 
 
 def _array_elements(source: Source, account: Account) -> Iterator[Chunk]:
@@ -204,8 +166,8 @@ def _array_elements(source: Source, account: Account) -> Iterator[Chunk]:
 FIRST_LINES = re.compile(r"sep=|#(?:separator|html|tags|columns|notetype|deck|guid)\b")  # of Excel's and Anki's files
 
 
-class CsvLines:
-    """The decoded lines of a CSV file."""
+class _TableLines:
+    """The decoded lines of a table."""
 
     def __init__(self, source: Source, account: Account):
         self.source, self.account = source, account
@@ -213,23 +175,15 @@ class CsvLines:
         self.row_bytes = 0  # size of the current row, which may have several lines; the caller resets it after each row
 
     def __iter__(self) -> Iterator[str]:
-        name, buffer, number = self.source.name, bytearray(), 1
-        for chunk, bytes_read in self.source.read(self.account):
+        for number, (line, bytes_read) in enumerate(read_lines(self.source, self.account), 1):
             self.bytes_read = bytes_read
-            has_line_end = buffer[-1:] in (b"\r", b"\n") or b"\n" in chunk or b"\r" in chunk
-            buffer += chunk
-            if has_line_end:
-                *complete, rest = bytes(buffer).splitlines(keepends=True)
-                for line in complete:
-                    self.row_bytes += len(line)
-                    yield decode_utf8(line, name, Position(number))
-                    number += 1
-                buffer = bytearray(rest)
-            if self.row_bytes + len(buffer) > self.source.limits.row:
-                row = f"{name}, line {number}: this row (is a quote missing?)"
-                raise _record_too_long(row, self.source.limits.row)
-        self.row_bytes += len(buffer)
-        yield decode_utf8(bytes(buffer), name, Position(number))
+            self.row_bytes += len(line)
+            if self.row_bytes > self.source.limits.row:
+                row = f"{self.source.name}, line {number}: this row (is a quote missing?)"
+                raise CorpusError(
+                    f"{row} has more than {self.source.limits.row:,} bytes; save such a text as a .txt file"
+                )
+            yield decode_utf8(line, self.source.name, Position(number))
 
     def end_row(self, category: str) -> int:
         """Count the bytes of the row that was read, and return them."""
@@ -238,9 +192,9 @@ class CsvLines:
         return size
 
 
-def _csv_rows(source: Source, make: MakeDocument, name_columns: NameColumns) -> Iterator[RowBlock]:
-    account = Account()
-    lines, rows = CsvLines(source, account), _Rows(source, make, account)
+def _table_rows(source: Source, make: MakeDocument, name_columns: NameColumns) -> Iterator[RecordBlock]:
+    records = _Records(source, make, ":")
+    lines = _TableLines(source, records.account)
     table = _numbered_rows(source, lines)
     first = list(itertools.islice(table, FIRST_ROWS))
     try:
@@ -252,21 +206,21 @@ def _csv_rows(source: Source, make: MakeDocument, name_columns: NameColumns) -> 
             raise CorpusError(f"{source.name}: several columns have the name {name!r}; rename the others")
     for index, (number, row, size) in enumerate(itertools.chain(first, table)):
         if has_header and index == 0:
-            account["bytes"]["headers"] += size
+            records.account["bytes"]["headers"] += size
             continue
-        account["bytes"]["records"] += size
+        records.account["bytes"]["records"] += size
         if len(row) != len(names):
             cells = counted(len(row), "cell")
             advice = "quote a cell that contains a delimiter, a line end, or a quote"
             raise CorpusError(f"{source.name}:{number}: this row has {cells}, but {len(names)} are expected; {advice}")
-        if rows.add(dict(zip(names, row, strict=True)), size):
-            yield rows.block(lines.bytes_read)
+        if records.add(dict(zip(names, row, strict=True)), number, size):
+            yield records.block(lines.bytes_read)
     if isinstance(make, Field) and names and make.name not in names:
         raise CorpusError(f"{source.name}: there is no column {make.name!r}, only {', '.join(names)}; set --field=NAME")
-    yield rows.block(source.bytes)
+    yield records.block(source.bytes)
 
 
-def _numbered_rows(source: Source, lines: CsvLines) -> Iterator[tuple[int, list[str], int]]:
+def _numbered_rows(source: Source, lines: _TableLines) -> Iterator[tuple[int, list[str], int]]:
     """Yield the line number, the cells, and the bytes of each row that is not blank."""
     csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
     quoting = csv.QUOTE_MINIMAL if source.quoted else csv.QUOTE_NONE
@@ -331,18 +285,15 @@ def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None)
     return Inputs(sources), rows
 
 
-def _column_chunks(metadata: Any, field: str) -> list[Any]:
-    """Return the metadata of the column in each row group."""
-    column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
-    return [metadata.row_group(i).column(column) for i in range(metadata.num_row_groups)]
+def _text_chunks(metadata: Any, field: str | None) -> list[Any]:
+    """Return the metadata of the column, or of all columns, in each row group."""
+    columns = [c for c in range(metadata.num_columns) if field in (None, metadata.schema.column(c).path)]
+    return [metadata.row_group(i).column(c) for i in range(metadata.num_row_groups) for c in columns]
 
 
 def parquet_text_bytes(source: Source, field: str | None) -> int:
     """Return the uncompressed size of the column, or of all columns, according to the file's footer."""
-    metadata = open_parquet(source, field).metadata
-    if field is None:
-        return sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    return sum(chunk.total_uncompressed_size for chunk in _column_chunks(metadata, field))
+    return sum(chunk.total_uncompressed_size for chunk in _text_chunks(open_parquet(source, field).metadata, field))
 
 
 def _has_dictionary_only(chunk: Any) -> bool:
@@ -356,80 +307,44 @@ def _has_dictionary_only(chunk: Any) -> bool:
     return chunk.total_compressed_size - dictionary_bytes <= 8 * chunk.num_values + 1024
 
 
-def _parquet_texts(source: Source, field: str) -> Iterator[RowBlock]:
-    """Yield the texts of one column."""
+def _parquet_rows(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
+    """Yield one column, or all columns, of the rows."""
     import pyarrow
 
-    file, done, account = open_parquet(source, field), 0, Account()
-    chunks = _column_chunks(file.metadata, field)
-    rows = file.metadata.num_rows
-    account["unused fields"].update({name: rows for name in file.schema_arrow.names if name != field})
+    field = make.name if isinstance(make, Field) else None
+    file, done = open_parquet(source, field), 0
+    rows, names, columns = file.metadata.num_rows, file.schema_arrow.names, [field] if field else None
+    if any(map(_has_dictionary_only, _text_chunks(file.metadata, field))):
+        file = open_parquet(source, field, read_dictionary=columns)
+    records = _Records(source, make, ", row ")
+    records.account["unused fields"].update({name: rows for name in names if field not in (None, name)})
+    row_bytes = parquet_text_bytes(source, field) // max(1, rows)
     try:
-        for is_encoded, numbered in itertools.groupby(enumerate(chunks), lambda item: _has_dictionary_only(item[1])):
-            groups, run = zip(*numbered, strict=True)
-            text_bytes = 0 if is_encoded else sum(chunk.total_uncompressed_size for chunk in run)
-            batch_rows = source.limits.block * sum(chunk.num_values for chunk in run) // max(1, text_bytes)
-            file = open_parquet(source, field, read_dictionary=[field] if is_encoded else None)
-            for batch in file.iter_batches(max(1, min(1 << 14, batch_rows)), groups, columns=[field]):
-                column = batch.column(0)
-                is_dictionary = pyarrow.types.is_dictionary(column.type)
-                for texts in _decode_dictionary(column, source.limits.block) if is_dictionary else [column]:
-                    done += len(texts)
-                    account["records"][IN] += len(texts)
-                    read, first = source.bytes * done // max(done, rows), done - len(texts)
-                    keep = source.keep_line_ends
-                    yield RowBlock(read, source.name, texts, first, None, keep, account=account.take())
+        for batch in file.iter_batches(max(1, min(1 << 14, source.limits.block // max(1, row_bytes))), columns=columns):
+            for part in _divide(batch, source.limits.block):
+                numbers, done = range(done, done + len(part)), done + len(part)
+                yield records.block_of(part, numbers, source.bytes * done // max(done, rows))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip()
         raise CorpusError(f"{source.name} is damaged after row {done:,}: {reason}; download it again") from None
-    _check_rows(source, done, rows)
-    if rows == 0:
-        empty = file.schema_arrow.field(field).type
-        yield RowBlock(source.bytes, source.name, pyarrow.array([], empty), 0, account=account.take())
+    if done != rows:
+        raise CorpusError(f"{source.name} is damaged: it has {done:,} rows, not {rows:,}; download it again")
+    yield records.block(source.bytes)
 
 
-def _parquet_records(source: Source, make: MakeDocument) -> Iterator[RowBlock]:
-    """Yield all columns of the rows."""
-    import pyarrow
+def _divide(batch: Any, block_bytes: int) -> Iterator[Any]:
+    """Decode the dictionary-encoded columns of a batch, in parts in which their texts take about block_bytes."""
+    from pyarrow import RecordBatch, compute, types
 
-    account = Account()
-    file, rows, done = open_parquet(source), _Rows(source, make, account), 0
-    row_bytes = parquet_text_bytes(source, None) // max(1, file.metadata.num_rows)
-    batch_rows = max(1, min(1 << 14, source.limits.block // max(1, row_bytes)))
-    try:
-        for batch in file.iter_batches(batch_rows):
-            for record in batch.to_pylist():
-                done += 1
-                if rows.add(_decoded(record, f"{source.name}, row {done - 1:,}"), row_bytes):
-                    yield rows.block(source.bytes * done // max(done, file.metadata.num_rows))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip()
-        raise CorpusError(f"{source.name} is damaged after row {done:,}: {reason}; download it again") from None
-    _check_rows(source, done, file.metadata.num_rows)
-    yield rows.block(source.bytes)
-
-
-def _check_rows(source: Source, read: int, expected: int) -> None:
-    """Raise CorpusError if fewer or more rows were read than the file has according to its footer."""
-    if read != expected:
-        raise CorpusError(f"{source.name} is damaged: it has {read:,} rows, not {expected:,}; download it again")
-
-
-def _decoded(value: Any, row: str) -> Any:
-    """Return a value of Arrow in which binary text is decoded. Raises CorpusError."""
-    if isinstance(value, bytes):
-        return decode_cell(value, row)
-    if isinstance(value, dict):
-        return {name: _decoded(item, row) for name, item in value.items()}
-    return [_decoded(item, row) for item in value] if isinstance(value, list) else value
-
-
-def _decode_dictionary(column: Any, block_bytes: int) -> Iterator[Any]:
-    """Decode a dictionary-encoded Arrow array of texts, as arrays of about block_bytes each."""
-    from pyarrow import compute
-
-    sizes = compute.binary_length(column.dictionary).take(column.indices).fill_null(0)
-    total = np.cumsum(sizes.to_numpy(), dtype=np.int64)
-    cuts = np.flatnonzero(np.diff(total // block_bytes)) + 1
-    for begin, end in itertools.pairwise([0, *cuts.tolist(), len(column)]):
-        yield column.slice(begin, end - begin).dictionary_decode()
+    encoded = [types.is_dictionary(column.type) for column in batch.columns]
+    sizes = np.zeros(len(batch), np.int64)
+    for column in itertools.compress(batch.columns, encoded):
+        if _is_text(column.type.value_type):
+            sizes += compute.binary_length(column.dictionary).take(column.indices).fill_null(0).to_numpy()
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // block_bytes)) + 1
+    for begin, end in itertools.pairwise([0, *cuts.tolist(), len(batch)]):
+        columns = [
+            column.dictionary_decode() if is_encoded else column
+            for column, is_encoded in zip(batch.slice(begin, end - begin).columns, encoded, strict=True)
+        ]
+        yield RecordBatch.from_arrays(columns, names=batch.schema.names)

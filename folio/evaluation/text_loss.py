@@ -17,6 +17,7 @@ from torch import Tensor
 from folio import UserError
 from folio.base import number_format
 from folio.base.progress import progress_bar
+from folio.data.account import Account
 from folio.data.blocks import DocumentPart
 from folio.data.corpus import Corpus
 from folio.data.shards import MIN_DOCUMENTS, Shard
@@ -52,7 +53,7 @@ def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
     for block in corpus.blocks():
         # A document that is larger than a block is split into parts.
         is_end = not isinstance(block, DocumentPart) or block.last
-        for content in block.documents():
+        for content in block.documents(Account()):
             texts = documents_of(tokenizer, content)
             for text, ends in zip(texts, [True] * (len(texts) - 1) + [is_end], strict=True):
                 if not text and len(texts) > 1:  # <|endoftext|> at the beginning or the end

@@ -758,7 +758,7 @@ def test_only_a_few_blocks_of_a_large_file_are_in_memory(name, tmp_path):
     (tmp_path / name).write_bytes(large_files()[name])
     corpus = corpus_of(tmp_path / name, limits=SizeLimits(block=4_000))
     tracemalloc.start()
-    size = sum(len(text) for item in corpus.blocks() for text in item.documents())
+    size = sum(len(text) for item in corpus.blocks() for text in item.documents(Account()))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 250_000 and size > 120_000

@@ -7,7 +7,7 @@ import pytest
 
 from folio import UserError
 from folio.data import tokenizer
-from folio.data.blocks import END, Document, Field, JsonLinesBlock, document_hash, encode
+from folio.data.blocks import END, Document, Field, RecordBlock, document_hash, encode
 from folio.data.builder import split_by_number
 from folio.data.prepare import prepare
 from tests.support.prepared import SMALL_BLOCKS, config, corpus_of, read_back
@@ -54,9 +54,8 @@ def test_field_returns_the_text_of_one_field():
 
 def test_the_tokens_of_a_block_are_the_tokens_of_its_segments():
     """Expected values by hand, with bytes as ids: questions are masked, and an empty document has no tokens."""
-    block = JsonLinesBlock(
-        0, "x.jsonl", b'{"q": "1?", "a": "\xc3\xa4"}\n\n{"q": "", "a": ""}\n{"q": "", "a": "b"}', 7, pair
-    )
+    lines = [b'{"q": "1?", "a": "\xc3\xa4"}', b'{"q": "", "a": ""}', b'{"q": "", "a": "b"}']
+    block = RecordBlock(0, "x.jsonl", lines, [7, 9, 10], ":", pair)
     encoded = encode(block, tokenizer.ByteTokenizer(), 256, masked=True)
     assert encoded.ids.tolist() == [*b"1?", *"ä".encode(), 256, *b"b", 256]
     assert encoded.mask.tolist() == [0, 0, 1, 1, 1, 1, 1]

@@ -267,7 +267,7 @@ def test_downloads_from_a_hub(tmp_path):
         (["--source=columns"], r"^.*train.parquet, row 0: it has no document, only a, b; write"),
         (["--source=damaged"], r"^.*train.parquet is not a parquet file"),
         (["--source=damaged_later"], r"^.*train.parquet is damaged after row 0: "),
-        (["--source=old_encoding"], r"^.*train.parquet is damaged after row 0: 'utf-8' codec can't decode "),
+        (["--source=old_encoding"], r"^.*train.parquet, row 0: it is not UTF-8 text at byte 0; "),
         (["--source=numbers"], r"^.*train.parquet, row 0: document and summary must be strings; "),
         (["--source=tests"], r"^tests has no files for training, only for test; rename them train-*"),
         (["--source=nothing"], r"^nothing could not be downloaded from the Hugging Face hub: "),

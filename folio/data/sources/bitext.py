@@ -11,7 +11,7 @@ from folio import UserError
 from folio.base.number_format import counted
 from folio.data.account import Account
 from folio.data.blocks import CorpusError, Document
-from folio.data.inputs import COMPRESSIONS, Source, read_lines
+from folio.data.inputs import COMPRESSIONS, Source, read_text_lines
 from folio.data.records import Columns
 from folio.data.sources.pairs import ATTRIBUTION, Texts, translation
 from folio.data.sources.prepare_pairs import read_pair
@@ -111,7 +111,7 @@ def _language_of(name: str, languages: Texts) -> str | None:
 def read_aligned(first: Source, second: Source, account: Account) -> Iterator[Texts]:
     """Yield pairs of lines from two line-aligned files. Raises CorpusError if the numbers of lines differ."""
     counts = [0, 0]
-    for texts in zip_longest(read_lines(first, account), read_lines(second, account)):
+    for texts in zip_longest(read_text_lines(first, account), read_text_lines(second, account)):
         counts = [count + (text is not None) for count, text in zip(counts, texts, strict=True)]
         if counts[0] == counts[1]:
             yield texts

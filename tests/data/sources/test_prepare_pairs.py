@@ -105,7 +105,7 @@ def test_a_pair_that_cannot_be_encoded_is_located_in_its_table(tmp_path):
     prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / "a.csv"),), **settings))
     (tmp_path / "b.tsv").write_text("What is 1?\tIt is 2.\nWhat is π?\tIt is 3.\n", encoding="utf-8")
     settings = dict(data_dir=str(tmp_path), tokenizer=str(tmp_path / "plain"))
-    with pytest.raises(UserError, match=r"b\.tsv, row 1: the character 'π'.*--on_unknown=skip"):
+    with pytest.raises(UserError, match=r"b\.tsv:2: the character 'π'.*--on_unknown=skip"):
         prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / "b.tsv"),), **settings))
 
 

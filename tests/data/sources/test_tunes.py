@@ -135,7 +135,7 @@ def test_a_tune_with_a_huge_number_is_skipped(tmp_path, capsys):
 
 
 def test_an_unreadable_file_is_skipped(tmp_path, capsys):
-    rng, content = random.Random(9), gzip.compress(TUNE.encode())
+    rng, content = random.Random(9), gzip.compress(TUNE.encode(), mtime=0)
     (tmp_path / "cut.abc.gz").write_bytes(content[: len(content) // 2])
     (tmp_path / "all.abc").write_text("\n".join(tune(rng) for _ in range(10)))
     folder = prepared(tmp_path, str(tmp_path / "cut.abc.gz"), str(tmp_path / "all.abc"), name="mine")
