@@ -51,7 +51,7 @@ def main(cfg: FineWebConfig) -> None:
         return
     files = hub_parquet(cfg.source or REPOSITORY, subset=None if cfg.source else SUBSET)
     inputs, _ = parquet_sources(files, "text", cfg.limit)
-    prepare(cfg, Corpus(inputs, limit=cfg.limit), cfg.name)
+    prepare(cfg, Corpus(inputs), cfg.name)
 
 
 def download_shards(cfg: FineWebConfig) -> None:

@@ -58,7 +58,7 @@ def main(cfg: OpenWebTextConfig) -> None:
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
     inputs, rows = parquet_sources(files, "text", cfg.limit)
     val = validation_rows(rows, cfg.val_fraction)
-    folder = prepare(cfg, Corpus(inputs, limit=cfg.limit, split_rule=split_by_number(val)), cfg.name)
+    folder = prepare(cfg, Corpus(inputs, split_rule=split_by_number(val)), cfg.name)
     try:
         tokens = read_json(folder / "report.json")["tokens"]
     except (OSError, ValueError, LookupError, TypeError) as error:

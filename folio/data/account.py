@@ -1,7 +1,7 @@
 """The account of an input: everything that was read is used, or is left out with a reason and a count."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from folio.base.number_format import counted
@@ -23,11 +23,11 @@ class Account:
     """
 
     def __init__(self, counts: Mapping[str, Mapping[str, int]] | None = None):
-        self._counts = {unit: Counter(categories) for unit, categories in (counts or {}).items()}
+        self._counts = defaultdict(Counter, {unit: Counter(parts) for unit, parts in (counts or {}).items()})
 
     def __getitem__(self, unit: str) -> Counter[str]:
         """The counts of a unit by category."""
-        return self._counts.setdefault(unit, Counter())
+        return self._counts[unit]
 
     def add(self, other: "Account") -> None:
         """Add the counts of another account."""
@@ -36,7 +36,8 @@ class Account:
 
     def take(self) -> "Account":
         """Return the counts, and start again at 0."""
-        taken, self._counts = Account(self._counts), {}
+        taken = Account()
+        taken._counts, self._counts = self._counts, taken._counts
         return taken
 
     def to_json(self) -> dict[str, dict[str, int]]:

@@ -178,7 +178,7 @@ def _byte_of_text(byte: int | None) -> str:
 def parse_object(line: bytes, account: Account) -> dict[str, Any]:
     """Parse a JSON object. Raises CorpusError without the location."""
     try:
-        value = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)  # of bytes, it accepts lone surrogates
+        value = JSON.decode(line.decode("utf-8-sig"))  # json.loads accepts lone surrogates in bytes
     except UnicodeDecodeError as error:
         raise CorpusError(f"this line is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
     except CorpusError:
@@ -202,6 +202,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+JSON = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def replace_surrogates(value: dict[str, Any], account: Account) -> dict[str, Any]:
     """Replace lone surrogates by question marks, and count them."""
     text = json.dumps(value, ensure_ascii=False)
@@ -212,24 +215,26 @@ def replace_surrogates(value: dict[str, Any], account: Account) -> dict[str, Any
 def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account) -> Any:
     """Return the content of a record's document, and count the characters of each field. Raises CorpusError."""
     fields = _texts_of(record)
-    size = sum(len(text) for _, text in fields)
-    account["characters"][IN] += size
-    if not keep_line_ends and (changed := sum(text.count("\r") for _, text in fields)):
+    characters, unused = account["characters"], account["unused fields"]
+    characters[IN] += sum([len(text) for _, text in fields])
+    if not keep_line_ends and (changed := sum([text.count("\r") for _, text in fields])):
+        account["line ends"][CHANGED_CELLS] += changed
+        characters["line ends"] += sum([text.count("\r\n") for _, text in fields])
         record = unify_record(record)
         fields = _texts_of(record)
-        account["line ends"][CHANGED_CELLS] += changed
-        account["characters"]["line ends"] += size - sum(len(text) for _, text in fields)
     content, used, left_out = make(record)
-    account["left out of records"].update(left_out)
-    characters, unused = account["characters"], account["unused fields"]
+    if left_out:
+        account["left out of records"].update(left_out)
     category = "used" if content is not None else "records without a document"
-    for path, text in fields:
-        characters[category if path in used else "unused"] += len(text)
     tops = {path.partition(".")[0] for path in used}
-    for name in record.keys() - tops:
-        unused[name] += 1
-    for path in {path for path, _ in fields if path not in used and path.partition(".")[0] in tops}:
-        unused[path] += 1
+    others: set[str] = set()  # paths of unused texts in fields of which others are used
+    for path, text in fields:
+        is_used = path in used
+        characters[category if is_used else "unused"] += len(text)
+        if not is_used and path.partition(".")[0] in tops:
+            others.add(path)
+    unused.update(others)
+    unused.update(record.keys() - tops)
     return content
 
 

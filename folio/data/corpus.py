@@ -27,7 +27,6 @@ from folio.data.blocks import (
     MakeDocument,
     MemoryBlock,
     RawDocument,
-    RecordBlock,
     TextBlock,
 )
 from folio.data.builder import SplitRule, split_by_number
@@ -51,10 +50,10 @@ class Corpus:
     """The documents of files, in order.
 
     make: converts a record to a document. make_row: the same for a row of a .csv or .tsv file; None: make.
-    name_columns: names the columns of such a table by its first rows. split_on: the
-    separator of documents in text files. limit: the maximum number of documents from .parquet files. masked: documents
-    are Segments, some of which do not count as targets. prompt_format: the format of the prompts in the documents;
-    None: no prompts. split_rule: selects the documents for validation; None: determined by the settings of `prepare`.
+    name_columns: names the columns of such a table by its first rows. split_on: the separator of documents in text
+    files. masked: documents are Segments, some of which do not count as targets. prompt_format: the format of the
+    prompts in the documents; None: no prompts. split_rule: selects the documents for validation; None: determined by
+    the settings of `prepare`.
     """
 
     inputs: Inputs
@@ -62,7 +61,6 @@ class Corpus:
     make_row: MakeDocument | None = None
     name_columns: NameColumns = header
     split_on: str | None = None
-    limit: int | None = None
     masked: bool = False
     prompt_format: PromptFormat | None = None
     split_rule: SplitRule | None = None
@@ -102,7 +100,7 @@ class Corpus:
     def fingerprint(self) -> dict[str, Any]:
         """A value that changes if the documents change."""
         sources = [source.fingerprint() for source in self.sources]
-        return {"sources": sources, "field": self._field, "split_on": self.split_on, "limit": self.limit}
+        return {"sources": sources, "field": self._field, "split_on": self.split_on}
 
     def account(self) -> Account:
         """The files and folders of the inputs. The blocks have the accounts of what is in the files."""
@@ -128,7 +126,7 @@ class Corpus:
             source = self.sources[0]
             yield from _parts(source) if val_fraction is None else _split_text(source, val_fraction)
             return
-        bytes_done, remaining = 0, self.limit
+        bytes_done = 0
         small = _SmallFiles()
         separators: Counter[bool] = Counter()  # number of text files with and without a separator
         for source in self.sources:
@@ -141,12 +139,7 @@ class Corpus:
             if small.documents:
                 yield small.block()
             for block in self._source_blocks(source, separators):
-                if remaining is not None and isinstance(block, RecordBlock) and source.format == "parquet":
-                    block = _limited(block, remaining)
-                    remaining -= len(block.content)
                 yield replace(block, bytes_read=bytes_done + block.bytes_read)
-                if remaining == 0:
-                    return
             bytes_done += source.bytes
         if small.documents:
             yield small.block()
@@ -193,14 +186,6 @@ class _SmallFiles:
         """Return the collected files, and start again."""
         documents, self.documents, self.size = self.documents, [], 0
         return TextBlock(self.bytes_read, documents[0][1], documents, account=self.account.take())
-
-
-def _limited(block: RecordBlock, remaining: int) -> RecordBlock:
-    """Return the block with its first `remaining` rows. The others are counted."""
-    account, others = Account(), max(0, len(block.content) - remaining)
-    account.add(block.account)
-    account["records"]["record after --limit"] += others
-    return replace(block, content=block.content[:remaining], numbers=block.numbers[:remaining], account=account)
 
 
 def _missing_separator(separator: str, source: Source) -> CorpusError:

@@ -125,7 +125,7 @@ class Source:
 
     name: the path as the user gave it, for messages. compression: gzip, zstd, xz, or None, for estimates. delimiter:
     separates the cells of a table. quoted: whether quotes enclose cells of a table, or are text. keep_line_ends: do not
-    convert \\r\\n and \\r to \\n.
+    convert \\r\\n and \\r to \\n. limit: the maximum number of rows of a parquet file.
     """
 
     path: Path
@@ -136,6 +136,7 @@ class Source:
     delimiter: str = ","
     quoted: bool = True
     keep_line_ends: bool = False
+    limit: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -156,7 +157,7 @@ class Source:
         """A value that changes if the documents change, but not with the working directory."""
         stat = self.path.stat()
         version = [self.path.name, stat.st_size, stat.st_mtime_ns]
-        return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends]
+        return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends, self.limit]
 
     def open(self) -> BinaryIO:
         """Open the file. Raises CorpusError."""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -278,10 +279,12 @@ def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None)
     """Return the first files that contain `limit` documents in total, and the number of documents to read."""
     sources, rows = [], 0
     for path in files:
-        sources.append(Source(path, "parquet", str(path)))
-        rows += open_parquet(sources[-1], field).metadata.num_rows
-        if limit is not None and rows >= limit:
-            return Inputs(sources), limit
+        source = Source(path, "parquet", str(path))
+        count = open_parquet(source, field).metadata.num_rows
+        if limit is not None and rows + count >= limit:
+            return Inputs([*sources, replace(source, limit=limit - rows)]), limit
+        sources.append(source)
+        rows += count
     return Inputs(sources), rows
 
 
@@ -313,7 +316,8 @@ def _parquet_rows(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
 
     field = make.name if isinstance(make, Field) else None
     file, done = open_parquet(source, field), 0
-    rows, names, columns = file.metadata.num_rows, file.schema_arrow.names, [field] if field else None
+    total, names, columns = file.metadata.num_rows, file.schema_arrow.names, [field] if field else None
+    rows = total if source.limit is None else min(total, source.limit)
     if any(map(_has_dictionary_only, _text_chunks(file.metadata, field))):
         file = open_parquet(source, field, read_dictionary=columns)
     records = _Records(source, make, ", row ")
@@ -321,14 +325,17 @@ def _parquet_rows(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
     row_bytes = parquet_text_bytes(source, field) // max(1, rows)
     try:
         for batch in file.iter_batches(max(1, min(1 << 14, source.limits.block // max(1, row_bytes))), columns=columns):
-            for part in _divide(batch, source.limits.block):
+            for part in _divide(batch[: rows - done], source.limits.block):
                 numbers, done = range(done, done + len(part)), done + len(part)
                 yield records.block_of(part, numbers, source.bytes * done // max(done, rows))
+            if done == rows:
+                break
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip()
         raise CorpusError(f"{source.name} is damaged after row {done:,}: {reason}; download it again") from None
     if done != rows:
         raise CorpusError(f"{source.name} is damaged: it has {done:,} rows, not {rows:,}; download it again")
+    records.account["records"].update({IN: total - rows, "record after --limit": total - rows})
     yield records.block(source.bytes)
 
 
