@@ -24,6 +24,7 @@ from folio.base import settings  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.workers import cores, map_in_order  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.account import IN  # noqa: E402
 from folio.data.builder import Dedup  # noqa: E402
 from folio.data.inputs import Inputs, Source  # noqa: E402
 from folio.data.prepare import prepare  # noqa: E402
@@ -125,9 +126,10 @@ def main(cfg: ChoralesConfig) -> None:
             f"chorales need 1/{STEPS} beat; use midi, or the folder of a run on chorales"
         )
     texts = [events_of_notes(notes, format) for notes in chorales]
-    corpus = music_documents(
-        Inputs([Source(path, "text", MUSIC21)]), texts, {}, format, cfg, partial(melody, format=format)
-    )
+    inputs = Inputs([Source(path, "wheel", MUSIC21)])
+    account = inputs.account()
+    account["scores"].update({IN: len(names), "used": len(texts), "without four parts": n_skipped})
+    corpus = music_documents(inputs, texts, {}, format, cfg, partial(melody, format=format), account)
     prepare(cfg, corpus, cfg.name, tokenizer)
 
 

@@ -57,7 +57,7 @@ def main(cfg: MidiConfig) -> None:
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     tokenizer = music_tokenizer(cfg, event_format(cfg))
     format = EventFormat.of(tokenizer)
-    inputs = find_sources(cfg.inputs, suffixes=SUFFIXES, recognize=False)
+    inputs = find_sources(cfg.inputs, suffixes=SUFFIXES, kind="midi")
     name = cfg.name or default_name(cfg.inputs)
     pieces, problems = read_pieces(inputs.sources, format, cfg.num_workers)
     corpus = music_documents(inputs, pieces, problems, format, cfg)

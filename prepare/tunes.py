@@ -18,12 +18,12 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.account import Account  # noqa: E402
+from folio.data.account import IN, Account  # noqa: E402
 from folio.data.corpus import Documents  # noqa: E402
 from folio.data.inputs import CorpusError, Inputs, Source, find_sources  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
 from folio.data.sources import tunes  # noqa: E402
-from folio.data.sources.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
+from folio.data.sources.music_corpus import MUSIC21, count_files, describe_problems, music21_wheel, split_pieces  # noqa: E402
 
 FOLDER = "music21/corpus/"
 
@@ -53,31 +53,38 @@ def read_files(sources: list[Source], broken: list[str]) -> Iterator[tuple[str, 
             yield source.name, content
 
 
-def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the usable tunes, and other tunes and files by problem, with the reason."""
+def read_tunes(inputs: Inputs) -> tuple[list[str], dict[str, list[str]], Account]:
+    """Return the usable tunes, other tunes and files by problem, with the reason, and the account of both."""
     usable: list[str] = []
     problems: dict[str, list[str]] = {"broken": [], "no tune": [], "not usable": []}
-    for name, content in read_files(sources, problems["broken"]):
+    files, counts = 0, Account()  # files with tunes
+    for name, content in read_files(inputs.sources, problems["broken"]):
         texts = list(tunes.split_tunes(tunes.decode(content)))
         if not texts:
             problems["no tune"].append(f"{name} (it has no line X:)")
+        files += bool(texts)
+        counts["tunes"][IN] += len(texts)
         for number, text in texts:
             try:
                 usable.append(tunes.reduce_tune(text))
             except tunes.TuneError as error:
                 problems["not usable"].append(f"{name} {number} ({error})")
-    return usable, problems
+                counts["tunes"]["not usable"] += 1
+    unusable = count_files({problem: problems[problem] for problem in ("broken", "no tune")})
+    account = inputs.account({"read as abc": files, **unusable} if inputs.sources[0].format == "abc" else None)
+    account.add(counts)
+    return usable, problems, account
 
 
 def main(cfg: TunesConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.inputs:
-        inputs = find_sources(cfg.inputs, suffixes=tunes.SUFFIXES, recognize=False)
+        inputs = find_sources(cfg.inputs, suffixes=tunes.SUFFIXES, kind="abc")
         name = cfg.name or default_name(cfg.inputs)
     else:
-        inputs, name = Inputs([Source(music21_wheel(), "text", MUSIC21)]), cfg.name or "tunes"
-    usable, problems = read_tunes(inputs.sources)
+        inputs, name = Inputs([Source(music21_wheel(), "wheel", MUSIC21)]), cfg.name or "tunes"
+    usable, problems, account = read_tunes(inputs)
     for line in describe_problems(problems, len(usable) + sum(map(len, problems.values())), "tunes and files"):
         print(line)
     unique = tunes.remove_duplicates(usable)
@@ -87,7 +94,8 @@ def main(cfg: TunesConfig) -> None:
         f"repetitions left out: {len(usable) - len(unique):,}"
     )
     report = {"left_out": problems, "repetitions": len(usable) - len(unique)}
-    corpus = Documents(inputs, [*val, *train], range(len(val)), report)
+    account["tunes"].update({"used": len(unique), "repeated": len(usable) - len(unique)})
+    corpus = Documents(inputs, [*val, *train], range(len(val)), report, account=account)
     prepare(cfg, corpus, name)
 
 

@@ -99,8 +99,9 @@ class Corpus:
 
     def fingerprint(self) -> dict[str, Any]:
         """A value that changes if the documents change."""
-        sources = [source.fingerprint() for source in self.sources]
-        return {"sources": sources, "field": self._field, "split_on": self.split_on}
+        is_text = {source.format in TEXT_FORMATS for source in self.sources}
+        field, split_on = (self._field if False in is_text else None), (self.split_on if True in is_text else None)
+        return {"sources": [source.fingerprint() for source in self.sources], "field": field, "split_on": split_on}
 
     def account(self) -> Account:
         """The files and folders of the inputs. The blocks have the accounts of what is in the files."""

@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -28,6 +28,7 @@ from folio.data.account import IN, Account
 from folio.data.tokenizer import unify_line_ends
 
 Format = Literal["text", "subtitles", "jsonl", "json", "csv", "parquet"]
+Kind = Format | Literal["abc", "midi", "wheel"]  # the last ones are read by the scripts for music
 TEXT_FORMATS: tuple[Format, ...] = ("text", "subtitles")  # the other formats have records
 SUFFIXES: dict[str, Format] = {
     ".txt": "text",
@@ -129,7 +130,7 @@ class Source:
     """
 
     path: Path
-    format: Format
+    format: Kind
     name: str
     limits: SizeLimits = DEFAULT_LIMITS
     compression: str | None = None
@@ -336,9 +337,9 @@ class Inputs:
     def bytes(self) -> int:
         return sum(source.bytes for source in self.sources)
 
-    def account(self) -> Account:
-        """The files and folders that the inputs contain."""
-        used = Counter(f"read as {source.format}" for source in self.sources)
+    def account(self, used: Mapping[str, int] | None = None) -> Account:
+        """The files and folders that the inputs contain. used: the files by what became of them; None: all are read."""
+        used = used or Counter(f"read as {source.format}" for source in self.sources)
         return Account({"files": {IN: len(self.sources) + self.left_out.total(), **used, **self.left_out}})
 
 
@@ -348,7 +349,7 @@ def find_sources(
     suffixes: Collection[str] = tuple(SUFFIXES),
     *,
     keep_line_ends: bool = False,
-    recognize: bool = True,
+    kind: Kind | None = None,
     tables: bool = False,
     limits: SizeLimits = DEFAULT_LIMITS,
 ) -> Inputs:
@@ -358,7 +359,7 @@ def find_sources(
     linked folders, and files with other suffixes in folders are left out and counted.
 
     format: the format of all files; None: recognized. suffixes: of the files to use in folders, also compressed; all
-    files are used if `format` is given. recognize: False: the files are of a kind that the caller reads. tables: a
+    files are used if `format` is given. kind: of the files, if they are of one that the caller reads. tables: a
     .txt file is a table if all lines have tabs, as in exports of Anki. Raises CorpusError.
     """
     left_out: Counter[str] = Counter()
@@ -372,8 +373,8 @@ def find_sources(
     sources, notes = [], []
     for path, is_in_folder in paths.values():
         shown = "standard input" if path.name.startswith(STDIN_NAME) else str(path)
-        source = Source(path, format or "text", shown, limits, keep_line_ends=keep_line_ends)
-        recognized = _recognized(source, format, notes, tables) if recognize else source
+        source = Source(path, kind or format or "text", shown, limits, keep_line_ends=keep_line_ends)
+        recognized = source if kind else _recognized(source, format, notes, tables)
         if recognized:
             sources.append(recognized)
         elif is_in_folder:

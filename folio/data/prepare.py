@@ -42,6 +42,7 @@ from folio.data.builder import (
     split_by_smallest_keys,
 )
 from folio.data.corpus import Corpus, Documents
+from folio.data.inputs import TEXT_FORMATS
 from folio.data.leakage import OVERLAP, compute_signatures
 from folio.data.shards import (
     MIN_DOCUMENTS,
@@ -227,7 +228,9 @@ class _Job:
         tokenizer = self.tokenizer.hash if self.tokenizer else self.cfg.tokenizer
         if tokenizer not in TOKENIZERS and os.path.exists(tokenizer):
             tokenizer = self.load_tokenizer().hash
-        settings = {name: getattr(self.cfg, name) for name in ("vocab_size", "on_unknown", "dedup", "shard_tokens")}
+        unused = {name for name, _ in self.cfg.unused(self.corpus)}
+        names = ("vocab_size", "on_unknown", "dedup", "shard_tokens")
+        settings = {name: None if name in unused else getattr(self.cfg, name) for name in names}
         documents = {"val_fraction": self.val_fraction, **self.corpus.fingerprint()}
         return json.loads(json.dumps({"tokenizer": tokenizer, **settings, **documents}))
 
@@ -666,7 +669,8 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     is_default_split = not job.corpus.split_rule and not job.corpus.is_one_text
     has_few_documents = is_default_split and documents["val"] < MIN_DOCUMENTS
     if share > 3 * job.val_fraction and share > 0.05 and not job.corpus.split_rule:
-        remedy = "" if has_few_documents else ": set --split_on to divide them"
+        has_text = any(source.format in TEXT_FORMATS for source in job.corpus.sources)
+        remedy = ": set --split_on to divide them" if has_text and not has_few_documents else ""
         lines.append(
             f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because there are "
             f"only a few long documents{remedy}"

@@ -54,6 +54,30 @@ def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
     assert "'--dataset=my novel' --size=auto --minutes=30 '--out_dir=out-my novel'" in capsys.readouterr().out
 
 
+SETTING_WITHOUT_EFFECT = {  # a setting, and the name of an input on which it has no effect
+    "--vocab_size=500": "a.txt",
+    "--tokenizer=byte --vocab_size=500": "a.txt",
+    "--tokenizer=byte --on_unknown=skip": "a.txt",
+    "--dedup=True": "a.txt",
+    "--field=body": "a.txt",
+    "--split_on=###": "a.jsonl",
+}
+
+
+@pytest.mark.parametrize("words, name", SETTING_WITHOUT_EFFECT.items())
+def test_a_setting_without_effect_is_named_and_does_not_make_another_data_set(words, name, tmp_path, capsys):
+    """--vocab_size was ignored with characters, and afterwards the same data was "another data set"."""
+    lines = "".join(json.dumps({"text": f"line {k}"}) + "\n" for k in range(50))
+    (tmp_path / name).write_text(lines if name.endswith(".jsonl") else f"A text.\n{lines}")
+    *others, setting = words.split()
+    for settings in ([setting], []):
+        arguments = [str(tmp_path / name), *others, *settings, f"--data_dir={tmp_path}", "--name=x"]
+        prepare_text.main(load(TextConfig, arguments))
+        out = capsys.readouterr().out
+        assert ("has no effect: " in out) == bool(settings)
+    assert "is already prepared" in out
+
+
 def test_standard_input_with_separators(tmp_path, monkeypatch):
     words = ["-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
 

@@ -12,6 +12,7 @@ from folio import UserError
 from folio.base.download import Wheel, fetch
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
+from folio.data.account import Account
 from folio.data.blocks import document_hash
 from folio.data.corpus import Documents
 from folio.data.inputs import Inputs, Source
@@ -105,6 +106,11 @@ def describe_problems(problems: dict[str, list[str]], total: int, what: str = "f
     return lines
 
 
+def count_files(problems: dict[str, list[str]]) -> dict[str, int]:
+    """Return the numbers of files that are not used, by the reason, for the account."""
+    return {f"file ({problem})": len(files) for problem, files in problems.items()}
+
+
 def split_pieces(pieces: Sequence[str], fraction: float, key: Callable[[str], str]) -> tuple[list[str], list[str]]:
     """Return the pieces for validation, which are this fraction with the smallest hashes, and those for training.
 
@@ -143,8 +149,11 @@ def music_documents(
     format: EventFormat,
     cfg: MusicConfig,
     key: Callable[[str], str] = relative_pitches,
+    account: Account | None = None,
 ) -> Documents:
-    """Return the corpus for `prepare`, and print a summary. key: see split_pieces.
+    """Return the corpus for `prepare`, and print a summary.
+
+    key: see split_pieces. account: what was read; None: files, each with one piece, and those in `problems`.
 
     Raises UserError if the pieces cannot be split.
     """
@@ -157,4 +166,5 @@ def music_documents(
     report: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}
     recipe = {"format": asdict(format), "shifts": list(shifts)}
     augment = partial(transpositions, shifts=shifts, format=format)
-    return Documents(inputs, [*val, *train], range(len(val)), report, augment, recipe)
+    account = account or inputs.account({"read as midi": len(pieces), **count_files(problems)})
+    return Documents(inputs, [*val, *train], range(len(val)), report, augment, recipe, account=account)

@@ -168,3 +168,7 @@ def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed):
     used = sum(report["documents"].values()) + report["repetitions"]
     assert used + len(report["left_out"]["not usable"]) == total
     assert report["left_out"]["no tune"]
+    account, files = report["account"], {problem: len(names) for problem, names in report["left_out"].items()}
+    assert account["files"]["file (broken)"] == files["broken"] and account["files"]["in"] == 2000
+    assert account["files"]["file (no tune)"] == files["no tune"]
+    assert account["tunes"]["in"] == total and account["tunes"]["not usable"] == files["not usable"]
