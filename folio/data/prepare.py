@@ -230,7 +230,7 @@ class _Job:
             tokenizer = self.load_tokenizer().hash
         unused = {name for name, _ in self.cfg.unused(self.corpus)}
         names = ("vocab_size", "on_unknown", "dedup", "shard_tokens")
-        settings = {name: None if name in unused else getattr(self.cfg, name) for name in names}
+        settings = {name: getattr(type(self.cfg) if name in unused else self.cfg, name) for name in names}
         documents = {"val_fraction": self.val_fraction, **self.corpus.fingerprint()}
         return json.loads(json.dumps({"tokenizer": tokenizer, **settings, **documents}))
 
