@@ -114,6 +114,11 @@ class Tokenizer(ABC):
         """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
+    def decode_prompt(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`, in which the end-of-text token is <|endoftext|>."""
+        pieces = (EOT_TEXT.encode() if token == self.eot else self.token_bytes(int(token)) for token in ids)
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def with_eot(self) -> "Tokenizer":
         """Return this tokenizer, or a copy with an end-of-text token as the last id if it has none."""
         assert self.eot is not None  # only CharTokenizer may lack it

@@ -4,7 +4,7 @@ Texts get the line ends of the training data (Tokenizer.clean), and <|endoftext|
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from folio import UserError
@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
         if max_tokens is None or len(self.ids) <= max_tokens:
             return self
         ids = self.ids[:max_tokens]
-        return self._replace(ids=ids, text=decode_prompt(tokenizer, ids))
+        return self._replace(ids=ids, text=tokenizer.decode_prompt(ids))
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "error") -> Prompt:
@@ -39,7 +39,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
         raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
     ids = encode_text(tokenizer.with_on_unknown(on_unknown), text)
     unknown = sum(map(tokenizer.count_unknown, documents_of(tokenizer, text)))
-    known_text = decode_prompt(tokenizer, ids) if unknown else tokenizer.clean(text)
+    known_text = tokenizer.decode_prompt(ids) if unknown else tokenizer.clean(text)
     return Prompt(ids or default_prompt(tokenizer), known_text, unknown)
 
 
@@ -53,13 +53,6 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     for part in others:
         ids += [tokenizer.eot, *part.tolist()]
     return ids
-
-
-def decode_prompt(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """Return the text of ids, in which the end-of-text token is <|endoftext|>. Invalid UTF-8 becomes U+FFFD."""
-    eot = EOT_TEXT.encode()
-    pieces = (eot if token == tokenizer.eot else tokenizer.token_bytes(token) for token in ids)
-    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def documents_of(tokenizer: Tokenizer, text: str) -> list[str]:

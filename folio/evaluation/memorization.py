@@ -20,7 +20,7 @@ from folio.base.progress import note
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.training_data import open_training_data, prepared_again, trained_on
 from folio.data.shards import Dataset
-from folio.data.tokenizer import EOT_TEXT, Tokenizer
+from folio.data.tokenizer import Tokenizer
 from folio.data.windows import check_ids, parse_mixture
 from folio.evaluation.scores import Coverage
 from folio.evaluation.texts import EvaluatedText
@@ -307,15 +307,10 @@ class TrainingSearch:
             "shard": shard,
             "shards": len(self.datasets[dataset].train),
             "offset": offset,
-            "before": self._text(tokens[max(offset - CONTEXT_TOKENS, 0) : offset]),
-            "text": self._text(ids[start:end]),
-            "after": self._text(tokens[after : after + CONTEXT_TOKENS]),
+            "before": self.tokenizer.decode_prompt(tokens[max(offset - CONTEXT_TOKENS, 0) : offset]),
+            "text": self.tokenizer.decode_prompt(ids[start:end]),
+            "after": self.tokenizer.decode_prompt(tokens[after : after + CONTEXT_TOKENS]),
         }
-
-    def _text(self, ids: np.ndarray) -> str:
-        """Decode ids, with a visible end-of-text token."""
-        pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
-        return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
 
 
 # --- overlap: how much of a text is quoted ----------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from starlette.routing import Route
 from folio.data.sources.chats import CHAT_TEMPLATES
 from folio.data.tokenizer import EOT_TEXT
 from folio.decoding.language_model import LanguageModel
-from folio.decoding.prompts import decode_prompt
 from folio.web import completions, server
 from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_content
@@ -126,7 +125,7 @@ def make_app(
 
         def decode() -> Response:
             completions.check_ids(tokens, "tokens", tokenizer)
-            return json_response({"prompt": decode_prompt(tokenizer, tokens)})
+            return json_response({"prompt": tokenizer.decode_prompt(tokens)})
 
         return await run_in_threadpool(decode)
 

@@ -6,7 +6,6 @@ import pytest
 
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import LanguageModel
-from folio.decoding.prompts import decode_prompt
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import TokenLogprobs
 from folio.web import completions
@@ -392,5 +391,5 @@ def test_decode_inverts_encode(seed):
         for _ in range(50):
             text = "".join(rng.choices(["a", "b", " ", "é", "日", "<|endoftext|>"], k=rng.randint(1, 9)))
             ids = completions.encode(text, "prompt", tokenizer)
-            assert decode_prompt(tokenizer, ids) == text
+            assert tokenizer.decode_prompt(ids) == text
             assert ids.count(tokenizer.eot) == text.count("<|endoftext|>")

@@ -186,8 +186,7 @@ def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple
     for end in np.flatnonzero(counts & (ids == tokenizer.eot)):
         is_answer = counts[begin:end]
         split = begin + (int(is_answer.argmax()) if is_answer.any() else len(is_answer))
-        prompt = np.split(ids[begin:split], np.flatnonzero(ids[begin:split] == tokenizer.eot))
-        yield EOT_TEXT.join(map(tokenizer.decode, prompt)), tokenizer.decode(ids[split:end])
+        yield tokenizer.decode_prompt(ids[begin:split]), tokenizer.decode(ids[split:end])
         begin = end + 1
 
 
