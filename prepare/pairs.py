@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
-from folio.data.inputs import saved_stdin  # noqa: E402
+from folio.data.inputs import Format, saved_stdin  # noqa: E402
 from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 from folio.data.sources.pairs import PAIR_FORMATS, describe_pair, find_pair_files, pair_corpus  # noqa: E402
 
@@ -28,6 +28,7 @@ from folio.data.sources.pairs import PAIR_FORMATS, describe_pair, find_pair_file
 class PairsConfig(PrepareConfig):
     # --- the pairs ---
     inputs: tuple[str, ...] = ()  # JSON, tables, or parquet files, folders of them, patterns, or - for standard input
+    format: Format | None = None  # format of all files; None: by their content and their names
     keep_line_ends: bool = False  # True: keep \r\n and \r; by default, they become \n
     tokenizer: str = "gpt2"  # char, byte, gpt2, bpe, or the folder of the run to finetune
 
@@ -42,7 +43,7 @@ def main(cfg: PairsConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     with saved_stdin(cfg.inputs) as paths:
-        corpus = pair_corpus(find_pair_files(paths, cfg.keep_line_ends))
+        corpus = pair_corpus(find_pair_files(paths, cfg.format, cfg.keep_line_ends))
         print(f"first pair: {describe_pair(next(filter(None, corpus.documents()), []))}")
         prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 

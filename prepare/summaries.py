@@ -13,7 +13,6 @@ Your documents are JSON {"document": ..., "summary": ...} or {"prompt": ..., "co
 the same command prepares the documents without their summaries, with the same split and tokenizer, for pretraining.
 """
 
-import itertools
 import re
 import sys
 from collections.abc import Iterable
@@ -33,8 +32,9 @@ from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.account import Account  # noqa: E402
 from folio.data.blocks import Document  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
-from folio.data.inputs import Inputs, Source  # noqa: E402
+from folio.data.inputs import Inputs, saved_stdin  # noqa: E402
 from folio.data.prepare import VocabSize, default_name  # noqa: E402
+from folio.data.records import lower_header, parquet_sources  # noqa: E402
 from folio.data.shards import data_root  # noqa: E402
 from folio.data.sources.docstrings import read_wheel, remove_duplicates  # noqa: E402
 from folio.data.sources.pairs import find_pair_files, summary  # noqa: E402
@@ -111,20 +111,23 @@ def prepare_source(cfg: SummariesConfig) -> None:
     else:
         name, (repository, subset, revision) = default_name([cfg.source]), (cfg.source, None, None)
     files = hub_parquet(repository, subset, revision)
-    prepare_records(cfg, Inputs([Source(path, "parquet", str(path)) for path in files]), name, 0.01)
+    inputs, _ = parquet_sources(files, limit=cfg.limit)
+    prepare_records(cfg, inputs, name, 0.01)
 
 
 def prepare_files(cfg: SummariesConfig) -> None:
     """Prepare files of records. Raises UserError."""
-    inputs = find_pair_files(cfg.inputs, cfg.keep_line_ends)
-    prepare_records(cfg, inputs, default_name(cfg.inputs), 0.1 if len(inputs.sources) == 1 else 0.01)
+    with saved_stdin(cfg.inputs) as paths:
+        inputs = find_pair_files(paths, cfg.format, cfg.keep_line_ends)
+        prepare_records(cfg, inputs, default_name(cfg.inputs), 0.1 if len(inputs.sources) == 1 else 0.01)
 
 
 def prepare_records(cfg: SummariesConfig, inputs: Inputs, name: str, val_fraction: float) -> None:
     """Prepare the pairs in JSON, tables, or parquet files. Raises UserError."""
     account = inputs.account()
-    pairs = Corpus(inputs, partial(summary_pair, cfg.document_length)).documents(account)
-    prepare_texts(cfg, itertools.islice(pairs, cfg.limit), name, inputs, val_fraction, account)
+    corpus = Corpus(inputs, partial(summary_pair, cfg.document_length), name_columns=lower_header)
+    pairs = corpus.documents(account)
+    prepare_texts(cfg, pairs, name, inputs, val_fraction, account)
 
 
 def prepare_texts(
@@ -167,8 +170,9 @@ def summary_pair(length: int, record: dict[str, Any]) -> Document:
         beyond = len(document) - len(truncated)
         return summary(truncated, text)
 
-    document = read_pair(record, names, make, FORMAT_ADVICE)
-    return document._replace(left_out={**document.left_out, "character of documents beyond document_length": beyond})
+    content, used, left_out, cut = read_pair(record, names, make, FORMAT_ADVICE)
+    left_out = {**left_out, "character of documents beyond document_length": beyond}
+    return Document(content, used, left_out, cut + beyond)
 
 
 def truncate(text: str, length: int) -> str:

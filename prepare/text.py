@@ -25,6 +25,7 @@ from folio.data.blocks import Field  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.inputs import TEXT_FORMATS, Format, find_sources, saved_stdin  # noqa: E402
 from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
+from folio.data.tokenizer import unify_line_ends  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class TextConfig(PrepareConfig):
             problems.append(("split_on", "it must not be empty; for one document per file, leave it out"))
         return problems
 
+    @property
+    def separator(self) -> str | None:
+        """The separator of documents, with the line ends of the text."""
+        separator = self.split_on and line_breaks(self.split_on)
+        return separator if self.keep_line_ends or not separator else unify_line_ends(separator)
+
     def unused(self, corpus: Corpus) -> Iterator[tuple[str, str]]:
         formats = {source.format for source in corpus.sources}
         yield from super().unused(corpus)
@@ -58,7 +65,7 @@ def main(cfg: TextConfig) -> None:
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     with saved_stdin(cfg.inputs) as paths:
         inputs = find_sources(paths, cfg.format, keep_line_ends=cfg.keep_line_ends)
-        corpus = Corpus(inputs, Field(cfg.field), split_on=cfg.split_on and line_breaks(cfg.split_on))
+        corpus = Corpus(inputs, Field(cfg.field), split_on=cfg.separator)
         prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 
 

@@ -20,7 +20,7 @@ such parquet files.
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,11 @@ from folio.base.download import hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.account import Account  # noqa: E402
-from folio.data.corpus import Corpus  # noqa: E402
-from folio.data.inputs import TEXT_FORMATS, CorpusError, Inputs, Source, find_sources  # noqa: E402
+from folio.data.blocks import read_record  # noqa: E402
+from folio.data.corpus import Corpus, Documents  # noqa: E402
+from folio.data.inputs import TEXT_FORMATS, CorpusError, Inputs, Source, find_sources, saved_stdin  # noqa: E402
 from folio.data.prepare import Fraction, VocabSize, default_name  # noqa: E402
+from folio.data.records import parquet_sources  # noqa: E402
 from folio.data.sources.bitext import (  # noqa: E402
     detect_language,
     hub_subset,
@@ -88,6 +90,12 @@ class TranslationConfig(TextPairsConfig):
             problems.append(("languages", "set the two languages, as in --languages=en,de"))
         return problems
 
+    def unused(self, corpus: Documents) -> Iterator[tuple[str, str]]:
+        yield from super().unused(corpus)
+        if not self.is_embedded:
+            yield "pairs", "it is for phrases"
+            yield "held_out", "it is for phrases"
+
     @property
     def codes(self) -> list[str]:
         """The language codes in the setting."""
@@ -128,21 +136,29 @@ def prepare_source(cfg: TranslationConfig) -> None:
     else:
         repository, subset, name = cfg.source, None, default_name([cfg.source])
     files = hub_parquet(repository, subset)
-    inputs = Inputs([Source(path, "parquet", str(path)) for path in files])
+    inputs, _ = parquet_sources(files, limit=cfg.limit)
     prepare_records(cfg, inputs, languages, cfg.name or name, 0.01)
 
 
 def prepare_files(cfg: TranslationConfig) -> None:
     """Prepare records, or two line-aligned files. Raises UserError."""
+    with saved_stdin(cfg.inputs) as paths:
+        prepare_paths(cfg, paths)
+
+
+def prepare_paths(cfg: TranslationConfig, paths: list[str]) -> None:
+    """Prepare the files of `prepare_files`. Raises UserError."""
     languages = (cfg.codes[0], cfg.codes[1]) if cfg.languages else None
-    inputs = find_sources(cfg.inputs, keep_line_ends=cfg.keep_line_ends, tables=len(cfg.inputs) == 1)
+    inputs = find_sources(paths, cfg.format, keep_line_ends=cfg.keep_line_ends, tables=len(paths) == 1)
     is_text = [source.format in TEXT_FORMATS for source in inputs.sources]
     if not any(is_text):
         prepare_records(cfg, inputs, languages, cfg.name or default_name(cfg.inputs), 0.1)
     elif is_text == [True, True]:
+        inputs = find_sources([str(source.path) for source in inputs.sources], "text")  # lines are never subtitles
         languages, account = file_languages(inputs.sources, languages), inputs.account()
-        texts = read_aligned(*inputs.sources, account)
-        pairs = (translation_pair(languages, dict(zip(languages, pair, strict=True))).content for pair in texts)
+        records = (dict(zip(languages, pair, strict=True)) for pair in read_aligned(*inputs.sources, account))
+        make = partial(translation_pair, languages)
+        pairs = (read_record(record, make, cfg.keep_line_ends, account) for record in records)
         prepare_texts(cfg, pairs, cfg.name or default_name(cfg.inputs[:1]), inputs, 0.1, account)
     else:
         raise CorpusError(
@@ -156,8 +172,7 @@ def prepare_records(
     """Prepare the pairs in tables, JSON, or parquet files. Raises UserError."""
     make, account = partial(translation_pair, languages), inputs.account()
     corpus = Corpus(inputs, make, name_columns=partial(translation_columns, languages))
-    pairs = itertools.islice(corpus.documents(account), cfg.limit)
-    prepare_texts(cfg, pairs, name, inputs, val_fraction, account)
+    prepare_texts(cfg, corpus.documents(account), name, inputs, val_fraction, account)
 
 
 def file_languages(sources: list[Source], languages: Texts | None) -> Texts:

@@ -66,8 +66,9 @@ def main(cfg: RunsConfig) -> None:
     names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # shown by "steps"
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
-    if sort_column == "loss" and len({run.evaluated_text for run in runs if run.state}) > 1:
-        print("losses on different text are not comparable, so the runs on each text are sorted separately")
+    if len({run.evaluated_text for run in runs if run.state}) > 1:
+        sorted_by = ", so the runs on each text are sorted separately" if sort_column == "loss" else ""
+        print(f"losses on different text are not comparable{sorted_by}")
     if note := describe_not_held_out(runs):
         print(note)
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"

@@ -22,6 +22,7 @@ from folio.base.progress import note
 
 MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file read at once; the largest tokenizer.json files have about 35 MB
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # its first bytes
+LFS_ADVICE = "is a Git LFS pointer, not the file itself: run git lfs pull, or download the file"
 MAX_LFS_POINTER_BYTES = 1024  # as its specification says
 STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint folder, or of a snapshot without its suffix
 
@@ -209,7 +210,7 @@ def refuse_lfs_pointer(path: Path) -> None:
             with open(path, "rb") as file:
                 head = file.read(len(LFS_POINTER))
     if head == LFS_POINTER:
-        raise UserError(f"{path} is a Git LFS pointer, not the file itself: run git lfs pull, or download the file")
+        raise UserError(f"{path} {LFS_ADVICE}")
 
 
 def why_untrusted(folder: Path) -> str | None:

@@ -535,8 +535,8 @@ def _compute(node: ast.expr, scope: dict[str, Any]) -> Any:
 
 
 def line_breaks(text: str) -> str:
-    """Replace each \\n, as typed in a shell, by a line break."""
-    return text.replace("\\n", "\n")
+    """Replace \\n, \\r, and \\t, as typed in a shell, by line ends and tabs."""
+    return text.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
 
 
 def comma_separated(text: str) -> list[str]:

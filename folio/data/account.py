@@ -96,5 +96,5 @@ def _largest(counts: Mapping[str, int]) -> list[str]:
 
 def _plural(phrase: str) -> str:
     """Return "records after --limit" for "record after --limit"."""
-    noun, *rest = re.split(r"(?= (?:of|with|that|after|\())", phrase, maxsplit=1)
-    return "".join([f"{noun}s", *rest])
+    noun, *rest = re.split(r"(?= (?:of|with|without|that|after|\())", phrase, maxsplit=1)
+    return "".join([f"{noun}s", *rest]).replace(" that matches ", " that match ")

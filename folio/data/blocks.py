@@ -3,6 +3,7 @@
 Dimensions: D documents of a block, N tokens of the block, P permutations of a signature.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,12 @@ from folio import UserError
 from folio.data.account import IN, Account
 from folio.data.inputs import CorpusError, Position, decode_utf8, unify_record
 from folio.data.leakage import compute_signatures
-from folio.data.shards import token_dtype
+from folio.data.shards import LAST_TARGET, token_dtype
 from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer
 
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
+PATH = "\0"  # between the names of nested fields, which may contain dots
 CHANGED_CELLS = r"\r in fields"  # category of line ends
 END = None  # the segment of an end-of-text token
 RawDocument = tuple[bytes, str, Position]  # content, file name, and the position of its first byte in the file
@@ -32,13 +34,15 @@ Content = str | Segments | None  # of a document; None: the record has no text
 class Document(NamedTuple):
     """A document, and the fields of the record that it was made of.
 
-    used: paths of fields, such as "prompt" or "messages.content" (lists add nothing to a path). left_out: how much of
-    them is not in the document, by a singular noun phrase such as "character of white space at the ends of texts".
+    used: paths of fields, names joined by PATH, such as "prompt" (lists add nothing to a path). left_out: what of them
+    is not in the document, by a singular noun phrase such as "character of white space at the ends of texts".
+    cut: the number of characters of this.
     """
 
     content: Any  # Content, or what else a caller makes of records; None: the record has no document
     used: frozenset[str]
     left_out: Mapping[str, int] = MappingProxyType({})
+    cut: int = 0
 
 
 MakeDocument = Callable[[dict[str, Any]], Document]
@@ -214,47 +218,54 @@ def replace_surrogates(value: dict[str, Any], account: Account) -> dict[str, Any
 
 def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account) -> Any:
     """Return the content of a record's document, and count the characters of each field. Raises CorpusError."""
-    fields = _texts_of(record)
+    values = _values_of(record)
+    texts = [value for _, value in values if isinstance(value, str)]
     characters, unused = account["characters"], account["unused fields"]
-    characters[IN] += sum([len(text) for _, text in fields])
-    if not keep_line_ends and (changed := sum([text.count("\r") for _, text in fields])):
+    characters[IN] += sum([len(text) for text in texts])
+    if not keep_line_ends and (changed := sum([text.count("\r") for text in texts])):
         account["line ends"][CHANGED_CELLS] += changed
-        characters["line ends"] += sum([text.count("\r\n") for _, text in fields])
+        characters["line ends"] += sum([text.count("\r\n") for text in texts])
         record = unify_record(record)
-        fields = _texts_of(record)
-    content, used, left_out = make(record)
+        values = _values_of(record)
+    content, used, left_out, cut = make(record)
     if left_out:
         account["left out of records"].update(left_out)
     category = "used" if content is not None else "records without a document"
-    tops = {path.partition(".")[0] for path in used}
-    others: set[str] = set()  # paths of unused texts in fields of which others are used
-    for path, text in fields:
+    tops = {path.partition(PATH)[0] for path in used}
+    others: set[str] = set()  # paths of unused values in fields of which others are used
+    for path, value in values:
         is_used = path in used
-        characters[category if is_used else "unused"] += len(text)
-        if not is_used and path.partition(".")[0] in tops:
+        if isinstance(value, str):
+            characters[category if is_used else "unused"] += len(value)
+        if not is_used and path.partition(PATH)[0] in tops:
             others.add(path)
-    unused.update(others)
+    if cut and content is not None:
+        characters["left out of used fields"] += cut
+        characters["used"] -= cut
+    unused.update(path.replace(PATH, ".") for path in others)
     unused.update(record.keys() - tops)
     return content
 
 
-def _texts_of(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the path and the text of each string in a record."""
-    fields: list[tuple[str, str]] = []
-    _collect_texts(record, "", fields)
-    return fields
+def _values_of(record: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the path and the value of each leaf of a record that is not null."""
+    values: list[tuple[str, Any]] = []
+    _collect_values(record, "", values)
+    return values
 
 
-def _collect_texts(value: Any, path: str, texts: list[tuple[str, str]]) -> None:
-    """Append the path and the text of each string in a JSON value."""
+def _collect_values(value: Any, path: str, values: list[tuple[str, Any]]) -> None:
+    """Append the path and the value of each leaf of a JSON value that is not null."""
     if isinstance(value, str):
-        texts.append((path, value))
+        values.append((path, value))
     elif isinstance(value, dict):
         for name, item in value.items():
-            _collect_texts(item, f"{path}.{name}" if path else name, texts)
+            _collect_values(item, f"{path}{PATH}{name}" if path else name, values)
     elif isinstance(value, list):
         for item in value:
-            _collect_texts(item, path, texts)
+            _collect_values(item, path, values)
+    elif value is not None:
+        values.append((path, value))
 
 
 @dataclass(frozen=True)
@@ -280,13 +291,13 @@ class EncodedBlock(NamedTuple):
     """The tokens of a block."""
 
     ids: np.ndarray  # (N,), in the data type of the shards; each document ends with its end-of-text id
-    mask: np.ndarray | None  # (N,) uint8, 1 for tokens that count as targets
+    mask: np.ndarray | None  # (N,) uint8: 1 for tokens that count as targets, LAST_TARGET at the end of a document
     lengths: np.ndarray  # (D,) tokens per document
     sizes: np.ndarray  # (D,) bytes of UTF-8 per document
     characters: np.ndarray  # (D,) characters per document
     unknown: np.ndarray  # (D,) characters outside the vocabulary, which were removed or replaced
     hashes: np.ndarray  # (D,) uint64, document_hash
-    groups: np.ndarray  # (D,) uint64, which decide the split: document_hash of the prompts of pairs, else the hashes
+    groups: np.ndarray  # (D,) uint64, which decide the split: document_hash of the first prompts, else the hashes
     signatures: np.ndarray | None  # (D, P) uint32, for near duplicates
     account: Account  # what the documents were made of
 
@@ -317,6 +328,8 @@ def encode(
         ids += tokens
         if masked:
             mask += [np.full(len(t), counts, dtype=np.uint8) for t, (_, counts) in zip(tokens, segments, strict=False)]
+            if len(mask[-1]) and mask[-1][-1]:
+                mask[-1][-1] = LAST_TARGET
         lengths.append(sum(map(len, tokens)))
     place = "in text" if isinstance(block, TextBlock | DocumentPart) else "in records"
     account["special text"][place] += sum(text.count(EOT_TEXT) for text in texts)
@@ -325,6 +338,10 @@ def encode(
     account["document bytes"][IN] += sum(map(len, contents))
     has_unknown = tokenizer.on_unknown != "error"
     hashes = [block.hash if is_part else document_hash(content) for content in contents]
+    groups = [_group(document, hash) for document, hash in zip(documents, hashes, strict=True)]
+    if masked:  # documents with other targets are not the same
+        flags = [bytes(counts for _, counts in document) for document in documents]
+        hashes = [document_hash(content + flag) for content, flag in zip(contents, flags, strict=True)]
     return EncodedBlock(
         np.concatenate(ids, dtype=dtype, casting="unsafe"),
         np.concatenate(mask) if masked else None,
@@ -333,17 +350,21 @@ def encode(
         np.array([len(text) for text in texts], dtype=np.int64),
         np.array([tokenizer.count_unknown(text) if has_unknown else 0 for text in texts], dtype=np.int64),
         np.array(hashes, dtype=np.uint64),
-        np.array([_group(doc, hash) for doc, hash in zip(documents, hashes, strict=True)], dtype=np.uint64),
+        np.array(groups, dtype=np.uint64),
         compute_signatures(contents) if signed else None,
         account,
     )
 
 
 def _group(document: str | Segments, hash: int) -> int:
-    """Return the hash of the prompt of a pair, or of all prompts of a chat, or else the hash of the document."""
+    """Return the hash of the prompt of a pair, or of the first one of a chat, or else the hash of the document.
+
+    So a chat and its beginning, which is a chat, too, are in the same split.
+    """
     if isinstance(document, str):
         return hash
-    prompt = "".join(text or "" for text, counts in document if not counts)
+    segments = itertools.takewhile(lambda segment: not segment[1], document)
+    prompt = "".join(text or "" for text, _ in segments)
     return document_hash(prompt.encode("utf-8", "replace")) if prompt else hash
 
 

@@ -30,7 +30,7 @@ from folio.data.blocks import (
     TextBlock,
 )
 from folio.data.builder import SplitRule, split_by_number
-from folio.data.inputs import DEFAULT_LIMITS, TEXT_FORMATS, Chunk, Inputs, Position, Source, read_lines
+from folio.data.inputs import DEFAULT_LIMITS, TEXT_FORMATS, TIMES, Chunk, Inputs, Position, Source, read_lines
 from folio.data.records import NameColumns, header, open_parquet, parquet_text_bytes, record_blocks
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import EOT_TEXT
@@ -195,7 +195,7 @@ def _missing_separator(separator: str, source: Source) -> CorpusError:
         "utf-8", "replace"
     )
     lines = Counter(line for line in head.split("\n") if 0 < len(line) <= 40)
-    candidates = {"\n\n": head.count("\n\n"), "\n": head.count("\n"), EOT_TEXT: head.count(EOT_TEXT)}
+    candidates = {text: head.count(text) for text in ("\n\n", "\r\n\r\n", "\n", "\r\n", EOT_TEXT)}
     candidates |= {f"\n{line}\n": count for line, count in lines.most_common(1) if count > 2}
     found = [f"{json.dumps(text, ensure_ascii=False)} {n:,} times" for text, n in candidates.items() if n]
     instead = f"; {source.name} begins with text in which there is {', '.join(found)}" if found else ""
@@ -302,10 +302,13 @@ def read_text(source: Source, account: Account) -> Iterator[Chunk]:
         return
     lines = read_lines(replace(source, format="text"), account)
     text, size, bytes_read = [], 0, 0
+    has_notes: bool | None = None  # only WebVTT has notes
     is_start, is_note = True, False  # whether the previous line is blank, and whether this block is a note
     for (line, bytes_read), (following, _) in itertools.pairwise(itertools.chain(lines, [Chunk(b"", 0)])):
-        is_note = NOTES.match(line) is not None if is_start else is_note and bool(line.strip())
+        has_notes = line.startswith(b"WEBVTT") if has_notes is None else has_notes
+        is_note = has_notes and (NOTES.match(line) is not None if is_start else is_note and bool(line.strip()))
         if TIMES.fullmatch(line):
+            is_note = False
             account["bytes"]["times"] += len(line)
         elif TIMES.fullmatch(following) and (is_start or line.strip().isdigit()):
             account["bytes"]["numbers of subtitles"] += len(line)
@@ -323,7 +326,6 @@ def read_text(source: Source, account: Account) -> Iterator[Chunk]:
     yield Chunk(b"".join(text), bytes_read)
 
 
-TIMES = re.compile(rb"[ \t]*(?:\d+:)?\d\d:\d\d[,.]\d{3}[ \t]*-->.*\s?")
 NOTES = re.compile(rb"(?:WEBVTT|NOTE|STYLE|REGION)\b")
 
 

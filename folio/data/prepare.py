@@ -413,6 +413,8 @@ def _make_tokenizer(job: _Job) -> Tokenizer:
     if not os.path.exists(name):  # unlike Path.exists, it returns False for a name that is too long
         raise UserError(f"tokenizer={name}: use {', '.join(TOKENIZERS)}, or the folder of a data set or of a run")
     loaded = job.load_tokenizer()
+    if loaded.eot is None and not job.corpus.is_one_text:
+        print(f"the tokenizer of {name} has no end-of-text token, so nothing is between two documents")
     if tokenizers.load(Path(name)).eot is None and loaded.eot is not None:
         print(f"the tokenizer of {name} has no end-of-text token; it is added, with the id {loaded.eot:,}")
     return loaded
@@ -676,7 +678,7 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
             f"only a few long documents{remedy}"
         )
     if has_few_documents:
-        lines.append(describe_few_documents(documents["val"], tokens["val"]))
+        lines.append(describe_few_documents(documents["val"], tokens["val"], job.corpus.masked))
     if duplicates["left_out"]:
         lines.append(f"{counted(duplicates['left_out'], 'duplicate was', 'duplicates were')} left out")
     if duplicates["repeated"]:
@@ -762,7 +764,7 @@ def _training_commands(job: _Job) -> Iterator[tuple[str, list[str]]]:
     if source == "gpt2":
         recipe = "config/finetune_shakespeare.py"
         yield "or finetune GPT-2", [recipe, data, *_max_iters_option(job, recipe), f"{out_dir}-finetuned"]
-    if is_folder:
+    if is_folder and tokenizers.load(Path(source)).hash == tokenizers.load(job.folder).hash:
         other = dataset_name(Path(source), job.folder.parent)
         if other != name and "," not in other:
             mixture = f"--dataset={other}:0.5,{name}:0.5"

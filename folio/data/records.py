@@ -37,6 +37,11 @@ def header(rows: list[list[str]]) -> Columns:
     return Columns(rows[0])
 
 
+def lower_header(rows: list[list[str]]) -> Columns:
+    """Use the first row in lower case as the names of the columns."""
+    return Columns([name.strip().lower() for name in rows[0]])
+
+
 def record_blocks(source: Source, make: MakeDocument, name_columns: NameColumns) -> Iterator[RecordBlock]:
     """Yield the records of a file as blocks. Raises CorpusError."""
     if source.format == "parquet":
@@ -164,7 +169,10 @@ def _array_elements(source: Source, account: Account) -> Iterator[Chunk]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-FIRST_LINES = re.compile(r"sep=|#(?:separator|html|tags|columns|notetype|deck|guid)\b")  # of Excel's and Anki's files
+FIRST_LINES = re.compile(  # of Excel's and of Anki's files
+    r"(?i:sep)=[^\"]?|#(?:separator|html|columns|tags|notetype|deck|guid)(?: column(?=:\d))?:.+", re.DOTALL
+)
+ANKI_COLUMN = re.compile(r"#(\w+) column:(\d+)")  # a column that is not text
 
 
 class _TableLines:
@@ -173,6 +181,7 @@ class _TableLines:
     def __init__(self, source: Source, account: Account):
         self.source, self.account = source, account
         self.bytes_read = 0
+        self.special: dict[int, str] = {}  # index and name of Anki's columns that are not text
         self.row_bytes = 0  # size of the current row, which may have several lines; the caller resets it after each row
 
     def __iter__(self) -> Iterator[str]:
@@ -199,9 +208,14 @@ def _table_rows(source: Source, make: MakeDocument, name_columns: NameColumns) -
     table = _numbered_rows(source, lines)
     first = list(itertools.islice(table, FIRST_ROWS))
     try:
-        names, has_header = name_columns([row for _, row, _ in first]) if first else Columns([])
+        texts = [[cell for index, cell in enumerate(row) if index not in lines.special] for _, row, _ in first]
+        names, has_header = name_columns(texts) if first else Columns([])
+        for index, name in sorted(lines.special.items()):
+            names.insert(index, name)
     except CorpusError as error:
         raise CorpusError(f"{source.name}: {error}") from None
+    if names.count("") > 1:  # delimiters at the ends of lines, as spreadsheets write
+        names = [name or f"column {number}" for number, name in enumerate(names, 1)]
     for name in names:
         if names.count(name) > 1:
             raise CorpusError(f"{source.name}: several columns have the name {name!r}; rename the others")
@@ -226,14 +240,17 @@ def _numbered_rows(source: Source, lines: _TableLines) -> Iterator[tuple[int, li
     csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
     quoting = csv.QUOTE_MINIMAL if source.quoted else csv.QUOTE_NONE
     reader, is_start = csv.reader(lines, delimiter=source.delimiter, quoting=quoting, strict=True), True
+    width = 0  # cells of the first row
     try:
         for row in reader:
-            if is_start and row and FIRST_LINES.match(row[0]):
+            if is_start and FIRST_LINES.fullmatch(line := source.delimiter.join(row)):
                 lines.end_row("headers")
-            elif len(row) < 2 and not "".join(row).strip():
+                if special := ANKI_COLUMN.fullmatch(line):
+                    lines.special[int(special[2]) - 1] = special[1]
+            elif not row or (len(row) == 1 != width and not row[0].strip()):
                 lines.end_row("blank lines")
             else:
-                is_start = False
+                is_start, width = False, width or len(row)
                 size, lines.row_bytes = lines.row_bytes, 0
                 yield reader.line_num, row, size
     except csv.Error as error:
@@ -275,8 +292,11 @@ def _is_text(kind: Any) -> bool:
     return any(getattr(types, test)(kind) for test in tests)
 
 
-def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None) -> tuple[Inputs, int]:
-    """Return the first files that contain `limit` documents in total, and the number of documents to read."""
+def parquet_sources(files: Iterable[Path], field: str | None = None, limit: int | None = None) -> tuple[Inputs, int]:
+    """Return the first files that contain `limit` rows in total, and the number of rows to read.
+
+    field: the text column that they must have. Raises CorpusError.
+    """
     sources, rows = [], 0
     for path in files:
         source = Source(path, "parquet", str(path))

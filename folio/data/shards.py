@@ -44,6 +44,7 @@ READ_AT_ONCE = 1 << 20  # tokens
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32
 
 PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: plain prompts
+LAST_TARGET = 2  # in a mask: a target that ends a document; in the masks of earlier versions, all targets are 1
 
 
 class DatasetError(UserError):
@@ -272,13 +273,14 @@ def pair_lengths(shards: list[Shard], eot: int | None) -> np.ndarray:
     return np.diff(np.concatenate(ends))
 
 
-def describe_few_documents(documents: int, tokens: int) -> str:
-    """Return a warning about a validation set of fewer than MIN_DOCUMENTS documents."""
+def describe_few_documents(documents: int, tokens: int, masked: bool) -> str:
+    """Return a warning about a validation set of fewer than MIN_DOCUMENTS documents. masked: they are pairs."""
+    split_on = "" if masked else " or with --split_on"
     return (
         f"the validation set is only {counted(documents, 'document')}, {counted(tokens, 'token')}, which may be harder "
         f"or easier than the training text: a validation loss above the training loss need not be overfitting, but the "
         f"losses of runs on this data can be compared; to validate on more documents, or parts of them, prepare the "
-        f"text with a larger --val_fraction or with --split_on, and --overwrite"
+        f"text with a larger --val_fraction{split_on}, and --overwrite"
     )
 
 

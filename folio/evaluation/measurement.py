@@ -41,7 +41,7 @@ class MeasurementConfig(Settings):
     text: NonEmptyStr | None = None  # comma-separated text files or folders to evaluate on instead
     split_on: str | None = None  # document separator in --text; \n is a line break; None: each file is one document
     field: str = "text"  # JSON field or table column that contains the document
-    format: Format | None = None  # format of the files of --text; None: by their content and their names
+    format: Format | None = None  # format of the files of --text or --pairs; None: by their content and their names
     on_unknown: Literal["error", "skip"] = "error"  # skip: leave out characters outside the vocabulary
     block_size: PositiveInt | None = None  # context in tokens; None: as in training, the maximum for learned positions
     stride: PositiveInt | None = None  # tokens from one context to the next; None: block_size, no overlap
@@ -206,7 +206,7 @@ class PairSource(NamedTuple):
 def open_pair_sources(saved: Checkpoint, cfg: MeasurementConfig) -> list[PairSource]:
     """Read the pairs of --pairs, or of the validation sets. Raises UserError if there are none."""
     if cfg.pairs:
-        return [PairSource(f"pairs of {cfg.pairs}", read_pairs(cfg.pairs))]
+        return [PairSource(f"pairs of {cfg.pairs}", read_pairs(cfg.pairs, cfg.format))]
     datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs")
     return [PairSource(f"pairs of {d.folder.name}, validation", validation_pairs(d), d) for d in datasets]
 

@@ -33,7 +33,8 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
         lines += describe_unfit_pairs(dataset, windows, data.tokenizer.eot)
         documents = count_documents(dataset.val, data.tokenizer.eot)
         if 0 < documents < MIN_DOCUMENTS:
-            lines.append(f"{dataset.folder.name}: {describe_few_documents(documents, sum(map(len, dataset.val)))}")
+            few = describe_few_documents(documents, sum(map(len, dataset.val)), windows.masked)
+            lines.append(f"{dataset.folder.name}: {few}")
     tokens, is_bpe = data.training_tokens, data.tokenizer.kind in ("gpt2", "bpe")
     if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
         lines.append(describe_large_vocabulary(tokens, data.vocab_size))

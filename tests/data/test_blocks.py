@@ -58,10 +58,10 @@ def test_the_tokens_of_a_block_are_the_tokens_of_its_segments():
     block = RecordBlock(0, "x.jsonl", lines, [7, 9, 10], ":", pair)
     encoded = encode(block, tokenizer.ByteTokenizer(), 256, masked=True)
     assert encoded.ids.tolist() == [*b"1?", *"ä".encode(), 256, *b"b", 256]
-    assert encoded.mask.tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert encoded.mask.tolist() == [0, 0, 1, 1, 2, 1, 2]
     assert encoded.lengths.tolist() == [5, 0, 2] and encoded.sizes.tolist() == [4, 0, 1]
     assert encoded.characters.tolist() == [3, 0, 1]
-    assert encoded.hashes.tolist() == [document_hash(text.encode()) for text in ("1?ä", "", "b")]
+    assert encoded.hashes.tolist() == [document_hash(part) for part in ("1?ä\0\1\1".encode(), b"\0\1\1", b"b\0\1\1")]
     assert [block.location(number) for number in range(3)] == ["x.jsonl:7", "x.jsonl:9", "x.jsonl:10"]
 
 

@@ -111,8 +111,8 @@ def test_an_explicit_format_is_used(tmp_path):
         ("x.jsonl.gz", POINTER, r"Git LFS pointer"),
         ("x.txt.gz", b"plain text", r"not compressed with gzip"),
         ("x.txt.xz", lzma.compress(b"text " * 1000)[:-20], r"damaged or truncated"),
-        ("x.json", b'{\n "data": [1]\n}\n', r"this JSON is one object; write one object per line"),
-        ("x.json", b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', r"x\.json:1: .*not JSON"),
+        ("x.json", b'{\n "data": [1]\n}\n', r"this JSON is not a list of objects; write one object per line"),
+        ("x.json", b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', r"neither an object per line nor an array; use jq -c"),
         ("x.json", b'[{"text": "a"}', r"ends within its JSON array"),
         ("x.json", b'[{"text": "a"}] and', r"text after its JSON array"),
         ("x.json", b'[{"text": "a"}, 5]', r"record 1: this is not an object"),
@@ -138,7 +138,7 @@ def test_what_is_left_out_of_a_folder_is_said(tmp_path):
     (folder / "broken.txt").symlink_to("nowhere")
     assert documents_of(folder) == ["a.txt", "b.TXT", "sub"]
     assert said_of(folder, folder / "a.txt") == (
-        "left out: 2 .py files, 2 hidden files, 2 hidden folders, 1 .json file of one object, 1 __MACOSX folder, "
+        "left out: 2 .py files, 2 hidden files, 2 hidden folders, 1 .json file without records, 1 __MACOSX folder, "
         "1 broken link, 1 linked folder, 1 node_modules folder, 2 other kinds (report.json)"
     )
 

@@ -1,6 +1,7 @@
 """Parallel texts in two languages, from tables, line-aligned files, JSON, or parquet files."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import zip_longest
@@ -10,10 +11,10 @@ from typing import Any
 from folio import UserError
 from folio.base.number_format import counted
 from folio.data.account import Account
-from folio.data.blocks import CorpusError, Document
-from folio.data.inputs import COMPRESSIONS, Source, read_text_lines
+from folio.data.blocks import PATH, CorpusError, Document
+from folio.data.inputs import COMPRESSIONS, TEXT_SUFFIXES, Source, read_text_lines
 from folio.data.records import Columns
-from folio.data.sources.pairs import ATTRIBUTION, Texts, translation
+from folio.data.sources.pairs import Texts, columns_without_header, half_known, translation
 from folio.data.sources.prepare_pairs import read_pair
 
 
@@ -32,10 +33,9 @@ def language_problem(code: str) -> str | None:
 
 
 def detect_language(path: Path) -> str | None:
-    """Return the language code at the end of a file's name, as in corpus.en or corpus.de.gz, or None."""
-    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
-    code = suffixes[-1][1:] if suffixes else ""
-    return code if code and language_problem(code) is None else None
+    """Return the language code at the end of a file's name, as in corpus.en, corpus.de.gz, or de.txt, or None."""
+    parts = [part for part in path.name.split(".") if f".{part.lower()}" not in (*COMPRESSIONS, *TEXT_SUFFIXES)]
+    return parts[-1] if parts and parts[-1] and language_problem(parts[-1]) is None else None
 
 
 def translation_pair(languages: Texts | None, record: dict[str, Any]) -> Document:
@@ -58,7 +58,7 @@ def translation_pair(languages: Texts | None, record: dict[str, Any]) -> Documen
         make = partial(translation, source=source, target=target)
     document = read_pair(texts, names, make, "set --languages to two of its fields, which must be text")
     if texts is not record and record.get("translation"):
-        used = (f"translation.{name}" if name in record["translation"] else name for name in document.used)
+        used = (f"translation{PATH}{name}" if name in record["translation"] else name for name in document.used)
         document = document._replace(used=frozenset(used))
     return document
 
@@ -73,8 +73,7 @@ def translation_columns(languages: Texts | None, rows: list[list[str]]) -> Colum
     """Name the columns of a table by its first rows. Raises CorpusError.
 
     The table has a header with the two languages (codes or English names), or "prompt" and "completion"; or two
-    columns; or three, as in manythings.org's files for Anki, where the last is the attribution; or four, as in the
-    sentence pairs of Tatoeba, where the first and the third are numbers.
+    texts, as in `columns_without_header`.
     """
     names = [cell.strip().lower() for cell in rows[0]]
     if {"prompt", "completion"} <= {*names}:
@@ -84,12 +83,10 @@ def translation_columns(languages: Texts | None, rows: list[list[str]]) -> Colum
     known = [_language_of(name, languages) or name for name in names]
     if all(known.count(code) == 1 for code in languages):
         return Columns(known)
-    if len(names) == 2:
-        return Columns([*languages], has_header=False)
-    if len(names) == 3 and all(ATTRIBUTION.search(row[-1]) for row in rows):
-        return Columns([*languages, "attribution"], has_header=False)
-    if len(names) == 4 and all(cell.strip().isdigit() for row in rows for cell in row[::2]):
-        return Columns(["id", languages[0], "translation id", languages[1]], has_header=False)
+    if any(code in known for code in languages):
+        raise CorpusError(half_known(rows[0], " and ".join(languages)))
+    if columns := columns_without_header(rows, languages):
+        return columns
     raise CorpusError(
         f"it has {counted(len(names), 'column')}: {', '.join(rows[0])}; write two columns, or a header with the names "
         f"{' and '.join(languages)}"
@@ -97,13 +94,20 @@ def translation_columns(languages: Texts | None, rows: list[list[str]]) -> Colum
 
 
 def _language_of(name: str, languages: Texts) -> str | None:
-    """Return the one of two languages that a column's name means, or None."""
-    from babel import Locale
+    """Return the one of two languages that a column's name means, or None.
 
-    english = Locale("en").languages
+    The name is a code (de, deu, de-DE), the language's English or own name, or ends with a code (text_de).
+    """
+    from babel import Locale
+    from babel.core import get_global
+
+    parts = re.split(r"[-_. ]", name)
     for code, others in zip(languages, HEADERS, strict=True):
-        language = english.get(code.replace("-", "_").split("_")[0], "")
-        if name in {code.lower(), language.lower(), *others}:
+        language = code.replace("-", "_").split("_")[0].lower()
+        locale = Locale(language)
+        if name in {code.lower(), locale.english_name.lower(), locale.display_name.lower(), *others}:
+            return code
+        if language in (get_global("language_aliases").get(name), parts[0], parts[-1]):
             return code
     return None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from folio.base.files import short_repr
-from folio.data.blocks import END, CorpusError, Segments
+from folio.data.blocks import END, PATH, CorpusError, Segments
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import EOT_TEXT
 
@@ -12,12 +12,16 @@ ROLES = {"system": "system", "developer": "system"}  # names of roles in the dat
 ROLES |= dict.fromkeys(("user", "human", "prompter"), "user")
 ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot"), "assistant")
 # Fields of a message that its prompt and its targets are made of.
-MESSAGE_FIELDS = ("role", "from", "content", "value", "content.type", "content.text", "weight", "train", "masked")
+WEIGHTS = ("weight", "train", "masked", "loss", "loss_weight", "loss_scale")  # 0 or 1; "masked" is the opposite
+MESSAGE_FIELDS = ("role", "from", "content", "value", f"content{PATH}type", f"content{PATH}text", *WEIGHTS)
 # Fields of a message that would change its meaning, and that a prompt cannot express.
 UNSUPPORTED = {
     *("name", "tool_calls", "function_call", "tool_call_id", "refusal", "prefix", "train_detail"),
     *("reasoning", "reasoning_content", "thinking", "image", "images", "audio", "audios", "video", "videos"),
 }
+
+
+TEXT_PARTS = ("text", "input_text", "output_text")  # types of parts of a content
 
 
 class Message(NamedTuple):
@@ -68,8 +72,8 @@ CHAT_TEMPLATES: dict[PromptFormat, str] = {  # Jinja templates of the same promp
 def read_messages(name: str, value: Any) -> list[Message]:
     """Read a list of {"role", "content"}, or {"from", "value"} (ShareGPT). name: of the field, for messages.
 
-    A message of the assistant is a target, unless it has "weight": 0, "train": false, or "masked": true. Raises
-    CorpusError.
+    A message of the assistant is a target, unless it is empty, or has "weight": 0, "masked": true, or another of
+    WEIGHTS. Raises CorpusError.
     """
     if not isinstance(value, list):
         raise CorpusError(f'{name} must be a list of {{"role": "...", "content": "..."}}')
@@ -77,15 +81,21 @@ def read_messages(name: str, value: Any) -> list[Message]:
 
 
 def make_message(name: str, role: str, content: str, is_target: bool = True) -> Message:
-    """Return a message. At the end of an answer, <|endoftext|> is its end. name: of the content, for messages.
+    """Return a message. An empty answer is not a target. name: of the content, for messages.
 
-    Raises CorpusError if <|endoftext|> is elsewhere.
+    At the end of an answer, <|endoftext|> is its end. Raises CorpusError if it is elsewhere.
     """
     if role == "assistant":
-        content = content.removesuffix(EOT_TEXT)
+        content = strip_eot(content)
     if EOT_TEXT in content:
         raise CorpusError(f"{name} must not contain {EOT_TEXT}, which ends a message; remove it, or split the message")
-    return Message(role, content, is_target and role == "assistant")
+    return Message(role, content, is_target and role == "assistant" and bool(content.strip()))
+
+
+def strip_eot(completion: str) -> str:
+    """Remove <|endoftext|> at the end of a completion, and white space after it."""
+    text = completion.rstrip()
+    return text.removesuffix(EOT_TEXT) if text.endswith(EOT_TEXT) else completion
 
 
 def _read_message(name: str, message: Any) -> Message:
@@ -98,7 +108,8 @@ def _read_message(name: str, message: Any) -> Message:
     known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
     if known is None:
         raise CorpusError(f"{name}: the role {short_repr(role)} is not supported; use system, user, or assistant")
-    text = join_parts(f"{name}.content", content)
+    is_null = content is None and not message.keys().isdisjoint(("content", "value"))
+    text = "" if is_null else join_parts(f"{name}.content", content)
     return make_message(f"{name}.content", known, text, _counts(name, message, known))
 
 
@@ -117,7 +128,8 @@ def join_parts(name: str, content: Any) -> str:
     """
     if isinstance(content, list):
         for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            is_text = isinstance(part, dict) and part.get("type") in TEXT_PARTS
+            if not is_text or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else part
                 rule = 'may only contain parts {"type": "text", "text": "..."}'
                 raise CorpusError(f"{name} {rule}, not {short_repr(kind)}: the model reads only text")
@@ -130,7 +142,7 @@ def join_parts(name: str, content: Any) -> str:
 def _counts(name: str, message: dict[str, Any], role: str) -> bool:
     """Whether the answer is to be learned. Raises CorpusError for other weights than 0 and 1."""
     counts = True
-    for field in ("weight", "train", "masked"):
+    for field in WEIGHTS:
         value = message.get(field)
         if value is None:
             continue

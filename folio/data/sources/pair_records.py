@@ -6,8 +6,16 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from folio.base.files import short_repr
-from folio.data.blocks import END, CorpusError, Document, Segments
-from folio.data.sources.chats import MESSAGE_FIELDS, Message, format_chat, is_empty, make_message, read_messages
+from folio.data.blocks import END, PATH, CorpusError, Document, Segments
+from folio.data.sources.chats import (
+    MESSAGE_FIELDS,
+    Message,
+    format_chat,
+    is_empty,
+    make_message,
+    read_messages,
+    strip_eot,
+)
 from folio.data.tokenizer import EOT_TEXT
 
 # Names of fields. Upper case and white space around them make no difference, because headers of tables have them.
@@ -19,11 +27,14 @@ COMPLETIONS = ("completion", "output", "response", "answer")
 OTHER_PAIRS = (("source", "target"), ("inputs", "targets"), ("user", "assistant"), ("human", "assistant"))
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 UNSUPPORTED = ("tools", "functions", "function_call", "choices", "options", *MEDIA)  # they would change the meaning
-OTHERS = ("history", "weight", "label", "chosen", "rejected")
+OTHERS = ("history", "weight", "label", "kto_tag", "chosen", "rejected")
+FALSE = ("0", "0.0", "false", "none", "")  # values of such a field in a table
 KNOWN = frozenset((*CHATS, *SYSTEMS, *PROMPTS, *CONTEXTS, *COMPLETIONS, *chain(*OTHER_PAIRS), *UNSUPPORTED, *OTHERS))
 
 ADVICE = 'write {"prompt": "...", "completion": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}'
-EMPTY_COMPLETION = "pair with an empty completion"  # reason to leave out a record
+EMPTY_COMPLETION = "pair with an empty completion"  # reasons to leave out records and messages
+NO_TARGET = "chat without an answer to learn"
+AFTER_LAST = "message after the last answer to learn"
 
 
 class PairNames(NamedTuple):
@@ -34,7 +45,7 @@ class PairNames(NamedTuple):
     completion: str
 
 
-class _Record:
+class Record:
     """The fields of a record by their known names."""
 
     def __init__(self, record: dict[str, Any]):
@@ -65,7 +76,7 @@ class _Record:
 
     @property
     def has_messages(self) -> bool:
-        return self.has_message_lists or any(self[name] is not None for name in CHATS)
+        return self.has_message_lists or any(not is_empty(self[name]) for name in CHATS)
 
     @property
     def has_turns(self) -> bool:
@@ -79,8 +90,8 @@ def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
     They are None if the completion is empty. add_space: separate prompt and completion by a space, unless white space
     is present. This is the default for fields with other names than prompt and completion. Raises CorpusError.
     """
-    fields = _Record(record)
-    _refuse_unsupported(fields)
+    fields = Record(record)
+    refuse_unsupported(fields)
     if fields.has_messages:
         return _chat_document(fields)
     names = find_pair(tuple(record))
@@ -95,7 +106,7 @@ def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
         return Document(None, frozenset(used), {EMPTY_COMPLETION: 1})
     if fields.has_turns:
         pair = make_message(names.prompt, "user", prompt), make_message(names.completion, "assistant", completion)
-        return Document(format_chat([*_system(fields), *_history(fields), *pair]), frozenset(used))
+        return _document([*_system(fields), *_history(fields), *pair], frozenset(used))
     if add_space or (names.prompt, names.completion) != ("prompt", "completion"):
         has_space = not prompt or prompt[-1].isspace() or completion[0].isspace()
         completion = completion if has_space else f" {completion}"
@@ -104,7 +115,7 @@ def pair_document(record: dict[str, Any], add_space: bool = False) -> Document:
 
 def is_chat(record: dict[str, Any]) -> bool:
     """Whether pair_document makes a chat of a record. A pair with a system prompt or a history is also one."""
-    fields = _Record(record)
+    fields = Record(record)
     return fields.has_messages or fields.has_turns
 
 
@@ -116,7 +127,7 @@ def pair_segments(value: dict[str, Any]) -> Segments:
     for name in ("prompt", "completion"):
         if not isinstance(value.get(name), str):
             raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
-    completion = value["completion"].removesuffix(EOT_TEXT)
+    completion = strip_eot(value["completion"])
     return [*_split_at_eot(value["prompt"], False), *_split_at_eot(completion, True), (END, True)]
 
 
@@ -166,21 +177,23 @@ def find_pair(names: tuple[str, ...]) -> PairNames | None:
     return PairNames(prompts[0], contexts, completions[0])
 
 
-def _refuse_unsupported(fields: _Record) -> None:
+def refuse_unsupported(fields: Record) -> None:
     """Raise CorpusError for a field that changes the meaning of a record, and that a document cannot express."""
     for name, own_name in fields.fields.items():
         if name in UNSUPPORTED and not is_empty(fields[name]):
             raise CorpusError(f"{own_name} is not supported; write it in the prompt if it is text, or remove the field")
-    if fields["label"] is False:  # TRL's unpaired preferences
-        raise CorpusError("label is false, which marks an undesirable completion; remove the record, or the label")
-    if fields.has_messages and fields["weight"] not in (None, 1):
-        raise CorpusError("weight of a chat is not supported; remove it, or give its messages weights of 0 or 1")
+    for name in ("label", "kto_tag"):  # of unpaired preferences
+        if fields[name] is not None and str(fields[name]).strip().lower() in FALSE:
+            meaning = "which marks an undesirable completion; remove the record, or the field"
+            raise CorpusError(f"{fields.fields[name]} is {short_repr(fields[name])}, {meaning}")
+    if fields["weight"] is not None and str(fields["weight"]).strip() not in ("", "1", "1.0"):
+        raise CorpusError("weight of a record is not supported; remove it, or give messages weights of 0 or 1")
 
 
 # --- chats ------------------------------------------------------------------------------------------------------------
 
 
-def _chat_document(fields: _Record) -> Document:
+def _chat_document(fields: Record) -> Document:
     """Return a chat of messages, possibly with a system prompt beside them. Raises CorpusError if it has no targets."""
     names = [name for name in CHATS if fields[name] is not None]
     if len(names) > 1:
@@ -194,16 +207,25 @@ def _chat_document(fields: _Record) -> Document:
     system = _system(fields)
     if system and any(message.role == "system" for message in messages[:1]):
         raise CorpusError("there are two system prompts, a field and a message; remove one")
-    if not any(message.is_target for message in messages):
-        raise CorpusError('no message has the role "assistant" and is a target; add one, or remove the chat')
     answers = [name for name in COMPLETIONS if name not in names and not is_empty(fields[name])]
     if answers and messages[-1].role != "assistant":
         raise CorpusError(f"{answers[0]} is beside messages without a last answer; add it to them, or remove it")
-    used = {f"{name}.{field}" for name in fields.used(*names) for field in MESSAGE_FIELDS}
-    return Document(format_chat([*system, *messages]), frozenset(used | fields.used(*SYSTEMS)))
+    used = frozenset({f"{name}{PATH}{field}" for name in fields.used(*names) for field in MESSAGE_FIELDS})
+    return _document([*system, *messages], used | fields.used(*SYSTEMS))
 
 
-def _system(fields: _Record) -> list[Message]:
+def _document(messages: list[Message], used: frozenset[str]) -> Document:
+    """Return a chat up to its last target. Messages after it are left out: nothing is learned from them."""
+    last = max((number for number, message in enumerate(messages, 1) if message.is_target), default=0)
+    if not last:
+        if not any(message.role == "assistant" for message in messages):
+            raise CorpusError('no message has the role "assistant"; add one, or remove the chat')
+        return Document(None, used, {NO_TARGET: 1})
+    left_out, cut = {AFTER_LAST: len(messages) - last}, sum(len(message.content) for message in messages[last:])
+    return Document(format_chat(messages[:last]), used, left_out, cut)
+
+
+def _system(fields: Record) -> list[Message]:
     """Return the system prompt beside a chat or a pair as a message, if it is not blank."""
     texts = [(name, text) for name in SYSTEMS if (text := fields.text(name)).strip()]
     if len(texts) > 1:
@@ -211,7 +233,7 @@ def _system(fields: _Record) -> list[Message]:
     return [make_message(name, "system", text) for name, text in texts]
 
 
-def _history(fields: _Record) -> Iterator[Message]:
+def _history(fields: Record) -> Iterator[Message]:
     """Yield the earlier turns of a pair, [[prompt, completion], ...], with targets as in LLaMA-Factory."""
     turns = fields["history"] or []
     for turn in turns if isinstance(turns, list) else [None]:

@@ -12,12 +12,21 @@ import numpy as np
 from folio import UserError
 from folio.base.number_format import counted
 from folio.base.progress import note
-from folio.data.blocks import END, CorpusError, Document, Segments
+from folio.data.blocks import END, PATH, CorpusError, Document, Segments
 from folio.data.corpus import Corpus
-from folio.data.inputs import RECORD_SUFFIXES, TEXT_FORMATS, Inputs, find_sources
+from folio.data.inputs import RECORD_SUFFIXES, TEXT_FORMATS, Format, Inputs, find_sources
 from folio.data.records import Columns
-from folio.data.shards import Dataset, Shard
-from folio.data.sources.pair_records import CHATS, find_pair, is_chat, known_fields, pair_document, pair_segments
+from folio.data.shards import LAST_TARGET, Dataset, Shard
+from folio.data.sources.pair_records import (
+    CHATS,
+    COMPLETIONS,
+    PROMPTS,
+    find_pair,
+    is_chat,
+    known_fields,
+    pair_document,
+    pair_segments,
+)
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
 
 HELD_OUT = "held_out.jsonl"  # optional file of a data set: the pairs for validation with additional fields
@@ -47,11 +56,11 @@ def strip_tldr(prompt: str) -> str:
 # --- files of pairs ---------------------------------------------------------------------------------------------------
 
 
-def find_pair_files(names: Sequence[str], keep_line_ends: bool) -> Inputs:
+def find_pair_files(names: Sequence[str], format: Format | None, keep_line_ends: bool) -> Inputs:
     """Find files of records, as find_sources does. Raises UserError for other text."""
-    inputs = find_sources(names, suffixes=RECORD_SUFFIXES, keep_line_ends=keep_line_ends, tables=True)
+    inputs = find_sources(names, format, RECORD_SUFFIXES, keep_line_ends=keep_line_ends, tables=True)
     if others := [source.name for source in inputs.sources if source.format in TEXT_FORMATS]:
-        raise UserError(f"{others[0]} is text without records; for prompts and completions, use {PAIR_FORMATS}")
+        raise UserError(f"{others[0]} is text without records; use {PAIR_FORMATS}; for a table: --format=csv")
     return inputs
 
 
@@ -71,14 +80,35 @@ def name_pair_columns(rows: list[list[str]]) -> Columns:
     names = rows[0]
     if find_pair(tuple(names)) or any(name in CHATS for name in known_fields(tuple(names))):
         return Columns(names)
-    if len(names) == 2:
-        return Columns(["prompt", "completion"], has_header=False)
-    if len(names) == 3 and all(ATTRIBUTION.search(row[-1]) for row in rows):
-        return Columns(["prompt", "completion", "attribution"], has_header=False)
+    if any(name in (*PROMPTS, *COMPLETIONS) for name in known_fields(tuple(names))):
+        raise CorpusError(half_known(names, "prompt and completion"))
+    if columns := columns_without_header(rows, ("prompt", "completion")):
+        return columns
     raise CorpusError(
         f"it has {counted(len(names), 'column')}; use two, the prompt and the completion, or a header with the names "
         f"prompt and completion"
     )
+
+
+def columns_without_header(rows: list[list[str]], names: Texts) -> Columns | None:
+    """Name the columns of a table without a header by its first rows, or return None.
+
+    It has two texts; or three columns, as in manythings.org's files for Anki, where the last is the attribution; or
+    four, as in the sentence pairs of Tatoeba, where the first and the third are numbers. names: of the texts.
+    """
+    width = len(rows[0])
+    if width == 2:
+        return Columns([*names], has_header=False)
+    if width == 3 and all(ATTRIBUTION.search(row[-1]) for row in rows):
+        return Columns([*names, "attribution"], has_header=False)
+    if width == 4 and all(cell.strip().isdigit() for row in rows for cell in row[::2]):
+        return Columns(["id", names[0], "translation id", names[1]], has_header=False)
+    return None
+
+
+def half_known(row: list[str], names: str) -> str:
+    """A message about a first row that may be a header or not."""
+    return f"its first row, {', '.join(row)}, may be a header or a pair; begin with a header of the names {names}"
 
 
 def describe_pair(document: Segments) -> str:
@@ -115,7 +145,7 @@ def record_pairs(record: dict[str, Any], add_space: bool = False) -> Document:
     document = pair_document(record, add_space)
     if document.content is None:
         return document
-    used = {path.partition(".")[0] for path in document.used}
+    used = {path.partition(PATH)[0] for path in document.used}
     fields = {name: value for name, value in record.items() if name not in used}
     answers = split_answers(document.content)
     pairs = [make_pair({**fields, "prompt": prompt, "completion": completion}) for prompt, completion in answers]
@@ -135,9 +165,9 @@ def split_answers(document: Segments) -> Iterator[tuple[str, str]]:
             answer += text
 
 
-def read_pairs(path: str) -> list[Pair]:
+def read_pairs(path: str, format: Format | None = None) -> list[Pair]:
     """Read the pairs in a file in any of the formats of prepare/pairs.py. Raises UserError if there are none."""
-    inputs = find_pair_files([path], keep_line_ends=True)  # evaluate_pairs converts them
+    inputs = find_pair_files([path], format, keep_line_ends=True)  # evaluate_pairs converts them
     corpus = Corpus(inputs, record_pairs, partial(record_pairs, add_space=True), name_pair_columns)
     contents = list(corpus.documents())
     pairs = [pair for content in contents if content is not None for pair in content]
@@ -177,17 +207,20 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
 def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     """Yield the prompts and completions in shards, separated by the masks and the end-of-text tokens.
 
-    Each answer of a chat is a separate pair. The special token in a prompt is <|endoftext|>. An incomplete pair at the
-    end of the shards is skipped.
+    Each answer of a chat is a separate pair, whose prompt is all text before it. The special token in a prompt is
+    <|endoftext|>. An incomplete pair at the end of the shards is skipped.
     """
     ids = np.concatenate([np.asarray(shard.ids, dtype=np.int64) for shard in shards])  # (n,); a shard may end in a pair
-    counts = np.concatenate([np.asarray(shard.mask) != 0 for shard in shards])  # (n,)
-    begin = 0
-    for end in np.flatnonzero(counts & (ids == tokenizer.eot)):
-        is_answer = counts[begin:end]
+    mask = np.concatenate([np.asarray(shard.mask) for shard in shards])  # (n,)
+    has_ends = (mask == LAST_TARGET).any()
+    document = begin = 0  # the first token of the document, and of the text after the previous answer
+    for end in np.flatnonzero((mask != 0) & (ids == tokenizer.eot)):
+        is_answer = mask[begin:end] != 0
         split = begin + (int(is_answer.argmax()) if is_answer.any() else len(is_answer))
-        yield tokenizer.decode_prompt(ids[begin:split]), tokenizer.decode(ids[split:end])
+        yield tokenizer.decode_prompt(ids[document:split]), tokenizer.decode(ids[split:end])
         begin = end + 1
+        if not has_ends or mask[end] == LAST_TARGET:
+            document = begin
 
 
 def write_pairs(path: Path, pairs: Iterable[dict[str, Any]]) -> None:

@@ -15,9 +15,10 @@ from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt
 from folio.data.account import IN, Account
 from folio.data.blocks import CorpusError, Document, document_hash
 from folio.data.corpus import Documents
-from folio.data.inputs import Inputs
+from folio.data.inputs import Format, Inputs
 from folio.data.prepare import PrepareConfig, VocabSize, prepare, refuse_inputs_inside
 from folio.data.shards import data_root
+from folio.data.sources.pair_records import Record, refuse_unsupported
 from folio.data.sources.pairs import HELD_OUT, Texts, pair_segments, strip_tldr, write_pairs
 
 NO_INPUTS = Inputs([])  # of texts that a script generates, or downloads
@@ -32,6 +33,7 @@ class TextPairsConfig(PrepareConfig):
     source: NonEmptyStr | None = None
     limit: PositiveInt | None = None  # use only the first N pairs of --source; None: all
     seed: NonNegativeInt = 1337  # selects the pairs for validation
+    format: Format | None = None  # format of all files; None: by their content and their names
     keep_line_ends: bool = False  # True: keep \r\n and \r; by default, they become \n
     # --- the tokenizer ---
     tokenizer: str = "bpe"  # char, byte, gpt2, bpe (trained on these texts), or the folder of a data set or a run
@@ -63,6 +65,7 @@ def read_pair(
     advice: the format of the record, for messages. Raises CorpusError.
     """
     if "prompt" in record or "completion" in record:
+        refuse_unsupported(Record(record))
         pair_segments(record)
         is_usable = record["prompt"].strip() and record["completion"].strip()
         return Document(record if is_usable else None, frozenset(("prompt", "completion")))
@@ -77,7 +80,7 @@ def read_pair(
         return Document(None, frozenset(names))
     white_space = sum(map(len, texts)) - len(first) - len(second)
     left_out = {"character of white space at the ends of texts": white_space}
-    return Document(others | make(first, second), frozenset(names), left_out)
+    return Document(others | make(first, second), frozenset(names), left_out, white_space)
 
 
 # --- the data set -----------------------------------------------------------------------------------------------------

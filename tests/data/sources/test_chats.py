@@ -59,7 +59,8 @@ def test_messages_of_other_programs(message, expected):
         ({"from": "observation", "value": "5"}, "the role 'observation' is not"),
         ({"role": "asistant", "content": "a"}, "the role 'asistant' is not"),  # it was context, not a target
         ({"role": "assistant", "from": "gpt", "content": "a"}, "role and from, .* remove one"),
-        (HI | {"content": None}, r"messages\[1\].content must be a string"),
+        ({"role": "assistant"}, r"messages\[1\].content must be a string"),
+        (HI | {"loss_scale": 0.5}, r"\.loss_scale is 0.5; only 0 and 1"),
         (HI | {"content": None, "tool_calls": [{"id": "a"}]}, r"messages\[1\].tool_calls is not supported"),
         (HI | {"function_call": {"name": "f"}}, r"function_call is not supported"),
         (HI | {"name": "Ann"}, r"\.name is not supported"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from folio.data.blocks import END, CorpusError
+from folio.data.blocks import END, PATH, CorpusError
 from folio.data.sources.pair_records import is_chat, pair_document
 
 EOT = "<|endoftext|>"
@@ -106,7 +106,7 @@ def test_records(record, segments, used):
     document = pair_document(record)
     assert document.content == segments
     texts = {path: text for path, text in texts_by_path(record).items() if text}
-    assert {path for path in texts if path in document.used} == {name for name in names if name in texts}
+    assert {path for path in texts if path.replace(".", PATH) in document.used} == {n for n in names if n in texts}
     assert is_chat(record) == ((record, segments, used) in CHATS)
     if segments is None:
         assert document.left_out == {"pair with an empty completion": 1}
@@ -134,15 +134,17 @@ def test_tables_add_a_space():
         ({"prompt": [USER], "completion": "A"}, r"prompt is \[\{'content'.*not text"),
         ({"prompt": "Q", "chosen": "A", "rejected": "B"}, "preference training.*rename chosen to completion"),
         ({"chosen": [USER, BOT], "rejected": [USER, BOT]}, "preference training"),
-        ({"prompt": "Q", "completion": "A", "label": False}, "label is false"),
+        ({"prompt": "Q", "completion": "A", "label": False}, "label is False"),
+        ({"prompt": "Q", "completion": "A", "label": "0"}, "label is '0'"),
+        ({"prompt": "Q", "completion": "A", "kto_tag": False}, "kto_tag is False"),
+        ({"prompt": "Q", "completion": "A", "weight": 0}, "weight of a record"),
         ({"question": "Q", "answer": "A", "choices": ["A", "B"]}, "choices is not supported"),
         ({"question": "Q", "answer": "A", "image": {"url": "x"}}, "image is not supported"),
         ({"messages": [USER, BOT], "tools": [{"type": "function"}]}, "tools is not supported"),
-        ({"messages": [USER, BOT], "weight": 0.5}, "weight of a chat"),
+        ({"messages": [USER, BOT], "weight": 0.5}, "weight of a record"),
         ({"messages": "User: Q"}, "messages must be a list"),
-        ({"messages": []}, 'no message has the role "assistant"'),
+        ({"messages": []}, "prompt is missing"),
         ({"messages": [USER]}, 'no message has the role "assistant"'),
-        ({"messages": [USER, BOT | {"weight": 0}]}, "is a target"),
         ({"messages": [USER, BOT], "conversation": [USER, BOT]}, "messages and conversation contain messages"),
         ({"messages": [{"role": "system", "content": "S"}, USER, BOT], "system": "S"}, "two system prompts"),
         ({"system": "S", "system_prompt": "T", "question": "Q", "answer": "A"}, "are system prompts; remove one"),
@@ -161,3 +163,23 @@ def test_records_with_another_meaning_are_refused(record, error):
 def test_empty_fields_are_not_refused():
     record = {"messages": [USER, BOT], "tools": [], "images": None, "weight": 1, "label": True}
     assert pair_document(record).content == CHAT
+    assert pair_document({"messages": [], "prompt": "Q", "completion": "A", "label": "True"}).content[1] == ("A", True)
+
+
+@pytest.mark.parametrize(
+    "last", [[USER], [USER, BOT | {"weight": 0}], [USER, BOT | {"content": None}], [USER, BOT | {"loss": False}]]
+)
+def test_messages_after_the_last_answer_to_learn_are_left_out(last):
+    """They ran into the next chat, because no end-of-text token followed, and lengths were those of several chats."""
+    content, _, left_out, cut = pair_document({"messages": [USER, BOT, *last]})
+    assert content == CHAT
+    assert left_out == {"message after the last answer to learn": len(last)}
+    assert cut == sum(len(message["content"] or "") for message in last)
+
+
+@pytest.mark.parametrize("answer", [{"weight": 0}, {"content": ""}, {"content": " \n"}, {"loss": 0}, {"masked": True}])
+def test_a_chat_without_an_answer_to_learn_is_left_out(answer):
+    """An empty answer was a target: it taught the end-of-text token."""
+    content, _, left_out, _ = pair_document({"messages": [USER, BOT | answer]})
+    assert content is None
+    assert left_out == {"chat without an answer to learn": 1}

@@ -46,7 +46,7 @@ def test_tables_of_two_columns(tmp_path, name):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.txt", "x", r"a\.txt is text without records; .* use JSON .*, tables"),
+        ("a.txt", "x", r"a\.txt is text without records; use JSON .*, tables"),
         ("a.csv", "a,b,c\n1,2,3\n", r"a\.csv: it has 3 columns; .*prompt and completion"),
         ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: .* 1 cell, but 2 "),
         ("a.csv", 'a,"b\n', r"a\.csv:1: .*not CSV"),
