@@ -20,6 +20,7 @@ from tests.support.prepared import corpus_of
 LINES = "".join(json.dumps({"text": f"text {k}"}) + "\n" for k in range(3))
 ARRAY = json.dumps([{"text": f"text {k}"} for k in range(3)], indent=1)
 TEXTS = [f"text {k}" for k in range(3)]
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"  # a frame of zstd
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 
@@ -55,6 +56,10 @@ def said_of(*paths: Path, **settings) -> str:
             ["- Hi\nHo\n"],
         ),
         ("x.vtt", b"WEBVTT\n\nNOTE none\n\n00:01.000 --> 00:02.000\n- Hi\nHo\n", "subtitles", ["- Hi\nHo\n"]),
+        ("x.vtt", b"WEBVTT\n00:01.000 --> 00:02.000\n- Hi\nHo\n", "subtitles", ["- Hi\nHo\n"]),
+        ("x.srt", b"1\n00:00:01 --> 00:00:02\nHi\n\nNOTE it\n", "subtitles", ["Hi\nNOTE it\n"]),
+        ("x.txt", b"WEBVTT is a format.\n\nNOTE it.\n", "text", ["WEBVTT is a format.\n\nNOTE it.\n"]),
+        ("x.md", b'{"a": 1}\nis JSON.\n', "text", ['{"a": 1}\nis JSON.\n']),
         ("x.txt", b"WEBVTT\n\n00:01.000 --> 00:02.000\n- Hi\nHo\n", "subtitles", ["- Hi\nHo\n"]),
         ("x.jsonl", LINES.encode(), "jsonl", TEXTS),
         ("x.ndjson", LINES.replace("\n", "\r\n").encode(), "jsonl", TEXTS),
@@ -67,6 +72,7 @@ def said_of(*paths: Path, **settings) -> str:
         ("c4-train.00000-of-01024.json.gz", gzip.compress(LINES.encode(), mtime=0), "jsonl", TEXTS),
         ("x.gz", gzip.compress(b"a ", mtime=0) + gzip.compress(b"b", mtime=0), "text", ["a b"]),
         ("x.txt.xz", lzma.compress(b"a b"), "text", ["a b"]),
+        ("x.zst", SKIPPABLE + pyarrow.compress(b"a b", codec="zstd", asbytes=True), "text", ["a b"]),
         ("x.txt.zst", pyarrow.compress(b"a b", codec="zstd", asbytes=True), "text", ["a b"]),
         ("x.bin", gzip.compress(LINES.encode(), mtime=0), "jsonl", TEXTS),
         ("x.csv", b"id,text\n1,a\n2,b\n", "csv", ["a", "b"]),
@@ -94,7 +100,17 @@ def test_an_explicit_format_is_used(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("x.txt", "text".encode("utf-16"), r"UTF-16"),
+        ("x.txt", "text".encode("utf-16"), r"UTF-16 text; .*iconv -f UTF-16 "),
+        ("x.txt", "Привет".encode("utf-16"), r"UTF-16 text; .*iconv -f UTF-16 "),
+        ("x.csv", "Имя\tДля\r\n".encode("utf-16"), r"UTF-16 text; "),
+        ("x.txt", "text".encode("utf-32"), r"UTF-32 text; "),
+        ("x.txt", "Привет мир, как дела\r\n".encode("utf-16-le"), r"looks like UTF-16LE; "),
+        ("x.txt", "a “quote”".encode("cp1252"), r"old encoding, perhaps CP1252; .*iconv -f cp1252"),
+        ("x.txt", "some café, é\n".encode()[:-2], r"it ends within a character"),
+        ("x.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"an old Office document"),
+        ("x.txt.gz", gzip.compress(POINTER, mtime=0), r"x\.txt\.gz is a Git LFS pointer"),
+        ("x.txt", b"\xef\xbb\xbf" + POINTER, r"Git LFS pointer"),
+        ("x.json", b'["a", "b"]', r"this JSON is not a list of objects"),
         ("x.txt", "some text".encode("utf-16-le"), r"looks like UTF-16LE; .*iconv -f UTF-16LE"),
         ("x.txt", "some text".encode("utf-16-be"), r"looks like UTF-16BE; .*iconv -f UTF-16BE"),
         ("x.txt", "some text".encode("utf-32-le"), r"looks like UTF-32LE; .*iconv -f UTF-32LE"),
@@ -123,6 +139,18 @@ def test_what_is_not_text_is_named(name, content, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         documents_of(tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+def test_a_pattern_does_not_follow_links_in_circles(tmp_path):
+    """Two links to their own folder made "src/**/*.py" search without end."""
+    (tmp_path / "src" / "node_modules").mkdir(parents=True)
+    for name in ("a.py", "node_modules/b.py"):
+        (tmp_path / "src" / name).write_text("text")
+    (tmp_path / "src" / "self").symlink_to(".")
+    (tmp_path / "src" / "again").symlink_to("../src")
+    (tmp_path / "src" / "none.py").symlink_to("nowhere")
+    assert [source.path for source in find_sources([str(tmp_path / "**" / "*.py")]).sources] == [tmp_path / "src/a.py"]
+    assert said_of(tmp_path / "src" / "*") == "left out: 3 folders that match a pattern, 1 broken link"
 
 
 def test_what_is_left_out_of_a_folder_is_said(tmp_path):

@@ -106,6 +106,57 @@ def test_all_translations_of_a_sentence_are_in_one_split(tmp_path):
     assert [pair.fields["target"] for pair in validation_pairs(dataset)] == ["de"] * 20
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["english\tdeutsch", "en-US\tde-DE", "eng\tdeu", "sentence_en\tsentence_de", "source\ttarget", "German\tEn"],
+)
+def test_a_header_of_languages_is_not_a_pair(header, tmp_path):
+    reverse = header.startswith("German")
+    lines = [header, *("\t".join(texts[::-1] if reverse else texts) for texts in SENTENCES)]
+    (tmp_path / "s.tsv").write_text("\n".join(lines), encoding="utf-8")
+    assert prepared(tmp_path, str(tmp_path / "s.tsv"), "--languages=en,de") == EXPECTED
+
+
+def test_a_row_that_may_be_a_header_is_refused(tmp_path):
+    (tmp_path / "s.tsv").write_text("English\tHaus\na\tb\n")
+    with pytest.raises(UserError, match=r"s\.tsv: its first row, English, Haus, may be a header or a pair; begin with"):
+        prepared(tmp_path, str(tmp_path / "s.tsv"), "--languages=en,de")
+
+
+@pytest.mark.parametrize("names", [("x.en.txt", "x.de.txt"), ("en.txt", "de.txt"), ("x.en.txt.gz", "x.de.txt.gz")])
+def test_the_names_of_two_files_say_their_languages(names, tmp_path):
+    """With x.de.txt before x.en.txt, as in a folder, all pairs were reversed."""
+    paths = [tmp_path / name for name in names]
+    for path, texts in zip(paths, zip(*SENTENCES, strict=True), strict=True):
+        content = "\n".join(texts).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    assert prepared(tmp_path, *map(str, paths)) == EXPECTED
+    with pytest.raises(UserError, match="put them in the order of --languages=en,de"):
+        prepared(tmp_path, *map(str, paths[::-1]), "--languages=en,de")
+
+
+def test_what_is_left_out_of_aligned_files_is_in_the_account(tmp_path):
+    """Lines without a translation, and white space, counted as used text."""
+    (tmp_path / "s.en").write_text("a one\n   two   \nlost\na three\n")
+    (tmp_path / "s.de").write_text("ein\nzwei\n\ndrei\n")
+    prepared(tmp_path, str(tmp_path / "s.en"), str(tmp_path / "s.de"))
+    account = read_json(next(tmp_path.glob("made-*")) / "report.json")["account"]
+    assert account["characters"] == {
+        "in": 36, "left out of used fields": 6, "records without a document": 4, "used": 26
+    }  # fmt: skip
+    assert account["pairs"] == {"in": 4, "used": 3, "with an empty text": 1}
+
+
+def test_rows_after_the_limit_are_in_the_account(tmp_path):
+    """All 1,000 rows of a file counted as documents, of which 10 were used."""
+    columns = {"en": [f"{n}" for n in range(1000)], "de": [f"d{n}" for n in range(1000)]}
+    write_parquet(tmp_path / "many" / "train-00000-of-00001.parquet", **columns)
+    pairs = prepared(tmp_path, f"--source={tmp_path / 'many'}", "--languages=en,de", "--limit=10")
+    assert len(pairs) == 10
+    account = read_json(next(tmp_path.glob("made-*")) / "report.json")["account"]
+    assert account["records"] == {"documents": 10, "in": 1000, "record after --limit": 990}
+
+
 def test_a_folder_of_files(tmp_path):
     write_files(tmp_path)
     (tmp_path / "tables").mkdir()

@@ -1,10 +1,12 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from folio import UserError
-from folio.data.shards import Shard, open_dataset
+from folio.base.files import read_json
+from folio.data.shards import Dataset, Shard, open_dataset, pair_lengths
 from folio.data.sources.pair_records import pair_document
 from folio.data.sources.pairs import (
     Pair,
@@ -88,6 +90,52 @@ def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
     assert "is already prepared" in capsys.readouterr().out
     translation.main(TranslationConfig(**settings, seed=2, overwrite=True))
     assert open_dataset(tmp_path / "translation").hash != before
+
+
+def chat(*contents: str) -> dict[str, list[dict[str, str]]]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[k % 2], "content": text} for k, text in enumerate(contents)]}
+
+
+def prepared_chats(tmp_path: Path, values: list[dict], **settings) -> Dataset:
+    write_pairs(tmp_path / "x.jsonl", values)
+    settings = dict(inputs=(str(tmp_path / "x.jsonl"),), tokenizer="byte", data_dir=str(tmp_path)) | settings
+    prepare_pairs.main(PairsConfig(**settings))
+    return open_dataset(tmp_path / "x")
+
+
+def test_each_answer_of_a_chat_in_shards_has_all_text_before_it(tmp_path):
+    """Its prompt was the last message, which cannot be answered; chats that end with a message of the user ran into
+    the next one.
+    """
+    values = [chat(f"I am {k}.", "Hi", "Who am I?", f"{k}", *["Thanks"] * (k % 2)) for k in range(20)]
+    dataset = prepared_chats(tmp_path, values, val_fraction=0.3)
+    pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
+    assert sorted(pairs) == sorted(pair[:2] for value in values for pair in record_pairs(value).content)
+    assert ("User: I am 7.\n\nAssistant: Hi<|endoftext|>User: Who am I?\n\nAssistant:", " 7") in pairs
+    assert len(pair_lengths(dataset.train, 256)) == sum(1 for _ in split_pairs(dataset.train, ByteTokenizer()))
+
+
+def test_a_chat_and_its_beginning_are_in_one_split(tmp_path):
+    """The answers of 8 of 9 short chats for validation were also in training, in longer ones."""
+    values = [chat(f"{k}?", f"{k}!", *more) for k in range(20) for more in ((), (f"more {k}?", "yes"))]
+    dataset = prepared_chats(tmp_path, values, val_fraction=0.3)
+    train, val = ({pair for pair in split_pairs(shards, ByteTokenizer())} for shards in (dataset.train, dataset.val))
+    assert val and not train & val
+
+
+def test_chats_that_differ_in_their_targets_are_not_duplicates(tmp_path):
+    values = [chat("a", "b", "c", "d"), chat("a", "b", "c", "d"), *(chat(f"{k}", "e") for k in range(20))]
+    values[1]["messages"][1]["weight"] = 0
+    dataset = prepared_chats(tmp_path, values, dedup=True)
+    assert sum(read_json(dataset.folder / "report.json")["documents"].values()) == 22
+
+
+@pytest.mark.parametrize("completion", ["b<|endoftext|>", "b<|endoftext|>\n", "b<|endoftext|> \n"])
+def test_the_special_text_at_the_end_of_a_completion_is_its_end(completion):
+    """A line end after it became a second document."""
+    (pair,) = record_pairs({"prompt": "a", "completion": completion}).content
+    assert pair[:2] == ("a", "b")
 
 
 def test_a_file_of_pairs(tmp_path):

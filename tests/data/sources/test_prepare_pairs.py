@@ -24,6 +24,9 @@ TABLES = {
     "b.csv": "Question,Answer\n" + CSV,
     "c.tsv": "number\tcompletion\tprompt\n" + "".join(f"{n}\t{a}\t{q}\n" for n, (q, a) in enumerate(QUESTIONS)),
     "c.tsv.csv": CSV,  # it was split at tabs
+    "d.tsv": "".join(f"{n}\t{q}\t{n + 7}\t{a}\n" for n, (q, a) in enumerate(QUESTIONS)),  # as of Tatoeba
+    "anki.txt": "#separator:tab\n#html:true\n#tags column:3\n" + "".join(f"{q}\t{a}\tx y\n" for q, a in QUESTIONS),
+    "more.txt": "#separator:Semicolon\n" + "".join(f"{q};{a}\n" for q, a in QUESTIONS),
     "a.tsv.gz": "".join(f"{question}\t{answer}\r\n\r\n" for question, answer in QUESTIONS),
 }
 
@@ -48,6 +51,8 @@ def test_tables_of_two_columns(tmp_path, name):
     [
         ("a.txt", "x", r"a\.txt is text without records; use JSON .*, tables"),
         ("a.csv", "a,b,c\n1,2,3\n", r"a\.csv: it has 3 columns; .*prompt and completion"),
+        ("a.csv", "question,reply\na,b\n", r"a\.csv: its first row, question, reply, may be a header or a pair; begin"),
+        ("a.tsv", "#html\ta\n#css\n", r"a\.tsv:2: .* 1 cell"),  # the first row was taken for one of Anki's lines
         ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: .* 1 cell, but 2 "),
         ("a.csv", 'a,"b\n', r"a\.csv:1: .*not CSV"),
     ],
