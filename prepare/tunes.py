@@ -59,17 +59,20 @@ def read_tunes(inputs: Inputs) -> tuple[list[str], dict[str, list[str]], Account
     problems: dict[str, list[str]] = {"broken": [], "no tune": [], "not usable": []}
     files, counts = 0, Account()  # files with tunes
     for name, content in read_files(inputs.sources, problems["broken"]):
-        texts = list(tunes.split_tunes(tunes.decode(content)))
+        text = tunes.decode(content)
+        counts["characters"][IN] += len(text)
+        texts = list(tunes.split_tunes(text, counts["characters"]))
         if not texts:
             problems["no tune"].append(f"{name} (it has no line X:)")
         files += bool(texts)
         counts["tunes"][IN] += len(texts)
         for number, text in texts:
             try:
-                usable.append(tunes.reduce_tune(text))
+                usable.append(tunes.reduce_tune(text, counts["characters"]))
             except tunes.TuneError as error:
                 problems["not usable"].append(f"{name} {number} ({error})")
                 counts["tunes"]["not usable"] += 1
+                counts["characters"]["tunes that are not usable"] += len(text)
     unusable = count_files({problem: problems[problem] for problem in ("broken", "no tune")})
     account = inputs.account({"read as abc": files, **unusable} if inputs.sources[0].format == "abc" else None)
     account.add(counts)

@@ -5,6 +5,7 @@ Titles, sources, transcribers, lyrics and comments are removed.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 SUFFIXES = (".abc",)
@@ -28,24 +29,36 @@ def decode(content: bytes) -> str:
     return re.sub(r"\r\n?", "\n", text)
 
 
-def split_tunes(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the number, such as "X:12", and the text of each tune in an ABC file."""
+def split_tunes(text: str, counts: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the number, such as "X:12", and the text of each tune in an ABC file. counts: as in `reduce_tune`."""
     for tune in START.split(text):
         if tune.startswith("X:"):
             yield re.match(r"X: *\d{0,9}", tune)[0], tune
+        elif counts is not None:
+            counts["text before tunes"] += len(tune)
 
 
-def reduce_tune(text: str) -> str:
-    """Return a tune with only the fields X:1, M, L and K and the notes. Raises TuneError unless it has one voice."""
+def reduce_tune(text: str, counts: Counter[str] | None = None) -> str:
+    """Return a tune with only the fields X:1, M, L and K and the notes. Raises TuneError unless it has one voice.
+
+    counts: receives the characters of the text by what becomes of them.
+    """
     header, body = {"M": "none"}, []
-    for line in filter(None, map(_clean, text.partition("\n\n")[0].splitlines())):
+    read: Counter[str] = Counter()
+    music = text.partition("\n\n")[0]
+    read["text after tunes"] = len(text) - len(music)
+    for raw in music.splitlines(keepends=True):
+        line = _clean("".join(raw.splitlines()))
+        read["comments, spaces, and line ends"] += len(raw) - len(line)
         field = FIELD.match(line)
+        is_used = "K" in header if field is None else field[1] in HEADER
+        read["used" if is_used else "titles, lyrics, and other fields"] += len(line)
         if field is None:
-            if "K" in header:
+            if line and is_used:
                 body.append(line)
         elif field[1] == "V":
             raise TuneError("it has several voices")
-        elif field[1] in HEADER:
+        elif is_used:
             value = " ".join(field[2].split())
             if "K" in header:
                 body.append(f"{field[1]}:{value}")
@@ -59,6 +72,8 @@ def reduce_tune(text: str) -> str:
         raise TuneError("it has no notes")
     if not (tune.isascii() and tune.replace("\n", "").isprintable()):
         raise TuneError("it has characters that are not valid in ABC")
+    if counts is not None:
+        counts.update(read)
     return tune
 
 

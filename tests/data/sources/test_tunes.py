@@ -171,4 +171,6 @@ def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed):
     account, files = report["account"], {problem: len(names) for problem, names in report["left_out"].items()}
     assert account["files"]["file (broken)"] == files["broken"] and account["files"]["in"] == 2000
     assert account["files"]["file (no tune)"] == files["no tune"]
+    assert account["characters"]["in"] == sum(len(decode(content)) for content in contents if b"\0" not in content)
+    assert account["characters"]["used"] > account["characters"]["in"] / 4  # report.json is written if the sum is right
     assert account["tunes"]["in"] == total and account["tunes"]["not usable"] == files["not usable"]
