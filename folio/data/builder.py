@@ -239,12 +239,12 @@ class DatasetBuilder:
                 p.open["signature"] = encoded.signatures[0].tolist()
             p.open["use"] = block.split or self._reason_to_remove(block, encoded) or self._select_split(block)
             p.number += 1
-        if p.open["use"] in SPLITS:
+        p.open["tokens"] += len(encoded.ids)
+        p.open["bytes"] += int(encoded.sizes.sum())
+        if p.open["use"] in SPLITS and p.open["bytes"]:  # an empty document has no tokens
             self.writers[p.open["use"]].write(encoded.ids, encoded.mask)
             p.characters += int(encoded.characters.sum())
             p.unknown += int(encoded.unknown.sum())
-        p.open["tokens"] += len(encoded.ids)
-        p.open["bytes"] += int(encoded.sizes.sum())
         if block.last:
             self._end_document(block)
             p.open = None

@@ -1,5 +1,6 @@
 """Records of documents while shards are written, and resuming interrupted builds."""
 
+import gzip
 import random
 from functools import partial
 
@@ -10,11 +11,13 @@ from folio.base.files import read_json, write_json
 from folio.data import builder
 from folio.data.builder import DatasetBuilder, describe_unknown, split_by_number
 from folio.data.prepare import prepare
+from folio.data.shards import open_dataset
 from tests.support.prepared import (
     SMALL_BLOCKS,
     config,
     content,
     corpus_of,
+    ids_of,
     interrupt,
     interrupted_after,
     read_back,
@@ -71,6 +74,19 @@ def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_p
     folder = prepare(config(tmp_path), lines, "a")
     assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
     assert len(read_back(folder, "val")) == 3
+
+
+def test_an_empty_document_in_parts_has_no_token(tmp_path):
+    """It had an end-of-text token, which was no document of the report."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+        (folder / f"{number}-empty.txt.gz").write_bytes(gzip.compress(b""))
+    prepared = prepare(config(tmp_path, val_fraction=0.4), corpus_of(folder), "a")
+    ids = np.concatenate([ids_of(prepared, split) for split in ("train", "val")])
+    assert (ids == open_dataset(prepared).tokenizer.eot).sum() == 8
+    assert read_json(prepared / "report.json")["empty_documents"] == 8
 
 
 def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
