@@ -1,6 +1,6 @@
 """Blocks of documents, which are sent to worker processes as raw text and returned as token ids.
 
-Dimensions: D documents of a block, N tokens of the block, P permutations of a signature.
+Dimensions: D documents of a block, N tokens of the block.
 """
 
 import itertools
@@ -17,7 +17,6 @@ import numpy as np
 from folio import UserError
 from folio.data.account import IN, Account
 from folio.data.inputs import CorpusError, Position, decode_utf8, unify_record
-from folio.data.leakage import compute_signatures
 from folio.data.shards import LAST_TARGET, token_dtype
 from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer
 
@@ -298,17 +297,14 @@ class EncodedBlock(NamedTuple):
     unknown: np.ndarray  # (D,) characters outside the vocabulary, which were removed or replaced
     hashes: np.ndarray  # (D,) uint64, document_hash
     groups: np.ndarray  # (D,) uint64, which decide the split: document_hash of the first prompts, else the hashes
-    signatures: np.ndarray | None  # (D, P) uint32, for near duplicates
     account: Account  # what the documents were made of
 
 
-def encode(
-    block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bool, signed: bool = False
-) -> EncodedBlock:
+def encode(block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
     """Tokenize the documents of a block. An empty document has no tokens, not even an end-of-text token.
 
-    eot: the end-of-text id; None: documents end without one. masked: return a mask. signed: return signatures.
-    Raises UserError with the location of text that the tokenizer cannot encode.
+    eot: the end-of-text id; None: documents end without one. masked: return a mask. Raises UserError with the location
+    of text that the tokenizer cannot encode.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     is_part = isinstance(block, DocumentPart)
@@ -316,7 +312,7 @@ def encode(
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
     account = Account()
     documents = [document or "" for document in block.documents(account)]
-    texts = [doc if isinstance(doc, str) else "".join(text or "" for text, _ in doc) for doc in documents]
+    texts = [plain_text(document) for document in documents]
     contents = [text.encode("utf-8", "replace") for text in texts]
     ids, mask, lengths = [end[:0]], [np.array([], dtype=np.uint8)], []
     encoded_texts = iter(_encode_texts(documents, tokenizer, block))
@@ -339,9 +335,8 @@ def encode(
     has_unknown = tokenizer.on_unknown != "error"
     hashes = [block.hash if is_part else document_hash(content) for content in contents]
     groups = [_group(document, hash) for document, hash in zip(documents, hashes, strict=True)]
-    if masked:  # documents with other targets are not the same
-        flags = [bytes(counts for _, counts in document) for document in documents]
-        hashes = [document_hash(content + flag) for content, flag in zip(contents, flags, strict=True)]
+    if masked:
+        hashes = hash_with_targets(documents, contents)
     return EncodedBlock(
         np.concatenate(ids, dtype=dtype, casting="unsafe"),
         np.concatenate(mask) if masked else None,
@@ -351,9 +346,19 @@ def encode(
         np.array([tokenizer.count_unknown(text) if has_unknown else 0 for text in texts], dtype=np.int64),
         np.array(hashes, dtype=np.uint64),
         np.array(groups, dtype=np.uint64),
-        compute_signatures(contents) if signed else None,
         account,
     )
+
+
+def plain_text(document: Content) -> str:
+    """Return the text of a document without its end-of-text tokens."""
+    return "".join(text or "" for text, _ in document) if isinstance(document, list) else document or ""
+
+
+def hash_with_targets(documents: Sequence[str | Segments], contents: Sequence[bytes]) -> list[int]:
+    """Return the hashes of masked documents, which are not the same if their targets differ."""
+    flags = [bytes(counts for _, counts in document) for document in documents]
+    return [document_hash(content + flag) for content, flag in zip(contents, flags, strict=True)]
 
 
 def _group(document: str | Segments, hash: int) -> int:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from folio.base.files import read_json, write_json
 from folio.base.number_format import counted
 from folio.data.account import IN, Account
 from folio.data.blocks import CorpusBlock, DocumentPart, EncodedBlock
-from folio.data.leakage import PERMUTATIONS, KeySet, SimilarDocuments, content_keys, count_leakage
-from folio.data.shards import SPLITS, Shards, ShardWriter
+from folio.data.leakage import KeySet, content_keys
+from folio.data.shards import SPLITS, ShardWriter
 from folio.data.tokenizer import OnUnknown, Tokenizer
 
 # --- which documents are for validation -------------------------------------------------------------------------------
@@ -43,10 +43,8 @@ Dedup = bool | Literal["near"]  # True: remove duplicates; "near": also remove n
 
 
 # The file "documents" has the hash, the group (EncodedBlock.groups), and the number of tokens of each document. The
-# lowest bit of the hash is replaced by 1 for validation and 0 for training. The file "signatures" has the signatures of
-# the same documents.
-DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("group", "<u8"), ("tokens", "<u4")])
-SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))
+# lowest bit of the hash is replaced by 1 for validation and 0 for training.
+DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("group", "<u8"), ("tokens", "<i8")])
 LENGTH_SHARES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "maximum": 1.0}  # of the documents, in report.json
 
 
@@ -88,9 +86,8 @@ class DatasetBuilder:
 
     It resumes from progress.json if the folder contains one. Use it as a context manager, which closes the files.
 
-    split_rule: selects the documents for validation. dedup: remove duplicates, or ("near") also near duplicates.
-    masked: blocks have masks. signed: blocks have signatures, which "near" requires and which are saved in the file
-    "signatures". metadata: additional entries of progress.json.
+    split_rule: selects the documents for validation. dedup: remove duplicates. near_duplicates: content keys of
+    documents to remove, in order, (K,). masked: blocks have masks. metadata: additional entries of progress.json.
     """
 
     def __init__(
@@ -100,9 +97,9 @@ class DatasetBuilder:
         split_rule: SplitRule,
         *,
         shard_tokens: int,
-        dedup: Dedup,
+        dedup: bool,
+        near_duplicates: np.ndarray,
         masked: bool,
-        signed: bool,
         metadata: dict[str, Any],
     ):
         self.folder, self.tokenizer, self.split_rule, self.metadata = folder, tokenizer, split_rule, metadata
@@ -115,44 +112,25 @@ class DatasetBuilder:
             )
             for split in SPLITS
         }
-        self.records, records = self._open_records("documents", DOCUMENT_RECORD, is_new=saved is None)
-        self.signatures = self.known_documents = None
-        if signed:
-            self.signatures, signatures = self._open_records("signatures", SIGNATURE_RECORD, is_new=saved is None)
-            self.known_documents = SimilarDocuments(signatures) if dedup == "near" else None
-        self.known_keys = KeySet() if dedup else None
-        if self.known_keys:
-            self.known_keys.add(content_keys(records["hash"]))
+        self.records = open(folder / "documents", "r+b" if saved else "w+b")  # noqa: SIM115
+        records = np.fromfile(self.records, dtype=DOCUMENT_RECORD, count=self.progress.remembered)
+        self.records.seek(records.nbytes)
+        self.records.truncate()
+        self.near_duplicates = KeySet(near_duplicates)
+        self.known_keys = None
+        if dedup:  # with the documents before an interruption
+            self.known_keys = KeySet(content_keys(records["hash"]))
+            self.known_keys.add(near_duplicates[: self.account["documents"]["near duplicates"]])
             if self.progress.open:
                 self.known_keys.add(content_keys(np.array([self.progress.open["hash"]], dtype=np.uint64)))
-        if self.known_documents and self.progress.open and self.progress.open["use"] in SPLITS:
-            self.known_documents.add_new(np.array([self.progress.open["signature"]], dtype=np.uint32))
-
-    def _open_records(self, name: str, dtype: np.dtype, is_new: bool) -> tuple[BinaryIO, np.ndarray]:
-        """Open a file of records for appending, and return it with the existing records."""
-        file = open(self.folder / name, "w+b" if is_new else "r+b")  # noqa: SIM115
-        records = np.fromfile(file, dtype=dtype, count=self.progress.remembered)
-        file.seek(records.nbytes)
-        file.truncate()
-        return file, records
 
     def __enter__(self) -> "DatasetBuilder":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._record_files:
-            file.close()
+        self.records.close()
         for writer in self.writers.values():
             writer.__exit__()
-
-    @property
-    def _record_files(self) -> list[BinaryIO]:
-        return [file for file in (self.records, self.signatures) if file]
-
-    def stop_signing(self) -> None:
-        """Stop saving signatures. The file is kept until the progress is saved."""
-        self.signatures.close()
-        self.signatures, self.metadata["signed"] = None, False
 
     @property
     def tokens(self) -> int:
@@ -182,9 +160,8 @@ class DatasetBuilder:
             self._save_progress()
 
     def _save_progress(self) -> None:
-        for file in self._record_files:
-            file.flush()
-            os.fsync(file.fileno())
+        self.records.flush()
+        os.fsync(self.records.fileno())
         self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
         self.progress.account = self.account.to_json()
         write_json(self.folder / "progress.json", {**self.metadata, "progress": asdict(self.progress)})
@@ -199,16 +176,13 @@ class DatasetBuilder:
             duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
             self._count("duplicates", encoded.sizes[duplicate])
             keep &= ~duplicate
-        if self.known_documents:
-            similar = np.zeros_like(keep)
-            similar[keep] = self.known_documents.add_new(encoded.signatures[keep])
-            self._count("near duplicates", encoded.sizes[similar])
-            keep &= ~similar
+            near = keep & self.near_duplicates.contains(content_keys(encoded.hashes))
+            self._count("near duplicates", encoded.sizes[near])
+            keep &= ~near
         val = self.split_rule(numbers, encoded.groups)
         self._write("train", encoded, keep & ~val)
         self._write("val", encoded, keep & val)
-        signatures = None if encoded.signatures is None else encoded.signatures[keep]
-        self._record(encoded.hashes[keep], encoded.groups[keep], val[keep], encoded.lengths[keep], signatures)
+        self._record(encoded.hashes[keep], encoded.groups[keep], val[keep], encoded.lengths[keep])
         p.characters += int(encoded.characters[keep].sum())
         p.unknown += int(encoded.unknown[keep].sum())
         lengths = np.where(keep, encoded.lengths, 0)
@@ -234,10 +208,8 @@ class DatasetBuilder:
     def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
         p = self.progress
         if p.open is None:
-            p.open = {"use": None, "tokens": 0, "bytes": 0, "hash": block.hash, "signature": None}
-            if encoded.signatures is not None:  # a document in parts has the signature of its first part
-                p.open["signature"] = encoded.signatures[0].tolist()
-            p.open["use"] = block.split or self._reason_to_remove(block, encoded) or self._select_split(block)
+            use = block.split or self._reason_to_remove(block) or self._select_split(block)
+            p.open = {"use": use, "tokens": 0, "bytes": 0, "hash": block.hash}
             p.number += 1
         p.open["tokens"] += len(encoded.ids)
         p.open["bytes"] += int(encoded.sizes.sum())
@@ -249,14 +221,12 @@ class DatasetBuilder:
             self._end_document(block)
             p.open = None
 
-    def _reason_to_remove(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
+    def _reason_to_remove(self, block: DocumentPart) -> str | None:
         """Return the reason to leave out the document of this first part, or None."""
-        hashes = np.array([block.hash], dtype=np.uint64)
-        if self.known_keys and self.known_keys.add(content_keys(hashes))[0]:
+        keys = content_keys(np.array([block.hash], dtype=np.uint64))
+        if self.known_keys and self.known_keys.add(keys)[0]:
             return "duplicates"
-        if self.known_documents and self.known_documents.add_new(encoded.signatures)[0]:
-            return "near duplicates"
-        return None
+        return "near duplicates" if self.near_duplicates.contains(keys)[0] else None
 
     def _select_split(self, block: DocumentPart) -> str:
         """Return the split of the document of this first part."""
@@ -271,31 +241,21 @@ class DatasetBuilder:
         if not size or use not in SPLITS:
             return
         if not block.split:
-            signatures = None if self.signatures is None else np.array([p.open["signature"]], dtype=np.uint32)
             hashes = np.array([block.hash], dtype=np.uint64)
-            self._record(hashes, hashes, np.array([use == "val"]), np.array([tokens]), signatures)
+            self._record(hashes, hashes, np.array([use == "val"]), np.array([tokens]))
         if tokens > p.longest:
             p.longest, p.longest_number = tokens, p.number - 1
 
-    def _record(
-        self,
-        hashes: np.ndarray,
-        groups: np.ndarray,
-        val: np.ndarray,
-        tokens: np.ndarray,
-        signatures: np.ndarray | None,
-    ) -> None:
-        """Append documents to the files "documents" and "signatures"."""
+    def _record(self, hashes: np.ndarray, groups: np.ndarray, val: np.ndarray, tokens: np.ndarray) -> None:
+        """Append documents to the file "documents"."""
         self.progress.remembered += len(hashes)
         records = np.empty(len(hashes), dtype=DOCUMENT_RECORD)
         records["hash"] = (hashes & ~np.uint64(1)) | val
         records["group"] = groups
-        records["tokens"] = tokens.clip(max=2**32 - 1)
+        records["tokens"] = tokens
         self.records.write(records.tobytes())
-        if self.signatures:
-            self.signatures.write(signatures.tobytes())
 
-    def _read_records(self) -> np.ndarray:
+    def read_records(self) -> np.ndarray:
         """Read the records of all documents in the data set."""
         self.records.flush()
         return np.fromfile(self.folder / "documents", dtype=DOCUMENT_RECORD)
@@ -304,7 +264,7 @@ class DatasetBuilder:
         """Return the lengths, in tokens, that shares of the documents do not exceed; None for a text that is split at
         its tail.
         """
-        lengths = self._read_records()["tokens"]
+        lengths = self.read_records()["tokens"]
         if not len(lengths):
             return None
         values = np.quantile(lengths, list(LENGTH_SHARES.values()), method="inverted_cdf")  # lengths that occur
@@ -327,7 +287,7 @@ class DatasetBuilder:
         Each split has at least one document and two tokens. Documents of a group are in the same split. Raises
         UserError if that is impossible.
         """
-        documents = self._read_records()
+        documents = self.read_records()
         documents["group"] = content_keys(documents["group"])
         documents.sort(order="group")
         counts = np.flatnonzero(np.diff(documents["group"])) + 1  # possible numbers of documents for validation
@@ -346,18 +306,3 @@ class DatasetBuilder:
             problem = "there is only one document" if documents == 1 else same
             problem += ", and a document cannot be in both splits"
         raise UserError(f"{problem}; add another one, or join all text in one .txt file, which is split at its tail")
-
-    def report_leakage(self, near: bool, shards: Shards | None, workers: int) -> dict[str, Any]:
-        """Return the entries of report.json on repeated text: count_leakage, and the number of removed documents.
-
-        near: count near duplicates, including exact duplicates in the data set. shards: see count_leakage.
-        """
-        signatures = None
-        if near:
-            self.signatures.flush()
-            signatures = np.fromfile(self.folder / "signatures", dtype=SIGNATURE_RECORD)
-        hashes = self._read_records()["hash"]
-        counts = count_leakage(hashes, signatures, self.folder, shards, self.tokenizer, workers)
-        counts["duplicates"]["left_out"] = self.account["documents"]["duplicates"]
-        counts["near_duplicates"]["left_out"] = self.account["documents"]["near duplicates"]
-        return counts

@@ -11,14 +11,17 @@ Georgian) whose folded form has the same number of bytes (not ß, which becomes 
 Dimensions: N bytes of a text, W words, G n-grams, D documents, P permutations of a signature.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from folio.base.workers import map_in_order
+from folio.data.account import Account
+from folio.data.blocks import CorpusBlock, DocumentPart, document_hash, hash_with_targets, plain_text
 from folio.data.shards import Shards, token_dtype
 from folio.data.tokenizer import Tokenizer
 from folio.data.word_cache import TEXT_STEP
@@ -26,8 +29,9 @@ from folio.machine import compiled
 from folio.machine.compiled import addresses
 
 OVERLAP = 13  # words of an n-gram shared by validation and training
-BLOCK_TOKENS = 1 << 20  # tokens processed at once; n-grams across the end of a block are not counted
-BOUNDARY = b" \xff "  # between documents: a word that does not occur in UTF-8
+RANGE_TOKENS = 1 << 20  # tokens processed at once; n-grams across the parts of longer documents are not counted
+BOUNDARY = b" \xff "  # between documents, and for end-of-text: a word that does not occur in UTF-8
+END = b"\xfe"  # of a document, in the decoded tokens
 FILTER_BITS = 32  # minimum number of bits per hash in HashFilter
 
 SHINGLE = 5  # words
@@ -38,33 +42,7 @@ PERMUTATIONS = 128  # the standard error of an estimated similarity is at most 0
 BANDS = 32  # of 4 values each: documents with a similarity of 0.5 share a band with a probability of 87 %
 MAX_CHAIN = 100  # documents compared per band, newest first; 1,000 documents take 3 ms if all share a band
 
-COPY_BYTES = 16  # this and the next line are the same in folio/data/text_step.py
-MULTIPLIER, MIXER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-
-
-def count_leakage(
-    hashes: np.ndarray,
-    signatures: np.ndarray | None,
-    folder: Path,
-    shards: Shards | None,
-    tokenizer: Tokenizer,
-    workers: int,
-) -> dict[str, Any]:
-    """Count duplicates, near duplicates, and shared n-grams of training and validation, as entries of report.json.
-
-    hashes: hashes of all documents in order, (D,), where the lowest bit is 1 for validation. signatures: signatures of
-    the same documents, (D, P); None: near duplicates are not counted. shards: the shards in `folder`; None: n-grams are
-    not counted.
-    """
-    near: dict[str, int | None] = {"repeated": None, "val_in_train": None}
-    if signatures is not None:
-        near = count_near_duplicates(signatures, (hashes & np.uint64(1)).astype(bool))
-    return {
-        "duplicates": count_duplicates(hashes),
-        "near_duplicates": near,
-        "ngram_overlap": None if shards is None else ngram_overlap(folder, shards, tokenizer, workers),
-    }
-
+COPY_BYTES = 16  # as in folio/data/text_step.py
 
 # --- words and n-grams ------------------------------------------------------------------------------------------------
 
@@ -80,12 +58,6 @@ def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
     return hashes[: compiled.function(TEXT_STEP, "hash_words", 3)(*addresses(data), len(data), *addresses(hashes))]
 
 
-def mix(hashes: np.ndarray) -> np.ndarray:
-    """Mix the bits of hashes, so that every bit depends on all bits of the input."""
-    hashes = (hashes ^ (hashes >> np.uint64(32))) * MIXER
-    return hashes ^ (hashes >> np.uint64(32))
-
-
 def ngrams_within_documents(words: np.ndarray, n: int, short: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash and the first word of each n-gram of words (W,) between two boundaries, (G,) each.
 
@@ -95,9 +67,6 @@ def ngrams_within_documents(words: np.ndarray, n: int, short: bool = False) -> t
     hash_ngrams = compiled.function(TEXT_STEP, "hash_ngrams", 6)
     count = hash_ngrams(*addresses(words), len(words), n, short, *addresses(hashes, starts))
     return hashes[:count], starts[:count]
-
-
-BOUNDARY_WORD = mix(np.array([0xFF + 1], np.uint64))[0]  # word_hashes(BOUNDARY)[0]
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------
@@ -111,8 +80,10 @@ def content_keys(hashes: np.ndarray) -> np.ndarray:
 class KeySet:
     """A set of uint64 values, such as content keys, stored in sorted arrays of decreasing size."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: np.ndarray | None = None):
         self.levels: list[np.ndarray] = []
+        if keys is not None:
+            self.add(keys)
 
     def add(self, keys: np.ndarray) -> np.ndarray:
         """Add keys, (D,). Returns whether each was in the set or earlier in the array, (D,) bool."""
@@ -137,7 +108,7 @@ class KeySet:
 def count_duplicates(hashes: np.ndarray) -> dict[str, int]:
     """Return the number of duplicates, and of validation documents that are also in training.
 
-    hashes: see count_leakage, (D,).
+    hashes: hashes of all documents, (D,), where the lowest bit is 1 for validation.
     """
     hashes = np.sort(hashes)
     keys, val = content_keys(hashes), (hashes & np.uint64(1)).astype(bool)
@@ -158,125 +129,130 @@ def compute_signatures(contents: Sequence[bytes]) -> np.ndarray:
 
     words = word_hashes(BOUNDARY.join(content[:SIGNED_BYTES] for content in contents))
     shingles, starts = ngrams_within_documents(words, SHINGLE, short=True)
-    document = np.cumsum(words == BOUNDARY_WORD)  # index of each word's document, (W,)
+    document = np.cumsum(words == word_hashes(BOUNDARY))  # index of each word's document, (W,)
     counts = np.bincount(document[starts], minlength=len(contents))  # shingles per document, (D,)
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, np.append(0, np.cumsum(counts)), PERMUTATIONS, 1)
-    return np.array(matrix.to_rows(), np.uint32).reshape(len(contents), PERMUTATIONS)
+    ends, signatures = np.append(0, np.cumsum(counts)), np.empty((len(contents), PERMUTATIONS), np.uint32)
+    for first in range(0, len(contents), 1000):  # to_rows takes 5 kB per document
+        offsets = ends[first : first + 1001]
+        hashes = shingles[offsets[0] : offsets[-1]]
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, offsets - offsets[0], PERMUTATIONS, 1)
+        signatures[first : first + 1000] = matrix.to_rows()
+    return signatures
 
 
-class SimilarDocuments:
-    """An index of document signatures for finding similar documents.
+def find_similar(signatures: np.ndarray, known: int | None = None) -> np.ndarray:
+    """Return the index of the first similar document for each of the documents (D, P), or -1.
+
+    A document is compared with the previous documents that have no similar one, or only with the first `known`
+    documents, whose own result is -1.
 
     For each band of a signature, a hash table contains the newest document with that band, and a chain links it to
-    older ones. Memory: at most 2 kB per document. (Rensa's tables take 3 kB and cannot be restored from saved
-    signatures, which is necessary to resume.)
+    older ones. Memory: at most 640 bytes per document. (Rensa's tables take 3 kB.)
     """
+    n, bits = len(signatures), max(10, (len(signatures) - 1).bit_length()) + 1
+    older = np.empty((n, BANDS), np.int32)  # previous document in each chain
+    newest = np.full((BANDS, 1 << bits), -1, np.int32)  # by band and slot
+    slots, results = np.empty(BANDS, np.int64), np.empty(n, np.int64)
+    sizes = n, PERMUTATIONS, BANDS, MAX_CHAIN, math.ceil(SIMILARITY * PERMUTATIONS), bits
+    mode = (0, True) if known is None else (known, False)
+    arrays = addresses(np.ascontiguousarray(signatures), older, newest, slots, results)
+    compiled.function(TEXT_STEP, "find_similar", 13)(*arrays, *sizes, *mode)
+    return results
 
-    def __init__(self, signatures: np.ndarray | None = None, expected: int = 0):
-        """signatures: signatures of initial documents, (D, P). expected: documents to allocate memory for."""
-        signatures = np.zeros((0, PERMUTATIONS), np.uint32) if signatures is None else signatures
-        self.count = len(signatures)
-        self._allocate(signatures, max(self.count, expected))
 
-    def _allocate(self, signatures: np.ndarray, documents: int) -> None:
-        """Allocate tables for at least this number of documents, and add documents with these signatures."""
-        capacity = max(1024, 1 << (documents - 1).bit_length())
-        self.signatures = np.zeros((capacity, PERMUTATIONS), np.uint32)
-        self.signatures[: len(signatures)] = signatures
-        self.older = np.full((capacity, BANDS), -1, np.int32)  # previous document in each chain
-        self.shift = np.uint64(64 - capacity.bit_length())  # 2 * capacity is a power of 2
-        self.newest = np.full((BANDS, 2 * capacity), -1, np.int32)  # by band and slot
-        link_documents = compiled.function(TEXT_STEP, "link_documents", 6)
-        slots = self._slots(signatures)
-        link_documents(*addresses(slots), len(signatures), BANDS, *addresses(self.older, self.newest), capacity)
+def sign_documents(block: CorpusBlock, masked: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the content keys and the signatures of the documents of a block, (D,) and (D, P), except empty ones.
 
-    def _slots(self, signatures: np.ndarray) -> np.ndarray:
-        """Return the slot of each band of signatures (D, P) in the hash tables, (D, BANDS)."""
-        bands = signatures.reshape(len(signatures), BANDS, PERMUTATIONS // BANDS)
-        hashes = np.zeros(bands.shape[:2], np.uint64)
-        for k in range(bands.shape[2]):
-            hashes = hashes * MULTIPLIER + bands[:, :, k] + MIXER
-        return (mix(hashes) >> self.shift).astype(np.int64)
+    masked: documents with other targets have other keys.
+    """
+    documents = [document or "" for document in block.documents(Account())]
+    documents = [document for document in documents if plain_text(document)]
+    contents = [plain_text(document).encode("utf-8", "replace") for document in documents]
+    hashes = [block.hash if isinstance(block, DocumentPart) else document_hash(content) for content in contents]
+    if masked:
+        hashes = hash_with_targets(documents, contents)
+    return content_keys(np.array(hashes, np.uint64)), compute_signatures(contents)
 
-    def find(self, signatures: np.ndarray) -> np.ndarray:
-        """Return the index of the first similar document for each of the signatures (D, P), or -1."""
-        results = np.empty(len(signatures), np.int64)
-        self._find(np.ascontiguousarray(signatures), results, add=False)
-        return results
 
-    def add_new(self, signatures: np.ndarray) -> np.ndarray:
-        """Add documents (D, P) that are not similar to a previous one. Returns whether each is similar, (D,) bool."""
-        results, done = np.empty(len(signatures), np.int64), 0
-        signatures = np.ascontiguousarray(signatures)
-        while done < len(signatures):
-            if self.count == len(self.signatures):
-                self._allocate(self.signatures, self.count + 1)
-            processed = self._find(signatures[done:], results[done:], add=True)
-            self.count += int((results[done : done + processed] < 0).sum())
-            done += processed
-        return results >= 0
+def near_duplicates(signed_blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return the content keys of documents that are similar to a previous document that is not, in order, (K,).
 
-    def _find(self, signatures: np.ndarray, results: np.ndarray, add: bool) -> int:
-        """Write the results of `find`, and optionally add documents without a similar one until the tables are full.
-
-        Returns the number of documents processed.
-        """
-        find_documents = compiled.function(TEXT_STEP, "find_documents", 14)
-        slots = self._slots(signatures)
-        tables = addresses(self.signatures, self.older, self.newest)
-        new = *addresses(signatures, slots), len(signatures)
-        sizes = PERMUTATIONS, BANDS, MAX_CHAIN, math.ceil(SIMILARITY * PERMUTATIONS)
-        return find_documents(*new, *sizes, *tables, len(self.signatures), self.count, add, *addresses(results))
+    signed_blocks: the results of sign_documents. A document in parts has the signature of its first part.
+    """
+    known, new_keys, new_signatures = KeySet(), [np.array([], np.uint64)], [compute_signatures([])]
+    for keys, signatures in signed_blocks:
+        is_new = ~known.add(keys)
+        new_keys.append(keys[is_new])
+        new_signatures.append(signatures[is_new])
+    return np.concatenate(new_keys)[find_similar(np.concatenate(new_signatures)) >= 0]
 
 
 def count_near_duplicates(signatures: np.ndarray, val: np.ndarray) -> dict[str, int]:
     """Return the number of near duplicates, and of validation documents with a near duplicate in training.
 
-    signatures: signatures of all documents in order, (D, P). val: whether each is for validation, (D,).
+    signatures: signatures of the training documents in order, and then of those for validation, (D, P). val: whether
+    each document, in the order of the input, is for validation, (D,).
     """
-    repeated = SimilarDocuments(expected=len(signatures)).add_new(signatures)
-    training = SimilarDocuments(signatures[~val])
-    val_in_train = (training.find(signatures[val]) >= 0).sum()
-    return {"repeated": int(repeated.sum()), "val_in_train": int(val_in_train)}
+    in_order = np.empty_like(signatures)
+    in_order[np.argsort(val, kind="stable")] = signatures
+    training = int((~val).sum())
+    val_in_train = find_similar(signatures, known=training)[training:] >= 0
+    return {"repeated": int((find_similar(in_order) >= 0).sum()), "val_in_train": int(val_in_train.sum())}
 
 
-# --- n-grams shared by validation and training ------------------------------------------------------------------------
+# --- text shared by validation and training ---------------------------------------------------------------------------
 
 
 class TokenRange(NamedTuple):
-    """A range of tokens in a shard."""
+    """Consecutive documents of a split. A document with more than RANGE_TOKENS tokens is divided into several."""
 
-    path: Path
-    first: int
-    count: int
+    split: str
+    first: int  # index of its first token in the split
+    lengths: np.ndarray  # (D,) tokens per document
+    begins: np.ndarray  # (D,) bool, False for the later parts of a divided document
 
 
-class TokenText:
-    """Decodes tokens to bytes, with BOUNDARY for the end-of-text token."""
+def token_ranges(split: str, lengths: np.ndarray) -> Iterator[TokenRange]:
+    """Yield the documents that begin in each RANGE_TOKENS tokens. lengths: tokens per document, (D,)."""
+    parts = np.maximum(1, -(-lengths // RANGE_TOKENS))  # per document
+    last = np.cumsum(parts) - 1
+    tokens, begins = np.full(parts.sum(), RANGE_TOKENS), np.zeros(parts.sum(), bool)
+    tokens[last], begins[last + 1 - parts] = lengths - (parts - 1) * RANGE_TOKENS, True
+    starts = np.cumsum(tokens) - tokens
+    for indices in np.split(np.arange(len(tokens)), np.flatnonzero(np.diff(starts // RANGE_TOKENS)) + 1):
+        yield TokenRange(split, int(starts[indices[0]]), tokens[indices], begins[indices])
 
-    def __init__(self, tokenizer: Tokenizer):
-        self.dtype = token_dtype(tokenizer.vocab_size)
-        pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+
+class ShardText:
+    """Decodes the documents in the shards of a folder. shards: the entries of meta.json."""
+
+    def __init__(self, folder: Path, shards: Shards, tokenizer: Tokenizer):
+        self.folder, self.shards, self.dtype = folder, shards, token_dtype(tokenizer.vocab_size)
+        pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)] + [END]
         if tokenizer.eot is not None:
             pieces[tokenizer.eot] = BOUNDARY
+        self.end = len(pieces) - 1
         self.content = np.frombuffer(b"".join([*pieces, bytes(COPY_BYTES)]), np.uint8)
         self.starts = np.cumsum([0, *map(len, pieces)])
 
-    def words(self, tokens: TokenRange) -> np.ndarray:
-        """Return the hash of each word, (W,)."""
-        offset = tokens.first * self.dtype.itemsize
-        ids = np.fromfile(tokens.path, self.dtype, tokens.count, offset=offset).astype(np.int32)
+    def read(self, documents: TokenRange) -> list[bytes]:
+        """Return the text of each document, with BOUNDARY for end-of-text tokens."""
+        ids = np.insert(self._read_ids(documents), np.cumsum(documents.lengths)[:-1], self.end)
         join_tokens = compiled.function(TEXT_STEP, "join_tokens", 5)
         pieces = *addresses(ids), len(ids), *addresses(self.starts, self.content)
         text = np.empty(join_tokens(*pieces, 0) + COPY_BYTES, np.uint8)
-        return word_hashes(text[: join_tokens(*pieces, *addresses(text))])
+        return text[: join_tokens(*pieces, *addresses(text))].tobytes().split(END)
 
-
-def token_ranges(folder: Path, shards: Sequence[dict[str, Any]]) -> Iterator[TokenRange]:
-    """Yield ranges of at most BLOCK_TOKENS tokens. shards: the entries of meta.json."""
-    for entry in shards:
-        for first in range(0, entry["tokens"], BLOCK_TOKENS):
-            yield TokenRange(folder / entry["file"], first, min(BLOCK_TOKENS, entry["tokens"] - first))
+    def _read_ids(self, documents: TokenRange) -> np.ndarray:
+        """Read tokens, which may be in several shards, (N,) int32."""
+        ids, first, count = [np.array([], self.dtype)], documents.first, int(documents.lengths.sum())
+        for entry in self.shards[documents.split]:
+            if 0 <= first < entry["tokens"] and count:
+                path, offset = self.folder / entry["file"], first * self.dtype.itemsize
+                ids.append(np.fromfile(path, self.dtype, min(count, entry["tokens"] - first), offset=offset))
+                first, count = first + len(ids[-1]), count - len(ids[-1])
+            first -= entry["tokens"]
+        return np.concatenate(ids, dtype=np.int32, casting="unsafe")
 
 
 class HashFilter:
@@ -298,28 +274,59 @@ class HashFilter:
         return indices[: find_in_filter(*look_up)]
 
 
-def matching_ngrams(tokens: TokenRange, text: TokenText, ngram_filter: HashFilter) -> np.ndarray:
-    """Return the distinct hashes of the n-grams in a range of tokens that pass the filter."""
-    ngrams, _ = ngrams_within_documents(text.words(tokens), OVERLAP)
-    return np.unique(ngrams[ngram_filter.find(ngrams)])
-
-
-def ngram_overlap(folder: Path, shards: Shards, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
-    """Measure how much validation text occurs in the training text, in n-grams of OVERLAP words (Brown et al. 2020).
-
-    Returns the number of validation words, of words in shared n-grams, and of documents with shared n-grams. Memory:
-    about 40 bytes per validation word.
+def compare_range(
+    documents: TokenRange, text: ShardText, ngram_filter: HashFilter, signed: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the distinct hashes of n-grams that pass the filter, (S,), and, if `signed`, the signatures of the
+    documents that begin in the range, (D, P).
     """
-    text = TokenText(tokenizer)
-    ranges = {split: list(token_ranges(folder, entries)) for split, entries in shards.items()}
-    blocks = [text.words(tokens) for tokens in ranges["val"]]
-    ngram_filter = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
-    shared = KeySet()
-    for _, hashes in map_in_order(matching_ngrams, ranges["train"], workers, text, ngram_filter):
-        shared.add(hashes)
-    words_in_overlap, n_words, document, documents = 0, 0, 0, set()
-    for words in blocks:
-        is_boundary = words == BOUNDARY_WORD
+    contents = text.read(documents)
+    ngrams, _ = ngrams_within_documents(word_hashes(BOUNDARY.join(contents)), OVERLAP)
+    hashes = np.unique(ngrams[ngram_filter.find(ngrams)])
+    if not signed:
+        return hashes, None
+    beginnings = itertools.compress(contents, documents.begins)
+    return hashes, compute_signatures([content.replace(BOUNDARY, b"") for content in beginnings])
+
+
+def compare_splits(
+    text: ShardText, lengths: np.ndarray, val: np.ndarray, signed: bool, workers: int
+) -> tuple[dict[str, int], np.ndarray | None]:
+    """Return how much validation text occurs in the training text (count_overlap).
+
+    If `signed`, also return the signatures of the training documents and then of those for validation, (D, P).
+
+    lengths: tokens of all documents in order, (D,). val: whether each is for validation, (D,). Memory: about 40 bytes
+    per validation word.
+    """
+    val_ranges, val_words, numbers, first = list(token_ranges("val", lengths[val])), [], [], -1
+    for documents in val_ranges:
+        contents = text.read(documents)
+        val_words.append(word_hashes(BOUNDARY.join(contents)))
+        number = first + np.cumsum(documents.begins)
+        numbers.append(np.repeat(number, [content.count(BOUNDARY) + 1 for content in contents]))
+        first = int(number[-1])
+    ngram_filter = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in val_words]))
+    shared, signatures = KeySet(), []
+    # Validation is signed here, too: a process in which Rensa has started threads cannot fork worker processes.
+    ranges = itertools.chain(token_ranges("train", lengths[~val]), val_ranges if signed else [])
+    arguments = text, ngram_filter, signed
+    for documents, (hashes, signatures_of_range) in map_in_order(compare_range, ranges, workers, *arguments):
+        signatures.append(signatures_of_range)
+        if documents.split == "train":
+            shared.add(hashes)
+    return count_overlap(val_words, numbers, shared), np.concatenate(signatures) if signed else None
+
+
+def count_overlap(words_by_range: list[np.ndarray], numbers: list[np.ndarray], shared: KeySet) -> dict[str, int]:
+    """Return the number of words, of words in shared n-grams, and of documents with shared n-grams (Brown et al. 2020).
+
+    words_by_range: the words of validation, (W,) per range. numbers: the number of the document between two boundaries.
+    shared: hashes of n-grams of OVERLAP words in training.
+    """
+    words_in_overlap, n_words, documents = 0, 0, set()
+    for words, numbers_of_range in zip(words_by_range, numbers, strict=True):
+        is_boundary = words == word_hashes(BOUNDARY)
         ngrams, starts = ngrams_within_documents(words, OVERLAP)
         starts = starts[shared.contains(ngrams)]
         covered = np.zeros(len(words) + 1, np.int64)  # +1 where an n-gram begins, -1 after its end
@@ -327,6 +334,5 @@ def ngram_overlap(folder: Path, shards: Shards, tokenizer: Tokenizer, workers: i
         np.add.at(covered, starts + OVERLAP, -1)
         words_in_overlap += int((np.cumsum(covered)[:-1] > 0).sum())
         n_words += int((~is_boundary).sum())
-        documents.update((document + np.cumsum(is_boundary)[starts]).tolist())
-        document += int(is_boundary.sum())
+        documents.update(numbers_of_range[np.cumsum(is_boundary)[starts]].tolist())
     return {"words": n_words, "words_in_overlap": words_in_overlap, "documents_with_overlap": len(documents)}

@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
+from tqdm import tqdm
 
 from folio import UserError
 from folio.base.commands import STARTED_BY_TRAINING, command
@@ -43,7 +44,15 @@ from folio.data.builder import (
 )
 from folio.data.corpus import Corpus, Documents
 from folio.data.inputs import TEXT_FORMATS
-from folio.data.leakage import OVERLAP, compute_signatures
+from folio.data.leakage import (
+    OVERLAP,
+    ShardText,
+    compare_splits,
+    count_duplicates,
+    count_near_duplicates,
+    near_duplicates,
+    sign_documents,
+)
 from folio.data.shards import (
     MIN_DOCUMENTS,
     NANOGPT_SCRIPT,
@@ -75,7 +84,7 @@ MAX_NAME_BYTES = 200  # of a data set; file systems allow 255, and the temporary
 MAX_CHECKED_BYTES = 1_000_000_000  # largest text that is checked for leakage by default
 MAX_COMPARED_DOCUMENTS = 100_000  # near duplicates of more are not counted by default; this takes about 5 s and 300 MB
 MAX_NOTES = 5  # printed lines on files that are not read as their names say
-PROGRESS_VERSION = 6  # of progress.json and of the division of a corpus into blocks
+PROGRESS_VERSION = 7  # of progress.json and of the division of a corpus into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
@@ -193,7 +202,7 @@ def prepare(
         if (job.folder / NANOGPT_SCRIPT).exists():
             shutil.copy2(job.folder / NANOGPT_SCRIPT, job.part)
         replace_folder(job.part, job.folder)
-        for temporary in ("progress.json", "documents", "signatures"):
+        for temporary in ("progress.json", "documents"):
             (job.folder / temporary).unlink(missing_ok=True)
     print(_describe(job, report, loaded, time.perf_counter() - started))
     _print_hints(job)
@@ -251,11 +260,6 @@ class _Job:
         if self.corpus.text_bytes > self.max_checked_bytes:
             return f"the text has more than {self.max_checked_bytes / 1e9:g} GB; --check_leakage=True counts it"
         return compiled.why_unavailable(TEXT_STEP, "hash_words")
-
-    @property
-    def signed(self) -> bool:
-        """Whether documents have MinHash signatures."""
-        return not self.corpus.is_one_text and (self.cfg.dedup == "near" or self.checks_leakage)
 
     @cached_property
     def workers(self) -> int:
@@ -348,7 +352,7 @@ def _saved_metadata(part: Path) -> dict[str, Any] | None:
     try:
         saved = read_json(part / "progress.json")
         BuildProgress(**saved["progress"])
-        return {name: saved[name] for name in ("version", "recipe", "bound", "signed")}
+        return {name: saved[name] for name in ("version", "recipe", "bound")}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -457,14 +461,12 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
     If a split would be empty, the first pass over the corpus computes a bound for split_by_smallest_keys, and a second
     pass uses it. Raises UserError if a split would still be empty.
     """
-    metadata = _saved_metadata(job.part) or {
-        "version": PROGRESS_VERSION,
-        "recipe": job.recipe,
-        "bound": None,
-        "signed": job.signed,
-    }
+    metadata = _saved_metadata(job.part) or {"version": PROGRESS_VERSION, "recipe": job.recipe, "bound": None}
+    if job.cfg.check_leakage:
+        compiled.function(TEXT_STEP, "hash_words", 3)  # without numba, an error now, and not after tokenization
+    similar = _find_near_duplicates(job)
     while True:
-        with _open_builder(job, tokenizer, metadata) as builder:
+        with _open_builder(job, tokenizer, metadata, similar) as builder:
             _tokenize(job, tokenizer, builder)
             empty_split = builder.empty_split()
             if empty_split is None:
@@ -476,7 +478,15 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
         _delete_pass(job.part)
 
 
-def _open_builder(job: _Job, tokenizer: Tokenizer, metadata: dict[str, Any]) -> DatasetBuilder:
+def _find_near_duplicates(job: _Job) -> np.ndarray:
+    """Return the content keys of the near duplicates to remove, in order, by a pass of its own over the corpus."""
+    if job.cfg.dedup != "near" or job.corpus.is_one_text:
+        return np.array([], np.uint64)
+    with closing(_map_blocks(job, sign_documents, job.corpus.blocks(), job.corpus.masked)) as results:
+        return near_duplicates(signed for *_, signed in results)
+
+
+def _open_builder(job: _Job, tokenizer: Tokenizer, metadata: dict[str, Any], similar: np.ndarray) -> DatasetBuilder:
     if metadata["bound"] is None:
         split_rule = job.corpus.split_rule or split_by_hash(job.val_fraction)
     else:
@@ -487,55 +497,47 @@ def _open_builder(job: _Job, tokenizer: Tokenizer, metadata: dict[str, Any]) -> 
         tokenizer,
         split_rule,
         shard_tokens=cfg.shard_tokens,
-        dedup=cfg.dedup,
+        dedup=bool(cfg.dedup),
+        near_duplicates=similar,
         masked=job.corpus.masked,
-        signed=metadata["signed"],
         metadata=metadata,
     )
 
 
 def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
-    """Tokenize the remaining blocks, with a progress bar."""
+    """Tokenize the remaining blocks."""
     eot = None if job.corpus.is_one_text else tokenizer.eot
     blocks = itertools.islice(job.corpus.blocks(job.val_fraction), builder.progress.blocks, None)
     if builder.progress.blocks:
         print(f"resuming after {builder.full_shards} full shards")
-    bar, tokens_before, started = None, builder.tokens, time.perf_counter()
-    signed_blocks = ((block, builder.signatures is not None) for block in blocks)
-    if job.workers:
-        _compile(tokenizer, signed=builder.signatures is not None)
-    with closing(map_in_order(_encode, signed_blocks, job.workers, tokenizer, eot, job.corpus.masked)) as results:
-        for (block, _), encoded in results:
-            if bar is None:  # created after the workers, which must not inherit its thread
+    tokens_before, started = builder.tokens, time.perf_counter()
+    if job.workers and isinstance(tokenizer, RankedTokenizer):
+        tokenizer.new_word_cache()  # compiles its functions once, before worker processes start
+    with closing(_map_blocks(job, encode, blocks, tokenizer, eot, job.corpus.masked)) as results:
+        for bar, block, encoded in results:
+            if builder.tokens == tokens_before:
                 _check_disk_space(job, builder, encoded)
-                bar = progress_bar(total=job.corpus.bytes, unit="B", unit_scale=True, leave=False)
             builder.add(block, encoded)
-            if builder.signatures and job.cfg.dedup != "near" and not _counts_near(job, builder):
-                builder.stop_signing()
             speed = (builder.tokens - tokens_before) / (time.perf_counter() - started)
             bar.set_postfix_str(f"{speed:,.0f} tokens/s", refresh=False)
+
+
+def _map_blocks(
+    job: _Job, function: Callable, blocks: Iterable[CorpusBlock], *arguments: Any
+) -> Iterator[tuple[tqdm, CorpusBlock, Any]]:
+    """Yield a progress bar, each block, and function(block, *arguments), which is computed in the worker processes."""
+    with closing(map_in_order(function, blocks, job.workers, *arguments)) as results, ExitStack() as stack:
+        bar = None
+        for block, result in results:
+            if bar is None:  # created after the workers, which must not inherit its thread
+                bar = stack.enter_context(progress_bar(total=job.corpus.bytes, unit="B", unit_scale=True, leave=False))
+            yield bar, block, result
             bar.update(block.bytes_read - bar.n)
-    if bar is not None:
-        bar.close()
-
-
-def _compile(tokenizer: Tokenizer, signed: bool) -> None:
-    """Compile the functions that tokenize and sign documents, once, before worker processes start."""
-    if isinstance(tokenizer, RankedTokenizer):
-        tokenizer.new_word_cache()
-    if signed:
-        compute_signatures([])
-
-
-def _encode(item: tuple[CorpusBlock, bool], tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
-    """Tokenize a block. item: the block, and whether to compute signatures."""
-    block, signed = item
-    return encode(block, tokenizer, eot, masked, signed)
 
 
 def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -> None:
     """Raise UserError if the disk is too small for the shards, based on the tokens per byte of the first block."""
-    written = [array.nbytes for array in (first.ids, first.mask, first.signatures) if array is not None]
+    written = [array.nbytes for array in (first.ids, first.mask) if array is not None]
     bytes_per_token = sum(written) / max(1, len(first.ids))
     tokens = job.corpus.text_bytes * len(first.ids) / max(1, first.sizes.sum()) - builder.tokens
     free = shutil.disk_usage(job.part).free
@@ -612,7 +614,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
         "document_lengths": builder.document_lengths(),
         "empty_documents": account["documents"]["empty"],
-        **builder.report_leakage(_counts_near(job, builder), shards if job.checks_leakage else None, job.workers),
+        **_count_repeated_text(job, tokenizer, builder, shards),
         "vocabulary_used": int((counts > 0).sum()),
         "most_common_tokens": [
             {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
@@ -622,10 +624,25 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
     }
 
 
-def _counts_near(job: _Job, builder: DatasetBuilder) -> bool:
-    """Whether to count near duplicates."""
-    within_limit = job.cfg.check_leakage or builder.progress.remembered <= job.max_compared_documents
-    return job.checks_leakage and within_limit and builder.signatures is not None
+def _count_repeated_text(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Shards) -> dict[str, Any]:
+    """Return the entries of report.json on duplicates, near duplicates, and text in both splits."""
+    documents, left_out = builder.read_records(), builder.account["documents"]
+    lengths, val = documents["tokens"], (documents["hash"] & np.uint64(1)).astype(bool)
+    if job.corpus.is_one_text:  # its splits are its documents, without records
+        lengths, val = np.array([writer.tokens for writer in builder.writers.values()]), np.array([False, True])
+    has_few_documents = job.cfg.check_leakage or len(documents) <= job.max_compared_documents
+    near, overlap = {"repeated": None, "val_in_train": None}, None
+    if job.checks_leakage:
+        signed = has_few_documents and not job.corpus.is_one_text
+        text = ShardText(job.part, shards, tokenizer)
+        overlap, signatures = compare_splits(text, lengths, val, signed, job.workers)
+        if signed:
+            near = count_near_duplicates(signatures, val)
+    return {
+        "duplicates": {**count_duplicates(documents["hash"]), "left_out": left_out["duplicates"]},
+        "near_duplicates": {**near, "left_out": left_out["near duplicates"]},
+        "ngram_overlap": overlap,
+    }
 
 
 def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:

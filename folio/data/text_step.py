@@ -329,29 +329,21 @@ def join_tokens(ids_at, n, starts_at, content_at, text_at):
 
 
 @compiled
-def link(document, slots, bands, older, newest, capacity):
-    """Add a document to the chain of each band."""
+def find_slots(signature, size, bands, bits, slots):
+    """Write the slot of each band of a signature in its hash table of 2 ** bits slots."""
     for band in range(bands):
-        slot = band * 2 * capacity + slots[band]
-        older[document * bands + band] = newest[slot]
-        newest[slot] = document
+        hashed = np.uint64(0)
+        for k in range(band * size // bands, (band + 1) * size // bands):
+            hashed = hashed * MULTIPLIER + np.uint64(np.uint32(signature[k])) + MIXER
+        slots[band] = (band << bits) + np.int64(mix(hashed) >> np.uint64(64 - bits))
 
 
 @compiled
-def link_documents(slots_at, n, bands, older_at, newest_at, capacity):
-    """Add the first n documents to the chains. slots: the slot of each band, (n, bands)."""
-    older, newest = integers_32(older_at, 1), integers_32(newest_at, 1)
-    for document in range(n):
-        link(document, integers(slots_at + 8 * bands * document, bands), bands, older, newest, capacity)
-    return n
-
-
-@compiled
-def find_similar(signature, slots, size, bands, max_chain, min_equal, signatures, older, newest, capacity):
-    """Return the first document that is similar to one document, or -1. slots: the slot of each band."""
+def find_first(signature, slots, signatures, size, bands, older, newest, max_chain, min_equal):
+    """Return the first document in the hash tables that is similar to one with this signature, or -1."""
     first = -1
     for band in range(bands):
-        document = np.int64(newest[band * 2 * capacity + slots[band]])
+        document = np.int64(newest[slots[band]])
         for _ in range(max_chain):
             if document < 0:
                 break
@@ -366,45 +358,29 @@ def find_similar(signature, slots, size, bands, max_chain, min_equal, signatures
 
 
 @compiled
-def find_documents(
-    new_at,
-    slots_at,
-    n,
-    size,
-    bands,
-    max_chain,
-    min_equal,
-    signatures_at,
-    older_at,
-    newest_at,
-    capacity,
-    count,
-    add,
-    results_at,
+def find_similar(
+    signatures_at, older_at, newest_at, slots_at, results_at, n, size, bands, max_chain, min_equal, bits, known, add
 ):
-    """Write the index of the first document that is similar to each of n documents, or -1, until the tables are full.
+    """Write the index of the first document that is similar to each of n documents, or -1.
 
     size: values per signature, at least min_equal of which are equal for similar documents. max_chain: documents per
-    band to compare with. count: documents in the tables. add: add documents without a similar one. Returns the number
-    of documents processed.
+    band to compare with. known: the first `known` documents are added to the hash tables; add: so are others for which
+    the result is -1. slots: for the slots of one document.
     """
-    signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
-    newest, results = integers_32(newest_at, 1), integers(results_at, n)
+    signatures, older = integers_32(signatures_at, n * size), integers_32(older_at, n * bands)
+    newest, slots, results = integers_32(newest_at, bands << bits), integers(slots_at, bands), integers(results_at, n)
     for document in range(n):
-        if add and count == capacity:
-            return document
-        signature = integers_32(new_at + 4 * size * document, size)
-        slots = integers(slots_at + 8 * bands * document, bands)
+        signature = integers_32(signatures_at + 4 * size * document, size)
+        find_slots(signature, size, bands, bits, slots)
         has_words = False
         for k in range(size):
             has_words |= signature[k] != -1
-        results[document] = -1
-        if has_words:
-            tables = signatures, older, newest, capacity
-            results[document] = find_similar(signature, slots, size, bands, max_chain, min_equal, *tables)
-        if add and results[document] < 0:
-            for k in range(size):
-                signatures[count * size + k] = signature[k]
-            link(count, slots, bands, older, newest, capacity)
-            count += 1
+        first = -1
+        if document >= known and has_words:
+            first = find_first(signature, slots, signatures, size, bands, older, newest, max_chain, min_equal)
+        results[document] = first
+        if document < known or (add and first < 0):
+            for band in range(bands):
+                older[document * bands + band] = newest[slots[band]]
+                newest[slots[band]] = document
     return n

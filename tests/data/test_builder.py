@@ -2,7 +2,6 @@
 
 import gzip
 import random
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from folio.base.files import read_json, write_json
 from folio.data import builder
 from folio.data.builder import DatasetBuilder, describe_unknown, split_by_number
+from folio.data.inputs import SizeLimits
 from folio.data.prepare import prepare
 from folio.data.shards import open_dataset
 from tests.support.prepared import (
@@ -76,6 +76,28 @@ def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_p
     assert len(read_back(folder, "val")) == 3
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_copies_of_a_near_duplicate_are_counted_alike_after_an_interruption(in_parts, tmp_path, monkeypatch, seed):
+    """A near duplicate was forgotten by an interruption, so that its exact copies were near duplicates, too."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
+    texts = [" ".join(rng.choices(words, k=80)) for _ in range(16)]
+    near = f"{texts[0]} {words[0]}"
+    documents = [texts[0], near, *texts[1:8], near, *texts[8:], near, texts[0]]
+    limits = SizeLimits(block=300 if in_parts else 1000)  # the documents have about 400 bytes
+    corpus = write_documents(tmp_path / "texts", documents, limits)
+    settings = dict(dedup="near", shard_tokens=900, val_fraction=0.3)
+    straight = prepare(config(tmp_path, **settings), corpus, "straight")
+    report = read_json(straight / "report.json")
+    assert report["duplicates"]["left_out"] == 3 and report["near_duplicates"]["left_out"] == 1
+    for stop_after in (4, 14, 31) if in_parts else (2, 4, 6):
+        with interrupted_after(stop_after, monkeypatch):
+            prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}")
+        folder = prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}")
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
 def test_an_empty_document_in_parts_has_no_token(tmp_path):
     """It had an end-of-text token, which was no document of the report."""
     folder = tmp_path / "texts"
@@ -87,44 +109,6 @@ def test_an_empty_document_in_parts_has_no_token(tmp_path):
     ids = np.concatenate([ids_of(prepared, split) for split in ("train", "val")])
     assert (ids == open_dataset(prepared).tokenizer.eot).sum() == 8
     assert read_json(prepared / "report.json")["empty_documents"] == 8
-
-
-def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
-    """A list that receives the size of the file "signatures" after each block."""
-    sizes, add = [], DatasetBuilder.add
-
-    def add_and_measure(builder, block, encoded):
-        add(builder, block, encoded)
-        if builder.signatures:
-            builder.signatures.flush()
-        sizes.append((builder.folder / "signatures").stat().st_size)
-
-    monkeypatch.setattr(DatasetBuilder, "add", add_and_measure)
-    return sizes
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_documents_are_signed_until_there_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
-    """Also after an interruption."""
-    settings = dict(num_workers=workers, shard_tokens=3000)
-    sizes = sizes_of_signatures(tmp_path, monkeypatch)
-    prepare(config(tmp_path, **settings), lines, "all")
-    signed = sizes[-1] // 512
-    assert len(sizes) > 8 and signed == sum(read_json(tmp_path / "data" / "all" / "report.json")["documents"].values())
-    prepare_few = partial(prepare, max_compared_documents=signed // 3)
-    sizes.clear()
-    straight = prepare_few(config(tmp_path, **settings), lines, "few")
-    assert signed // 3 < sizes[-1] // 512 < signed // 2 and sizes[-1] == sizes[-4]
-    sizes.clear()
-    prepare_few(config(tmp_path, dedup="near", **settings), lines, "near")
-    assert sizes[-1] > 512 * signed // 2  # dedup needs all of them
-
-    for stop_after in (4,) if workers else (2, 4, 6, 8):
-        with interrupted_after(stop_after, monkeypatch):
-            prepare_few(config(tmp_path, **settings), lines, f"cut{stop_after}")
-        folder = prepare_few(config(tmp_path, **settings), lines, f"cut{stop_after}")
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
 
 
 @pytest.mark.parametrize("dedup", [False, True, "near"])

@@ -3,29 +3,32 @@ an exhaustive search. test_prepare.py tests the report on a data set.
 """
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from folio import UserError
 from folio.base.settings import load
+from folio.data import leakage
 from folio.data.leakage import (
     BANDS,
     BOUNDARY,
-    BOUNDARY_WORD,
     NO_WORDS,
     PERMUTATIONS,
     SIMILARITY,
     HashFilter,
     KeySet,
-    SimilarDocuments,
+    ShardText,
+    compare_splits,
     compute_signatures,
-    count_leakage,
-    mix,
+    count_duplicates,
+    count_near_duplicates,
+    find_similar,
     ngrams_within_documents,
     word_hashes,
 )
+from folio.data.shards import ShardWriter
+from folio.data.tokenizer import CharTokenizer
 from tools.bench import duplicates as bench_duplicates
 from tools.bench.duplicates import DuplicatesBenchConfig, change, jaccard, measure
 
@@ -84,6 +87,11 @@ def test_case_is_ignored_in_other_alphabets(text):
     assert upper.tolist() == lower.tolist() and len(set(upper)) == len(text.split())
 
 
+def mix(hashes: np.ndarray) -> np.ndarray:
+    hashes = (hashes ^ (hashes >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return hashes ^ (hashes >> np.uint64(32))
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 13])
 def test_equal_ngrams_have_equal_hashes(n, seed):
     rng, hash_by_ngram = np.random.default_rng(seed), {}
@@ -100,7 +108,7 @@ def test_equal_ngrams_have_equal_hashes(n, seed):
 def test_no_ngram_crosses_the_end_of_a_document():
     documents = [b"a b c d", b"", b"e f", b"g h i"]
     words = word_hashes(BOUNDARY.join(documents))
-    assert word_hashes(BOUNDARY).tolist() == [BOUNDARY_WORD]
+    assert len(word_hashes(BOUNDARY)) == 1
     for short, expected in ((False, [0, 1, 9]), (True, [0, 1, 6, 9])):
         hashes, starts = ngrams_within_documents(words, 3, short)
         by_document = [ngrams_within_documents(word_hashes(document), 3, short)[0] for document in documents]
@@ -131,7 +139,8 @@ def test_a_filter_contains_its_hashes_and_few_others(size, seed):
 
 
 def test_mixing():
-    upper = mix(np.arange(1, 20_001, dtype=np.uint64)) >> np.uint64(32)  # the upper 32 bits depend on the lower ones
+    hashes, _ = ngrams_within_documents(np.arange(1, 20_001, dtype=np.uint64), 1)
+    upper = hashes >> np.uint64(32)  # the upper 32 bits depend on the lower ones
     assert len(np.unique(upper)) > 19_990
 
 
@@ -156,12 +165,7 @@ def test_duplicates_are_counted(seed):
     keys, val = rng.integers(40, size=60), rng.random(60) < 0.3
     hashes = keys.astype(np.uint64) << np.uint64(1) | val.astype(np.uint64)
     expected = {"repeated": 60 - len({*keys.tolist()}), "val_in_train": int(np.isin(keys[val], keys[~val]).sum())}
-    unknown = {"repeated": None, "val_in_train": None}
-    assert count_leakage(hashes, None, Path(), None, None, 0) == {
-        "duplicates": expected,
-        "near_duplicates": unknown,
-        "ngram_overlap": None,
-    }
+    assert count_duplicates(hashes) == expected
 
 
 # --- near duplicates --------------------------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ def test_short_documents():
     a, b, empty, c, points = compute_signatures([b"Two words!", b"two  words", b"", b"two birds", b"..."])
     assert (a == b).all() and (a != c).mean() > 0.9
     assert (empty == NO_WORDS).all() and (points == NO_WORDS).all()
-    assert SimilarDocuments(np.array([empty])).find(points[None]).tolist() == [-1]
+    assert find_similar(np.array([empty, points])).tolist() == [-1, -1]
     assert len(compute_signatures([])) == 0 and (compute_signatures([b""]) == NO_WORDS).all()
 
 
@@ -236,39 +240,97 @@ def test_find_returns_the_first_similar_document_with_an_equal_band(seed):
     for k in range(0, 400, 5):
         similar = np.flatnonzero((signatures[:k] == signatures[k]).mean(axis=1) >= SIMILARITY)
         similar = [number for number in similar.tolist() if share_a_band(signatures[number], signatures[k])]
-        assert SimilarDocuments(signatures[:k]).find(signatures[k : k + 1]).tolist() == (similar[:1] or [-1])
-
-
-def test_adding_documents_in_blocks_gives_the_same_tables(seed):
-    """Also if the tables grow while documents are added."""
-    rng = np.random.default_rng(seed)
-    signatures = related_signatures(rng, 3500)
-    expected, blocks = SimilarDocuments(), np.split(signatures, [7, 8, 900, 3000])
-    unique = signatures[~np.concatenate([expected.add_new(block) for block in blocks])]
-    initial, allocated = SimilarDocuments(unique), SimilarDocuments(expected=len(unique))
-    assert not allocated.add_new(unique).any()
-    for tables in (initial, allocated):
-        assert tables.count == expected.count == len(unique) > 1024
-        assert np.array_equal(tables.newest, expected.newest) and np.array_equal(tables.older, expected.older)
+        assert find_similar(signatures[: k + 1], known=k)[k:].tolist() == (similar[:1] or [-1])
+    assert (find_similar(signatures, known=400) == -1).all() and not len(find_similar(signatures[:0]))
 
 
 def test_each_removed_document_is_similar_to_a_previous_one(seed):
     rng = np.random.default_rng(seed)
     signatures = related_signatures(rng, 400)
-    is_removed = SimilarDocuments().add_new(signatures)
+    first = find_similar(signatures)
+    is_removed = first >= 0
     unique = signatures[~is_removed]
-    index = SimilarDocuments(unique)
-    assert (index.find(signatures) >= 0).all()
+    assert not is_removed[first[is_removed]].any()
+    assert ((signatures[is_removed] == signatures[first[is_removed]]).mean(axis=1) >= SIMILARITY).all()
     for k, signature in enumerate(unique):
         similar = (unique[:k] == signature).mean(axis=1) >= SIMILARITY
         assert not any(share_a_band(unique[number], signature) for number in np.flatnonzero(similar))
     val = rng.random(400) < 0.2
-    hashes = rng.integers(2**62, size=400, dtype=np.uint64) << np.uint64(1) | val.astype(np.uint64)
-    counts = count_leakage(hashes, signatures, Path(), None, None, 0)
-    training = SimilarDocuments(signatures[~val])
-    expected = (training.find(signatures[val]) >= 0).sum()
-    assert counts["near_duplicates"] == {"repeated": int(is_removed.sum()), "val_in_train": expected}
+    training = signatures[~val]
+    expected = sum(
+        any(
+            share_a_band(signature, training[k])
+            for k in np.flatnonzero((training == signature).mean(axis=1) >= SIMILARITY)
+        )
+        for signature in signatures[val]
+    )
+    counts = count_near_duplicates(np.concatenate([training, signatures[val]]), val)
+    assert counts == {"repeated": int(is_removed.sum()), "val_in_train": expected}
     assert 0 < expected < val.sum()
+
+
+# --- shared text ------------------------------------------------------------------------------------------------------
+
+
+def ngrams_of(text: str) -> list[tuple[str, ...]]:
+    words = text.split()
+    return [tuple(words[i : i + 13]) for i in range(len(words) - 12)]
+
+
+@pytest.mark.parametrize("eot", [False, True])
+@pytest.mark.parametrize("shard_tokens", [150, 100_000])
+def test_documents_are_read_from_the_shards(eot, shard_tokens, tmp_path, monkeypatch, seed):
+    """The counts are independent of the ends of shards and ranges, and no n-gram crosses an end-of-text token.
+
+    N-grams in two shards were not counted, without an end-of-text token all documents were one, and with such tokens in
+    a document, as after each answer of a chat, it was counted as several.
+    """
+    monkeypatch.setattr(leakage, "RANGE_TOKENS", 1000)  # the documents are shorter
+    rng = random.Random(seed)
+    tokenizer = CharTokenizer("abcd ", eot)
+    texts = [" ".join(rng.choices(["a", "ab", "c", "dd"], k=rng.choice([1, 4, 20, 120]))) for _ in range(120)]
+    texts = [[text, " ".join(rng.choices(["a", "b"], k=20))] if eot else [text] for text in texts]
+    val = np.array([rng.random() < 0.2 for _ in texts])
+    lengths, shards = [], {}
+    writers = {split: ShardWriter(tmp_path, split, tokenizer.vocab_size, shard_tokens) for split in ("train", "val")}
+    for text, is_val in zip(texts, val, strict=True):
+        ids = np.concatenate([np.append(tokenizer.encode(part), [tokenizer.eot] * eot) for part in text])
+        writers["val" if is_val else "train"].write(ids)
+        lengths.append(len(ids))
+    for split, writer in writers.items():
+        shards[split] = writer.finish()
+        writer.__exit__()
+    counts, signatures = compare_splits(ShardText(tmp_path, shards, tokenizer), np.array(lengths), val, True, 0)
+
+    by_split = [[text for text, is_val in zip(texts, val, strict=True) if is_val == wanted] for wanted in (0, 1)]
+    contents = ["".join(text).encode() for split in by_split for text in split]
+    assert np.array_equal(signatures, compute_signatures(contents))
+    windows = {ngram for text in by_split[0] for part in text for ngram in ngrams_of(part)}
+    covered = [
+        [{i + k for i, ngram in enumerate(ngrams_of(part)) if ngram in windows for k in range(13)} for part in text]
+        for text in by_split[1]
+    ]
+    assert counts == {
+        "words": sum(len(part.split()) for text in by_split[1] for part in text),
+        "words_in_overlap": sum(len(words) for parts in covered for words in parts),
+        "documents_with_overlap": sum(any(parts) for parts in covered),
+    }
+
+
+def test_a_long_document_is_read_in_parts(tmp_path, monkeypatch):
+    """It has the signature of its first part."""
+    monkeypatch.setattr(leakage, "RANGE_TOKENS", 8)
+    tokenizer = CharTokenizer("abcdefgh ", eot=True)
+    texts, shards = ["a b", "a b c d e f g h a b", "a b", "h g f e d c b a"], {}
+    for split in ("train", "val"):
+        with ShardWriter(tmp_path, split, tokenizer.vocab_size, 100) as writer:
+            for text in texts:
+                writer.write(np.append(tokenizer.encode(text), tokenizer.eot))
+            shards[split] = writer.finish()
+    lengths, val = np.array([len(text) + 1 for text in texts] * 2), np.arange(8) >= 4
+    _, signatures = compare_splits(ShardText(tmp_path, shards, tokenizer), lengths, val, True, 0)
+    expected = compute_signatures([text[:8].encode() for text in texts])
+    assert np.array_equal(signatures, np.concatenate([expected, expected]))
 
 
 def test_the_duplicates_benchmark(tmp_path, capsys, seed):

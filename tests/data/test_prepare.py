@@ -416,7 +416,6 @@ def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, c
         assert "25 near duplicates were left out" in capsys.readouterr().out
     counts = read_json(straight / "report.json")["near_duplicates"]
     assert counts == {"repeated": 0, "val_in_train": 0, "left_out": 85 - len(remaining)} and len(remaining) < 75
-    assert not (straight / "signatures").exists()
     again = prepare(config(tmp_path, dedup="near", num_workers=2, **settings), documents, "again")
     assert content(again) == content(straight)
     assert (again / "report.json").read_bytes() == (straight / "report.json").read_bytes()

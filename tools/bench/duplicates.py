@@ -28,7 +28,7 @@ from folio.base.settings import NonNegativeInt, PositiveInt, Settings, run_scrip
 from folio.data.blocks import iterate_texts  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.inputs import find_sources  # noqa: E402
-from folio.data.leakage import SHINGLE, SIMILARITY, SimilarDocuments, compute_signatures  # noqa: E402
+from folio.data.leakage import SHINGLE, SIMILARITY, compute_signatures, find_similar  # noqa: E402
 from tools.bench.timing import print_table  # noqa: E402
 
 STRICT = 0.8  # threshold of Lee et al. 2021, for comparison
@@ -87,16 +87,20 @@ def measure(
 ) -> list[Row]:
     """Return a row per kind of copies of passages, and a last one for `others`, which are not copies."""
     signatures = sign(passages)
-    index = SimilarDocuments(signatures)
     rows = []
     for kind, copies in plant(passages, vocabulary, rng):
         copy_signatures = sign(copies)
-        detected = index.find(copy_signatures) >= 0
+        detected = is_detected(signatures, copy_signatures)
         strict = [(a == b).mean() >= STRICT for a, b in zip(signatures, copy_signatures, strict=True)]
         exact = [jaccard(a, b) for a, b in zip(passages, copies, strict=True)]
         rows.append(Row(kind, len(copies), float(np.mean(exact)), float(np.mean(detected)), float(np.mean(strict))))
-    unrelated = index.find(sign(others)) >= 0
+    unrelated = is_detected(signatures, sign(others))
     return [*rows, Row("unrelated", len(others), 0.0, float(np.mean(unrelated)), 0.0)]
+
+
+def is_detected(known: np.ndarray, signatures: np.ndarray) -> np.ndarray:
+    """Return whether each of the signatures (D, P) is similar to a known one, (D,) bool."""
+    return find_similar(np.concatenate([known, signatures]), known=len(known))[len(known) :] >= 0
 
 
 def sign(passages: Sequence[list[str]]) -> np.ndarray:
