@@ -87,7 +87,8 @@ class DatasetBuilder:
     It resumes from progress.json if the folder contains one. Use it as a context manager, which closes the files.
 
     split_rule: selects the documents for validation. dedup: remove duplicates. near_duplicates: content keys of
-    documents to remove, in order, (K,). masked: blocks have masks. metadata: additional entries of progress.json.
+    documents to remove, in order, (K,). masked: blocks have masks. metadata: additional entries of progress.json;
+    "ignores_prompts": documents with the same prompt can be in different splits.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class DatasetBuilder:
         metadata: dict[str, Any],
     ):
         self.folder, self.tokenizer, self.split_rule, self.metadata = folder, tokenizer, split_rule, metadata
+        self.masked = masked
         saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
         self.progress = BuildProgress(**saved["progress"]) if saved else BuildProgress()
         self.account = Account(self.progress.account)
@@ -179,7 +181,7 @@ class DatasetBuilder:
             near = keep & self.near_duplicates.contains(content_keys(encoded.hashes))
             self._count("near duplicates", encoded.sizes[near])
             keep &= ~near
-        val = self.split_rule(numbers, encoded.groups)
+        val = self.split_rule(numbers, encoded.hashes if self.metadata["ignores_prompts"] else encoded.groups)
         self._write("train", encoded, keep & ~val)
         self._write("val", encoded, keep & val)
         self._record(encoded.hashes[keep], encoded.groups[keep], val[keep], encoded.lengths[keep])
@@ -281,14 +283,18 @@ class DatasetBuilder:
             raise UserError("there is no text in the input; use files that contain text")
         return next((split for split in ("val", "train") if self.writers[split].tokens < 2), None)
 
-    def nearest_bound(self, fraction: float) -> int:
+    def nearest_bound(self, fraction: float) -> tuple[int, bool]:
         """Return the bound for `split_by_smallest_keys` that gives validation about this fraction of the documents.
 
-        Each split has at least one document and two tokens. Documents of a group are in the same split. Raises
-        UserError if that is impossible.
+        Each split has at least one document and two tokens. Documents of a group are in the same split, unless there is
+        only one group, all with the same prompt: then the second result is True, and the bound is for hashes of
+        documents. Raises UserError if that is impossible.
         """
         documents = self.read_records()
-        documents["group"] = content_keys(documents["group"])
+        documents["group"], hashes = content_keys(documents["group"]), content_keys(documents["hash"])
+        ignores_prompts = bool((documents["group"] == documents["group"][0]).all() and (hashes != hashes[0]).any())
+        if ignores_prompts:
+            documents["group"] = hashes
         documents.sort(order="group")
         counts = np.flatnonzero(np.diff(documents["group"])) + 1  # possible numbers of documents for validation
         tokens = np.cumsum(documents["tokens"], dtype=np.int64)
@@ -296,13 +302,13 @@ class DatasetBuilder:
         if not len(possible):
             self._refuse_to_split(len(documents), int(tokens[-1]), all_equal=not len(counts))
         nearest = possible[np.abs(possible - max(1, round(fraction * len(documents)))).argmin()]
-        return int(documents["group"][nearest])
+        return int(documents["group"][nearest]), ignores_prompts
 
     def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
         texts = counted(documents, "document has", "documents have")
         problem = f"the {texts} {counted(tokens, 'token')}, too few for two splits{self.unknown_summary()}"
         if all_equal:
-            same = f"all {documents:,} documents are the same, or have the same prompt"
-            problem = "there is only one document" if documents == 1 else same
+            problem = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
             problem += ", and a document cannot be in both splits"
-        raise UserError(f"{problem}; add another one, or join all text in one .txt file, which is split at its tail")
+        text = "" if self.masked else ", or join all text in one .txt file, which is split at its tail"
+        raise UserError(f"{problem}; add another one{text}")

@@ -352,7 +352,7 @@ def _saved_metadata(part: Path) -> dict[str, Any] | None:
     try:
         saved = read_json(part / "progress.json")
         BuildProgress(**saved["progress"])
-        return {name: saved[name] for name in ("version", "recipe", "bound")}
+        return {name: saved[name] for name in ("version", "recipe", "bound", "ignores_prompts")}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -461,7 +461,12 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
     If a split would be empty, the first pass over the corpus computes a bound for split_by_smallest_keys, and a second
     pass uses it. Raises UserError if a split would still be empty.
     """
-    metadata = _saved_metadata(job.part) or {"version": PROGRESS_VERSION, "recipe": job.recipe, "bound": None}
+    metadata = _saved_metadata(job.part) or {
+        "version": PROGRESS_VERSION,
+        "recipe": job.recipe,
+        "bound": None,
+        "ignores_prompts": False,
+    }
     if job.cfg.check_leakage:
         compiled.function(TEXT_STEP, "hash_words", 3)  # without numba, an error now, and not after tokenization
     similar = _find_near_duplicates(job)
@@ -471,10 +476,10 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
             empty_split = builder.empty_split()
             if empty_split is None:
                 shards = {split: writer.finish() for split, writer in builder.writers.items()}
-                return shards, _report(job, tokenizer, builder, shards, _split_method(job, metadata["bound"]))
+                return shards, _report(job, tokenizer, builder, shards, _split_method(job, metadata))
             if job.corpus.split_rule or job.corpus.is_one_text or metadata["bound"] is not None:
                 _refuse_empty_split(job, builder, empty_split)
-            metadata["bound"] = builder.nearest_bound(job.val_fraction)
+            metadata["bound"], metadata["ignores_prompts"] = builder.nearest_bound(job.val_fraction)
         _delete_pass(job.part)
 
 
@@ -578,13 +583,14 @@ SPLIT_METHODS = {  # how the documents for validation were selected, in report.j
     "tail": "the tail of the text",
     "hash": "by a hash of each document",
     "smallest hashes": "the documents with the smallest hashes, because one split would be empty otherwise",
+    "same prompt": "the documents with the smallest hashes; all have the same prompt, which is in both splits",
     "chosen": "selected by the script",
 }
 
 
-def _split_method(job: _Job, bound: int | None) -> str:
-    if bound is not None:
-        return "smallest hashes"
+def _split_method(job: _Job, metadata: dict[str, Any]) -> str:
+    if metadata["bound"] is not None:
+        return "same prompt" if metadata["ignores_prompts"] else "smallest hashes"
     if job.corpus.split_rule:
         return "chosen"
     return "tail" if job.corpus.is_one_text else "hash"

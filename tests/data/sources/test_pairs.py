@@ -124,6 +124,15 @@ def test_a_chat_and_its_beginning_are_in_one_split(tmp_path):
     assert val and not train & val
 
 
+def test_pairs_with_one_prompt_are_split(tmp_path, capsys):
+    """They were refused: "all documents are the same, or have the same prompt"."""
+    values = [{"prompt": "Write a line:", "completion": f" line {k}"} for k in range(20)]
+    dataset = prepared_chats(tmp_path, values, val_fraction=0.2)
+    assert "all have the same prompt, which is in both splits" in capsys.readouterr().out
+    train, val = ({pair for pair in split_pairs(shards, ByteTokenizer())} for shards in (dataset.train, dataset.val))
+    assert (len(train), len(val), len(train | val)) == (16, 4, 20)
+
+
 def test_chats_that_differ_in_their_targets_are_not_duplicates(tmp_path):
     values = [chat("a", "b", "c", "d"), chat("a", "b", "c", "d"), *(chat(f"{k}", "e") for k in range(20))]
     values[1]["messages"][1]["weight"] = 0
