@@ -163,7 +163,8 @@ class Source:
         """A value that changes if the documents change, but not with the working directory."""
         stat = self.path.stat()
         version = [self.path.name, stat.st_size, stat.st_mtime_ns]
-        return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends, self.limit]
+        limit = [] if self.limit is None else [self.limit]
+        return [*version, self.format, self.delimiter, self.quoted, self.keep_line_ends, *limit]
 
     def open(self) -> BinaryIO:
         """Open the file. Raises CorpusError."""
