@@ -31,7 +31,7 @@ from folio.machine.compiled import addresses
 OVERLAP = 13  # words of an n-gram shared by validation and training
 RANGE_TOKENS = 1 << 20  # tokens processed at once; n-grams across the parts of longer documents are not counted
 BOUNDARY = b" \xff "  # between documents, and for end-of-text: a word that does not occur in UTF-8
-END = b"\xfe"  # of a document, in the decoded tokens
+EOT, END = b"\xff", b"\xfe"  # end-of-text tokens and ends of documents in the text of a range of tokens
 FILTER_BITS = 32  # minimum number of bits per hash in HashFilter
 
 SHINGLE = 5  # words
@@ -230,18 +230,18 @@ class ShardText:
         self.folder, self.shards, self.dtype = folder, shards, token_dtype(tokenizer.vocab_size)
         pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)] + [END]
         if tokenizer.eot is not None:
-            pieces[tokenizer.eot] = BOUNDARY
+            pieces[tokenizer.eot] = EOT
         self.end = len(pieces) - 1
         self.content = np.frombuffer(b"".join([*pieces, bytes(COPY_BYTES)]), np.uint8)
         self.starts = np.cumsum([0, *map(len, pieces)])
 
-    def read(self, documents: TokenRange) -> list[bytes]:
-        """Return the text of each document, with BOUNDARY for end-of-text tokens."""
+    def read(self, documents: TokenRange) -> bytes:
+        """Return the text of documents, with END between them."""
         ids = np.insert(self._read_ids(documents), np.cumsum(documents.lengths)[:-1], self.end)
         join_tokens = compiled.function(TEXT_STEP, "join_tokens", 5)
         pieces = *addresses(ids), len(ids), *addresses(self.starts, self.content)
         text = np.empty(join_tokens(*pieces, 0) + COPY_BYTES, np.uint8)
-        return text[: join_tokens(*pieces, *addresses(text))].tobytes().split(END)
+        return text[: join_tokens(*pieces, *addresses(text))].tobytes()
 
     def _read_ids(self, documents: TokenRange) -> np.ndarray:
         """Read tokens, which may be in several shards, (N,) int32."""
@@ -274,19 +274,24 @@ class HashFilter:
         return indices[: find_in_filter(*look_up)]
 
 
+def words_of_range(content: bytes) -> np.ndarray:
+    """Return the hash of each word of a range of documents, (W,)."""
+    return word_hashes(content.replace(EOT, BOUNDARY).replace(END, BOUNDARY))
+
+
 def compare_range(
     documents: TokenRange, text: ShardText, ngram_filter: HashFilter, signed: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the distinct hashes of n-grams that pass the filter, (S,), and, if `signed`, the signatures of the
     documents that begin in the range, (D, P).
     """
-    contents = text.read(documents)
-    ngrams, _ = ngrams_within_documents(word_hashes(BOUNDARY.join(contents)), OVERLAP)
+    content = text.read(documents)
+    ngrams, _ = ngrams_within_documents(words_of_range(content), OVERLAP)
     hashes = np.unique(ngrams[ngram_filter.find(ngrams)])
     if not signed:
         return hashes, None
-    beginnings = itertools.compress(contents, documents.begins)
-    return hashes, compute_signatures([content.replace(BOUNDARY, b"") for content in beginnings])
+    contents = content.replace(EOT, b"").split(END)
+    return hashes, compute_signatures(list(itertools.compress(contents, documents.begins)))
 
 
 def compare_splits(
@@ -301,10 +306,10 @@ def compare_splits(
     """
     val_ranges, val_words, numbers, first = list(token_ranges("val", lengths[val])), [], [], -1
     for documents in val_ranges:
-        contents = text.read(documents)
-        val_words.append(word_hashes(BOUNDARY.join(contents)))
+        content = text.read(documents)
+        val_words.append(words_of_range(content))
         number = first + np.cumsum(documents.begins)
-        numbers.append(np.repeat(number, [content.count(BOUNDARY) + 1 for content in contents]))
+        numbers.append(np.repeat(number, [part.count(EOT) + 1 for part in content.split(END)]))
         first = int(number[-1])
     ngram_filter = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in val_words]))
     shared, signatures = KeySet(), []
