@@ -181,7 +181,8 @@ class DatasetBuilder:
             near = keep & self.near_duplicates.contains(content_keys(encoded.hashes))
             self._count("near duplicates", encoded.sizes[near])
             keep &= ~near
-        val = self.split_rule(numbers, encoded.hashes if self.metadata["ignores_prompts"] else encoded.groups)
+        groups = encoded.hashes if self.metadata["ignores_prompts"] else encoded.groups
+        val = self.split_rule(numbers, groups)
         self._write("train", encoded, keep & ~val)
         self._write("val", encoded, keep & val)
         self._record(encoded.hashes[keep], encoded.groups[keep], val[keep], encoded.lengths[keep])
