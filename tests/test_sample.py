@@ -9,6 +9,7 @@ import signal
 import weakref
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -463,6 +464,14 @@ def test_prompts_of_unequal_length_in_each_dtype(dtype, trained, tmp_path):
     path.write_text('{"prompt": "A"}\n{"prompt": "The king"}\n{"prompt": "The crow"}')
     lines = run_command(trained, f"--prompts={path}", f"--dtype={dtype}", "--max_new_tokens=40").splitlines()
     assert [len(json.loads(line)["text"]) for line in lines] == [40] * 3
+
+
+def test_texts_that_have_ended_do_not_count_for_the_speed(trained, monkeypatch):
+    """Their rows of a batch have no tokens until the longest text ends."""
+    steps = [SimpleNamespace(tokens=tokens) for tokens in ([1, 2], [3, None], [4, None])]
+    monkeypatch.setattr(LanguageModel, "steps", lambda self: iter(steps))
+    sampler = sample.load_sampler(SampleConfig(out_dir=trained))
+    assert [*sampler.steps()] == steps and sampler.tokens == 4 and sampler.speed().startswith("4 tokens, ")
 
 
 def test_ctrl_c_ends_the_text_and_exits_with_130(trained, monkeypatch, capsys):

@@ -2,11 +2,12 @@ import contextlib
 import io
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
 
 from folio.base import settings
 from folio.base.settings import ConfigError, Settings
@@ -94,6 +95,15 @@ def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, v
 def test_errors_say_how_to_fix_them(arguments, message):
     with pytest.raises(ConfigError, match=message):
         settings.load(Config, arguments)
+
+
+@pytest.mark.parametrize("rule, allowed, refused", [(Ge(2), 2, 1), (Gt(2), 3, 2), (Le(2), 2, 3), (Lt(2), 1, 2)])
+def test_the_bound_of_a_rule_is_a_value_or_not(rule, allowed, refused):
+    """A largest value, such as 127 of prepare/midi.py's velocities, could be refused."""
+    cls = make_dataclass("Bounded", [("n", Annotated[int, rule], allowed)], bases=(Settings,), frozen=True)
+    assert settings.load(cls, [f"--n={allowed}"]).n == allowed
+    with pytest.raises(ConfigError, match=f"n={refused}: it must be"):
+        settings.load(cls, [f"--n={refused}"])
 
 
 def test_a_config_file_holds_assignments_and_arithmetic(write):

@@ -2,6 +2,7 @@ import io
 import json
 import os
 import shutil
+import struct
 import warnings
 import zipfile
 from contextlib import redirect_stdout
@@ -344,6 +345,21 @@ def test_an_old_file_that_declares_more_data_than_it_has_is_not_loaded(tmp_path,
         path.write_bytes(changed)
         with pytest.raises(UserError, match=message):
             foreign.load(str(path))
+
+
+def test_the_sizes_of_all_tensors_of_an_old_file_are_added(tmp_path, monkeypatch):
+    """Many tensors that are each smaller than the file could take any amount of memory."""
+    path = tmp_path / "ckpt.pt"
+    torch.save({"a": torch.ones(3), "b": torch.ones(5)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    large = b"J" + struct.pack("<i", 3 * len(content) // 16) + b"Nt"  # three quarters of the file, in float32
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
+    for numel in (b"K\x03Nt", b"K\x05Nt"):
+        assert content.count(numel) == 1
+        content = content.replace(numel, large)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="its tensors are larger than the file"):
+        foreign.load(str(path))
 
 
 @pytest.mark.parametrize("zipped", [True, False])

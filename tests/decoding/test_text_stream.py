@@ -48,6 +48,15 @@ def test_the_stop_string_that_is_complete_first_ends_the_text(seed):
             assert "".join(stream.push(token) for token in [*ids, None]) == expected, (text, stops)
 
 
+def test_the_stop_string_that_is_complete_first_in_a_token_ends_the_text():
+    """Not the one that begins first: the result must be the same as with a token per character."""
+    tokens, stops = bpe(), ["hello", "l"]
+    for ids in (tokens.encode("hello").tolist(), [*b"hello"]):
+        stream = TextStream(tokens, stops)
+        assert "".join(stream.push(token) for token in ids) == "he", ids
+    assert tokens.encode("hello").tolist() == [tokens.ranks.index(b"hello")]
+
+
 def test_a_character_is_returned_when_its_last_byte_arrives():
     stream = TextStream(bpe())
     pieces = [stream.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]

@@ -26,7 +26,7 @@ from tests.support.charts import charts_in, lines_in
 from tests.support.processes import ROOT, start, wait
 from tests.support.runs import edit_state, write_run
 from tools import report
-from tools.runs import RunsConfig, main
+from tools.runs import RunsConfig, main, shorten
 from train import TrainConfig, train
 
 
@@ -219,6 +219,15 @@ def test_a_damaged_line_of_the_best_evaluation_does_not_hide_the_checkpoint():
     assert not is_logged(state, [{"step": 2, "val_loss": 3.0}, {"step": 4, "val_loss": None}])
 
 
+def test_evaluations_begin_after_a_change_of_the_text_that_they_measure(tmp_path):
+    """The evaluation at the step of the change measured the text before, on which a lower loss may be easy."""
+    folder = write_run(tmp_path / "run", {2: 0.1, 4: 0.2, 6: 0.9, 8: 0.8})
+    (path,) = folder.glob("step-*")
+    parts = [{"from_step": 0, "max_val_tokens": 64}, {"from_step": 4, "max_val_tokens": None}]
+    edit_state(path, lambda state: state.update(parts=[{**state["parts"][0], **part} for part in parts]))
+    assert Run.of(folder).evaluations() == [(0.9, 6), (0.8, 8)] and Run.of(folder).best == (0.8, 8)
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +312,15 @@ def test_a_table_of_many_different_runs_is_readable(tmp_path, seed, monkeypatch,
         name for name in changed if {f"{part}_" for part in name.split("_")[:-1]} | {name.split("_")[-1]} <= heads
     }
     assert in_columns | listed_names == changed and in_columns
+
+
+@pytest.mark.parametrize("length", [4, 5, 48])
+def test_a_long_name_is_shortened_to_the_length(length):
+    """A name that is a character longer makes the table wider than the terminal."""
+    name, path = "abcdefghij" * 5, "runs/" * 10 + "seed=1"
+    for text in (name, path):
+        assert len(shorten(text, length)) == length and shorten(text[:length], length) == text[:length]
+    assert shorten(name, 5) == "ab…ij" and shorten(path, 7) == "…seed=1"
 
 
 def test_the_sort_column_is_shown(four, capsys):

@@ -178,6 +178,22 @@ def test_the_loss_is_the_mean_over_all_targets(workers, seed):
         model.train()
 
 
+def test_an_evaluation_between_steps_has_no_dropout(seed):
+    """The replicas must change between training and evaluation with the model, or validation losses have dropout."""
+    runtime = cpu_runtime(2)
+    model, (idx, targets) = make_model(runtime, dropout=0.5), make_batch(seed)
+    loss_fn = DataParallelLoss(model, runtime)
+    in_training = loss_fn(idx, targets).item()
+    model.eval()
+    with torch.no_grad():
+        expected = model(idx, targets)[1]
+        torch.testing.assert_close(loss_fn(idx, targets), expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(loss_fn.logits(idx), model.logits(idx), rtol=1e-4, atol=1e-5)
+    assert in_training != expected.item()
+    model.train()
+    assert loss_fn(idx, targets).item() == in_training
+
+
 def test_gradients_of_micro_batches_are_added(seed):
     runtime = cpu_runtime(2)
     model = make_model(runtime)

@@ -18,7 +18,7 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.data.shards import Shard
 from folio.data.windows import ValidationWindows
 from folio.machine import distributed
-from folio.machine.distributed import Group
+from folio.machine.distributed import Group, Requests
 from folio.machine.kernels import adapt
 from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
@@ -201,6 +201,17 @@ def test_torchrun_restarts_a_process_that_was_killed(tiny, tmp_path):
     assert torchrun.wait(timeout=300) == 0, output(killed)
     assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)
     assert_same_run(uninterrupted.out_dir, killed.out_dir)
+
+
+def test_a_request_is_agreed_to_once_and_one_step_later():
+    """A process repeats its request in the step in which it is agreed to. It must not be agreed to again."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        requests = Requests(Group(0, 1, dist.new_group(backend="gloo")))
+        agreed = [requests.agree(*step) for step in ((0, 0), (0, 1), (0, 1), (0, 0), (0, 0))]
+    finally:
+        dist.destroy_process_group()
+    assert agreed == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
 
 
 def test_a_signal_to_one_process_saves_and_stops_all(tiny):

@@ -12,6 +12,7 @@ from folio import UserError
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint
 from tests.support import processes
+from tests.support.runs import run_with_losses
 from tools import verify_resume
 from tools.verify_resume import VerifyConfig, compare, kill_and_resume, main
 from train import train
@@ -48,18 +49,30 @@ def test_a_time_budget_is_an_error(tiny):
     assert setting == "minutes" and "--max_iters" in message
 
 
-def test_compare_reports_a_single_bit(tiny, tmp_path):
-    train(tiny())
-    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
-    assert compare(Path(tiny().out_dir), other) == []
-    folder = checkpoint.load(other).path
+def flip_bit(folder: Path) -> None:
+    """Change a bit of a weight in a checkpoint."""
     tensors = load_file(folder / "model.safetensors")
     tensors["transformer.ln_f.weight"].view("u4")[0] ^= 1
     save_file(tensors, folder / "model.safetensors")
     manifest = read_json(folder / "manifest.json")
     manifest["model.safetensors"]["sha256"] = sha256(folder / "model.safetensors")
     write_json(folder / "manifest.json", manifest)
+
+
+def test_compare_reports_a_single_bit(tiny, tmp_path):
+    train(tiny())
+    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
+    assert compare(Path(tiny().out_dir), other) == []
+    flip_bit(checkpoint.load(other).path)
     assert "last: 1 bits of the weights" in compare(Path(tiny().out_dir), other)
     log = (other / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(log[:-1]), encoding="utf-8")
     assert "metrics.jsonl, first at their length" in compare(Path(tiny().out_dir), other)
+
+
+def test_compare_reports_a_bit_of_the_best_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+    run_with_losses(tiny, monkeypatch, capsys, [1.0, 2.0])
+    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
+    assert checkpoint.load(other, "best").path != checkpoint.load(other).path
+    flip_bit(checkpoint.load(other, "best").path)
+    assert compare(Path(tiny().out_dir), other) == ["best: 1 bits of the weights"]

@@ -1,9 +1,10 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from folio.training.guard import StepGuard
+from folio.training.guard import DECAY, MIN_STEPS, StepGuard
 
 NAN, INF = float("nan"), float("inf")
 
@@ -52,6 +53,24 @@ def test_spikes_are_also_counted_with_a_loss_scale():
     for n in range(150):
         judge(guard, 2 + 0.01 * (n % 7), 1.0 + 0.01 * (n % 5), scale)
     assert judge(guard, 50.0, 1.0, scale) == 1 and read(guard).skipped == 1
+
+
+def test_the_running_mean_and_variance_are_those_of_weighted_steps(seed):
+    """The first 50 steps have equal weights; later, each is worth DECAY of the next one.
+
+    The tolerance: each step rounds squares of at most the largest one, with float32's unit roundoff of 2**-24.
+    """
+    values = np.random.default_rng(seed).normal([3.0, 1.0], [0.5, 0.1], (2 * MIN_STEPS, 2)).astype(np.float32)
+    guard, weights = new_guard(skip_spikes=100.0), np.empty(0)
+    for count, (loss, grad_norm) in enumerate(values, start=1):
+        judge(guard, float(loss), float(grad_norm))
+        share = max(1 / count, 1 - DECAY)
+        weights = np.append(weights * (1 - share), share)
+        mean = weights @ values[:count]
+        variance = weights @ (values[:count] - mean) ** 2
+        expected = np.stack([[count] * 2, mean, variance], axis=1)
+        tolerance = count * 2.0**-24 * float(np.square(values).max())
+        assert guard.moments.numpy() == pytest.approx(expected, rel=0, abs=tolerance)
 
 
 def test_bad_steps_before_a_good_step_do_not_count_on_resume():

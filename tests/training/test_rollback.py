@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.training import run_log
 from folio.training.guard import JudgedStep, StepGuard
+from folio.training.rollback import new_part
 from folio.training.run_log import ABANDONED, Metrics, read_lines
 from folio.training.session import Session, TrainingError
 from tests.support.disk import run_killed_at
@@ -90,6 +92,18 @@ def test_a_run_skips_bad_text(tiny, settings, capsys):
     assert kept[110]["lr"] == pytest.approx(abandoned[9]["lr"] * rollbacks[-1]["lr_factor"])
     page = report_page([Run.of(Path(cfg.out_dir))])
     assert "before a rollback" in page and f"{4 * 100:,} to" in page
+
+
+def test_each_rollback_to_a_checkpoint_skips_as_much_again():
+    """All that the rollbacks to a checkpoint have skipped is skipped once more, not only the last part of it."""
+    part, parts, begin = {}, [{"from_step": 0}], 400
+    for _ in range(3):
+        saved = SimpleNamespace(state={"config": {}, "step": 100, "next_sequence": begin, "parts": parts})
+        part = new_part(part, saved, begin + 40, {})
+        parts = [*parts, part]
+        begin = part["skipped_sequences"][1]
+    assert [part["skipped_sequences"] for part in parts[1:]] == [(400, 440), (440, 560), (560, 800)]
+    assert [part["lr_factor"] for part in parts[1:]] == [0.5, 0.25, 0.125]
 
 
 def test_without_rollback_the_run_stops(tiny, settings):

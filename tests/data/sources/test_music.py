@@ -130,6 +130,17 @@ def test_the_sustain_pedal_extends_notes(tmp_path):
     assert [(note.start, note.end) for note in notes] == [(0, 8), (4, 8), (12, 13)]
 
 
+def test_the_pedal_that_is_released_last_counts():
+    """A short press during a long one must not end it."""
+    score, track = symusic.Score(480), symusic.Track()
+    track.notes.append(symusic.Note(240, 120, 60, 64))
+    for time, duration in ((0, 960), (120, 60)):
+        track.pedals.append(symusic.Pedal(time, duration))
+    score.tracks.append(track)
+    (note,) = notes_of_score(score, SCORE)
+    assert note.end - note.start == 6  # from 0.5 to 2 beats
+
+
 def test_long_silences_are_shortened(tmp_path):
     """A damaged file with a time of 2^27 ticks would have millions of events."""
     path = write(tmp_path / "a.mid", [(0, 480, 60, 80), (1 << 27, 480, 62, 80)])

@@ -253,6 +253,14 @@ def test_the_suggestions_for_a_short_budget_work(case, seed):
                 assert 1 <= n < batches and counts.max_iters >= 1
 
 
+def test_a_plan_leaves_time_for_evaluations_checkpoints_and_the_end(monkeypatch):
+    """Checkpoints could be left out, so that runs took longer than their minutes."""
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0)
+    times = dict(step_seconds=1.0, evaluation_seconds=2.0, saving_seconds=3.0, ending_seconds=10.0, spent=90.0)
+    schedule = Schedule(StepCounts(1000, eval_interval=100))
+    assert Budget(10, **times).plan(0, schedule) == (600 - 90 - 10 * (2 + 3) - 10, 0)
+
+
 @pytest.mark.parametrize("compiles", [False, True])
 def test_compiling_does_not_count_as_an_evaluation(compiles):
     """The first evaluation compiled for 40 s, so that the run had only one of ten evaluations."""

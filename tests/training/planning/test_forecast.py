@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from folio import UserError
 from folio.machine import distributed, memory
+from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.loader import resident_bytes
@@ -101,6 +102,15 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     block = 4 * 64 * saved_bytes_per_token(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_worker_has_gradients_of_its_own(workers):
+    model, runtime = GPT(TINY), Runtime(torch.device("cpu"), torch.float32, False, "", workers=workers)
+    idx = torch.zeros(1, 64, dtype=torch.long)
+    computed = [worker.loss(idx, idx, 1.0, True)[1] for worker in DataParallelLoss(model, runtime).workers]
+    forecast = training_memory(model, 4, optimizer="adamw", dtype=torch.float32, device="cpu", workers=workers)
+    assert forecast.gradients == sum(grad.nbytes for gradients in computed for grad in gradients)
 
 
 @pytest.mark.architecture(

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.prompts import encode_prompt
 from folio.decoding.sampling import Sampling, next_token_probabilities
 from folio.web.questions import TOP_EFFECTS, TOP_NEURONS
+from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, alibi_slopes, assert_same, softmax, t5_bucket
 from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import Place, Viewer, effect_of, in_browser, language_model, serving
@@ -175,6 +178,9 @@ def check_guess(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     probabilities = softmax(run.logits_of(run.stream[:, place.token]))  # (2L + 1, V)
     shown = [viewer.column("story-guess", f"probability {j + 1}") for j in range(5)]
     assert_same(shown, np.sort(probabilities, axis=-1)[:, ::-1][:, :5].T)
+    best = viewer("ids => ids.map(id => visible(pieces[id]))", np.argsort(-probabilities)[:, :5].flatten().tolist())
+    bars = viewer.find("story-guess").locator("rect title").all_text_contents()
+    assert [bar.rpartition(" ")[0] for bar in bars] == best
 
 
 @tells("choice")
@@ -211,6 +217,19 @@ def test_scenes_equal_numpy(new_viewer, served, seed):
             assert not {"NaN", "undefined", "false", "null"} & {*text.split()}
             assert 1 <= viewer.page.locator("#view .words p").count() <= 3
             check(viewer, run, place)
+
+
+@in_browser
+def test_other_documents_are_hidden_in_pictures_that_begin_at_a_later_token(new_viewer, tmp_path):
+    """With a mask of documents. What is hidden follows from positions in the text, not in the picture."""
+    tokenizer, text = CharTokenizer("abcdef", eot=True), "abc<|endoftext|>fedcbafed<|endoftext|>abcdefabc"
+    model = random_model(1, block_size=48, vocab_size=7, n_embd=32, document_token=tokenizer.eot)
+    run, place = NumpyGPT(model).run(encode_prompt(tokenizer, text).ids), Place(token=20)
+    assert 0 < tokens_shown(place)[0] < 14 < place.token  # a document begins at position 14
+    with serving([save_run(tmp_path / "run", {1: model}, tokenizer, {})], text) as served:
+        viewer = new_viewer(served).open("tokens", token=place.token)
+        for scene in ("query", "mask", "values"):
+            CHECKS[scene](show_scene(viewer, scene, token=place.token), run, place)
 
 
 @in_browser
