@@ -3,6 +3,8 @@ import math
 import os
 import random
 import re
+import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch.autograd import DeviceType
 
 from folio import UserError
 from folio.base import settings
-from folio.base.settings import ConfigError
+from folio.base.settings import ROOT, ConfigError
 from folio.data import tokenizer
 from folio.data.corpus import Corpus
 from folio.data.inputs import find_sources
@@ -29,9 +31,20 @@ from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe
 from tests.support.viewed_models import save_random_run
 from tests.support.waiting import in_thread
-from tools.bench import baselines, intervals, preparation, sampling, serving, sweeps, training, training_peers
+from tools.bench import (
+    baselines,
+    intervals,
+    planted_faults,
+    preparation,
+    sampling,
+    serving,
+    sweeps,
+    training,
+    training_peers,
+)
 from tools.bench.baselines import BaselineConfig
 from tools.bench.intervals import IntervalBenchConfig
+from tools.bench.planted_faults import FAULTS, Fault, FaultsBenchConfig
 from tools.bench.preparation import DataBenchConfig
 from tools.bench.sampling import SampleBenchConfig
 from tools.bench.serving import Answer, ServeBenchConfig
@@ -66,6 +79,7 @@ def test_lists_are_comma_separated():
         (ServeBenchConfig, [], r"run: .*python tools/bench/serving\.py out-shakespeare-char"),
         (ServeBenchConfig, ["a", "--what=loads"], "what=loads: 'loads'.*load, memory, llama"),
         (ServeBenchConfig, ["--what=llama"], "what=llama: .*--llama=FOLDER"),
+        (FaultsBenchConfig, ["--only=rolback"], "only=rolback: no fault contains this text"),
         (BaselineConfig, ["only_one"], r"paths=only_one: .*python tools/bench/baselines\.py documents\.jsonl FOLDER"),
     ],
 )
@@ -461,3 +475,43 @@ def test_the_table_of_intervals(monkeypatch, capsys):
     intervals.main(IntervalBenchConfig(texts=5))
     header, _, *rows = capsys.readouterr().out.splitlines()
     assert header.startswith("| sigma | rho | documents | used | n - 1 |") and len(rows) == 2 * (4 + 3 + 3)
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def test_no_planted_fault_is_stale():
+    """The line of each fault occurs once, the fault changes it, and its tests exist."""
+    assert [str(fault) for fault in FAULTS if not fault.is_in(ROOT) or fault.old == fault.new] == []
+    assert [str(fault) for fault in FAULTS if "\n" in fault.old + fault.new] == []
+    assert {file for fault in FAULTS for file in fault.tests if not (ROOT / file).is_file()} == set()
+    assert len({*FAULTS}) == len(FAULTS) >= 60
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="the copy has git's files")
+def test_planted_faults_are_caught_or_not(tmp_path, monkeypatch, capsys):
+    """A fault is caught if a test fails, not if there is no test. The files are the same afterwards.
+
+    Without pytest, which takes seconds to start, each test file is a script.
+    """
+    script = 'import few\nif few.twice(3) != 6:\n    raise SystemExit("FAILED tests/test_few.py::test_twice - 5")\n'
+    files = {"few.py": "def twice(n):\n    return 2 * n  # twice n\n", "tests/test_few.py": script}
+    (tmp_path / "tests").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    faults = (
+        Fault("few.py", "2 * n", "2 + n"),
+        Fault("few.py", "# twice n", "# n"),
+        Fault("few.py", "2 * n", "2 + n", "tests/test_none.py"),
+        Fault("few.py", "n", "m"),
+    )
+    for name, value in {"ROOT": tmp_path, "FAULTS": faults, "PYTEST": ()}.items():
+        monkeypatch.setattr(planted_faults, name, value)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    with pytest.raises(SystemExit):
+        planted_faults.main(FaultsBenchConfig())
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert [line[:10].strip() for line in lines] == ["caught", "not caught", "no result", "stale"]
+    assert lines[0].endswith("(tests/test_few.py::test_twice)") and total.startswith("1 of 4 faults caught in ")
+    assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in files} == files
