@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from folio.decoding.torch_decoder import TorchDecoder
+from folio.machine.runtime import resolve_runtime
+from tests.support.decoding import generate_tokens, random_model
 from tests.support.simulated_gpu import SimulatedGPU
+from train import train
 
 HOST = torch.tensor([2, 0])
 WAITING = {  # of x, float32 (4, 4) on the GPU, and i, indices on the GPU
@@ -51,42 +55,42 @@ NOT_WAITING = {
 }
 
 
-def operands() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.arange(16.0).view(4, 4).to("cuda"), HOST.to("cuda")
+def operands(device: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(16.0).view(4, 4).to(device), HOST.to(device)
+
+
+def waiting_operations() -> set[str]:
+    """The operations that CUDA refuses where waiting is an error."""
+    waiting = set()
+    for name, operation in {**WAITING, **NOT_WAITING}.items():
+        x, i = operands()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            operation(x, i)
+        except RuntimeError as error:
+            assert "synchroni" in str(error)
+            waiting.add(name)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return waiting
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_waits_are_recorded(inference, monkeypatch):
-    with SimulatedGPU(monkeypatch) as gpu, torch.inference_mode(inference):
-        for name, operation in {**WAITING, **NOT_WAITING}.items():
-            x, i = operands()
-            gpu.waits.clear()
-            operation(x, i)
-            assert bool(gpu.waits) == (name in WAITING), (name, gpu.waits)
+def test_waits_are_recorded(inference):
+    with SimulatedGPU(), torch.inference_mode(inference):
+        assert waiting_operations() == WAITING.keys()
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_cuda_waits_for_nothing_else():
     """CUDA does not report all waits: on an H200 with torch 2.11, not all operations in WAITING."""
-    reported = set()
-    try:
-        for name, operation in {**WAITING, **NOT_WAITING}.items():
-            x, i = operands()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                operation(x, i)
-            except RuntimeError as error:
-                assert "synchroni" in str(error)
-                reported.add(name)
-            torch.cuda.set_sync_debug_mode("default")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    reported = waiting_operations()
     assert reported and reported <= WAITING.keys(), f"not reported: {WAITING.keys() - reported}"
 
 
-def test_values_are_wrong_until_an_event(monkeypatch):
-    with SimulatedGPU(monkeypatch):
+def test_values_are_wrong_until_an_event():
+    with SimulatedGPU():
         x, _ = operands()
         host = x.to("cpu", non_blocking=True)
         assert host.isnan().all()
@@ -97,28 +101,26 @@ def test_values_are_wrong_until_an_event(monkeypatch):
         assert host.flatten().tolist() == list(range(16))
 
 
-def test_adamw_asks_the_simulated_gpu_whether_it_is_capturing(monkeypatch):
-    """AdamW asked a real GPU if torch was built for CUDA, as here."""
-    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with SimulatedGPU(monkeypatch):
+def capture(graph: torch.cuda.CUDAGraph):
+    return torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local")
+
+
+def test_adamw_asks_the_simulated_gpu_whether_it_is_capturing():
+    with SimulatedGPU():
         weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
         weight.grad = torch.ones(2, device="cuda")
         optimizer = torch.optim.AdamW([weight], lr=0.25, weight_decay=0.0, foreach=False)
         optimizer.step()
         assert weight.tolist() == [0.75, 0.75]
-        with (
-            pytest.raises(RuntimeError, match="graph capture"),
-            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
-        ):
+        with pytest.raises(RuntimeError, match="graph capture"), capture(torch.cuda.CUDAGraph()):
             optimizer.step()
 
 
-def test_a_graph_computes_when_it_is_replayed(monkeypatch):
-    with SimulatedGPU(monkeypatch):
+def test_a_graph_computes_when_it_is_replayed():
+    with SimulatedGPU():
         x, i = operands()
         count, graph = torch.zeros((), device="cuda"), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+        with capture(graph):
             count.add_(1)
             y = x[i] * count
         assert count.item() == 0 and y.isnan().all()
@@ -128,8 +130,36 @@ def test_a_graph_computes_when_it_is_replayed(monkeypatch):
         x.zero_()
         graph.replay()
         assert not y.any()
-        with (
-            pytest.raises(AssertionError, match="during a capture"),
-            torch.cuda.graph(torch.cuda.CUDAGraph(), torch.cuda.Stream(), capture_error_mode="thread_local"),
-        ):
+        with pytest.raises(AssertionError, match="during a capture"), capture(torch.cuda.CUDAGraph()):
             x.sum().item()
+
+
+def test_a_graph_is_captured_on_the_gpu_of_its_tensors():
+    with SimulatedGPU(device_count=2):
+        x, _ = operands("cuda:1")
+        assert (x + 1).device == torch.device("cuda", 1)
+        with pytest.raises(AssertionError, match="another GPU"), capture(torch.cuda.CUDAGraph()):
+            x.add_(1)
+        with pytest.raises(AssertionError, match="several GPUs"):
+            x + operands()[0]
+
+
+def test_the_real_gpu_is_never_asked(monkeypatch, tiny):
+    """With PyPI's wheel of torch, which was built for CUDA, AdamW and others asked the driver, or a real GPU."""
+
+    def fail(*args, **kwargs):
+        raise AssertionError("a real GPU was asked")
+
+    functions = {name for name in dir(torch._C) if name.startswith(("_cuda_", "_accelerator_"))}
+    functions |= {f"_cuda_{name}" for name in ("init", "getDeviceCount", "getDevice", "setDevice", "getCurrentStream")}
+    for name in functions:
+        monkeypatch.setattr(torch._C, name, fail, raising=False)
+    with SimulatedGPU(device_count=2):
+        with pytest.raises(AssertionError, match="real GPU"):
+            torch.cuda._lazy_init()
+        train(tiny(device="cuda", max_iters=2, dtype="float16", recompute=True, optimizer="muon"))
+        decoder = TorchDecoder(random_model(1).to("cuda:1"), resolve_runtime("cuda:1", "float32", False))
+        generate_tokens(decoder, [[1, 2]], max_new_tokens=20)
+        torch.manual_seed(1)
+    with pytest.raises(AssertionError, match="asked"):
+        torch.cuda.is_available()

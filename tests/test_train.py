@@ -32,7 +32,7 @@ from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
 from folio.training.guard import StepGuard
 from folio.training.optim import LearningRates, make_optimizer, muon_matrices
-from folio.training.session import Due, Session, TrainingError
+from folio.training.session import Session, TrainingError
 from folio.training.state import TrainState
 from model import GPT, POSITIONS, GPTConfig
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
@@ -626,35 +626,29 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
 # --- on a simulated GPU -----------------------------------------------------------------------------------------------
 
 
-def train_on(
-    gpu: SimulatedGPU, cfg: TrainConfig, dtype: torch.dtype = torch.float32
-) -> tuple[dict[int, list[str]], list[list[str]]]:
-    """Train on a simulated GPU. Returns what the host waited for in each step, and in each evaluation."""
-    in_steps, in_evaluations = {}, []
-    step, end_step, evaluate = train_script.train_step, Session.end_step, train_script.evaluate
+def assert_close_losses(*runs: TrainConfig) -> None:
+    losses, expected = (np.array(read_losses(cfg.out_dir), dtype=float) for cfg in runs)  # NaN: not evaluated
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
-    def recorded_step(*args):
-        gpu.waits.clear()
-        step(*args)
 
-    def recorded_end(session: Session) -> Due:
-        due = end_step(session)
-        in_steps[session.state.step] = list(gpu.waits)
-        return due
+def record_waits(gpu: SimulatedGPU, monkeypatch) -> dict[str, list[list[str]]]:
+    """What the host waits for in each call of these functions of a run."""
+    waits = {"train_step": [], "end_step": [], "evaluate": []}
 
-    def recorded_evaluation(*args) -> dict[str, float]:
-        gpu.waits.clear()
-        losses = evaluate(*args)
-        in_evaluations.append(list(gpu.waits))
-        return losses
+    def record(owner: object, name: str) -> None:
+        function = getattr(owner, name)
 
-    gpu.monkeypatch.setattr(train_script, "train_step", recorded_step)
-    gpu.monkeypatch.setattr(train_script, "evaluate", recorded_evaluation)
-    gpu.monkeypatch.setattr(Session, "end_step", recorded_end)
-    gpu.monkeypatch.setattr(setup, "resolve_runtime", lambda *args: gpu.runtime(dtype))
-    with gpu:
-        train(cfg)
-    return in_steps, in_evaluations
+        def recorded(*args):
+            before = len(gpu.waits)
+            result = function(*args)
+            waits[name].append(gpu.waits[before:])
+            return result
+
+        monkeypatch.setattr(owner, name, recorded)
+
+    for name in waits:
+        record(Session if name == "end_step" else train_script, name)
+    return waits
 
 
 ON_THE_GPU = {
@@ -674,15 +668,27 @@ def test_the_host_waits_for_a_gpu_only_at_logged_steps(tiny, masked_dir, tmp_pat
     settings = dict(**ON_THE_GPU[case], dropout=0.0, max_iters=10, log_interval=4, eval_interval=99, sample_tokens=0)
     if case == "masked":
         settings["data_dir"] = masked_dir
-    expected, cfg = tiny(**settings, out_dir=str(tmp_path / "cpu")), tiny(**settings)
+    dtype = "float16" if case == "float16" else "float32"
+    expected, cfg = tiny(**settings, out_dir=str(tmp_path / "cpu")), tiny(**settings, device="cuda", dtype=dtype)
     train(expected)
-    dtype = torch.float16 if case == "float16" else torch.float32
-    in_steps, in_evaluations = train_on(SimulatedGPU(monkeypatch), cfg, dtype)
-    assert in_steps == {step: ["Event.synchronize"] * (step in (2, 5, 9, 10)) for step in range(1, 11)}
-    assert in_evaluations == [["tolist"]] * 2
-    for line, other in zip(read_losses(cfg.out_dir), read_losses(expected.out_dir), strict=True):
-        assert [n or 0 for n in line] == pytest.approx([n or 0 for n in other], rel=1e-4)
+    with SimulatedGPU() as gpu:
+        waits = record_waits(gpu, monkeypatch)
+        train(cfg)
+    assert waits["train_step"] == [[]] * 10
+    assert waits["end_step"] == [["Event.synchronize"] * (step in (2, 5, 9, 10)) for step in range(1, 11)]
+    assert waits["evaluate"] == [["tolist"]] * 2
+    assert_close_losses(cfg, expected)
     assert bool(checkpoint.load(Path(cfg.out_dir)).state["grad_scaler"]) == (case == "float16")
+
+
+def test_training_on_apples_gpu_is_as_on_a_cpu(tiny, tmp_path):
+    """No event tells when an asynchronous copy from it is complete, so each copy must be synchronous."""
+    settings = dict(dropout=0.0, max_iters=3, optimizer="muon")
+    expected, cfg = tiny(**settings, out_dir=str(tmp_path / "cpu")), tiny(**settings, device="mps")
+    train(expected)
+    with SimulatedGPU("mps"):
+        train(cfg)
+    assert_close_losses(cfg, expected)
 
 
 RAISING = {  # operators on CUDA, by their names in the documentation of torch.use_deterministic_algorithms
@@ -726,10 +732,12 @@ def test_a_deterministic_run_on_a_gpu_uses_no_operator_that_raises(tiny, monkeyp
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     monkeypatch.setattr(kernels, "MAX_LOGITS", 2000)
     optimizer = "muon" if position in ("relative", "none") else "adamw"
-    gpu = SimulatedGPU(monkeypatch)
-    train_on(gpu, tiny(position=position, optimizer=optimizer, skip_spikes=5.0, max_iters=2, eval_iters=1))
+    settings = dict(position=position, optimizer=optimizer, skip_spikes=5.0, max_iters=2, eval_iters=1)
+    with SimulatedGPU() as gpu:
+        train(tiny(**settings, device="cuda", deterministic=True))
     assert not gpu.operators["cuda"] & set().union(*RAISING.values())
-    assert "cumsum" in gpu.operators["cpu"] and gpu.replays
+    assert "cumsum" in gpu.operators["cpu"]
+    assert gpu.replays
     assert {"_fused_adamw_", "_foreach_norm", "_log_softmax"} <= gpu.operators["cuda"]
 
 

@@ -10,7 +10,6 @@ import torch
 import folio
 from folio import UserError
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
-from folio.decoding import language_model
 from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel
 from folio.decoding.quantize import quantized
 from folio.evaluation.text_loss import token_losses
@@ -129,15 +128,15 @@ def test_generating_does_not_change_the_tokenizer(gpt):
         gpt.tokenizer.encode("aΩb")
 
 
-def test_texts_do_not_depend_on_the_device(gpt, monkeypatch):
+def test_texts_do_not_depend_on_the_device(gpt):
     """On a GPU, a text ended when its context was full, unless those of all other rows were full at the same step."""
     requests, config = [([0, 1, 2], 0), ([3], 1), ([4, 5, 6, 7, 8], 2)], GenerationConfig(max_new_tokens=60)
     expected = list(gpt.complete(requests, 3, config))
-    with SimulatedGPU(monkeypatch) as gpu:
-        monkeypatch.setattr(language_model, "resolve_runtime", lambda *args: gpu.runtime())
-        on_gpu = LanguageModel(gpt.model, gpt.tokenizer)
+    with SimulatedGPU() as gpu:
+        on_gpu = LanguageModel(gpt.model, gpt.tokenizer, "cuda", "float32")
         assert list(on_gpu.complete(requests, 3, config)) == expected
-    assert list(map(len, expected)) == [60] * 3 and gpu.replays
+    assert list(map(len, expected)) == [60] * 3
+    assert gpu.replays
 
 
 def test_the_model_is_a_plain_gpt_in_eval_mode(gpt):

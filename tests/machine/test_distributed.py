@@ -24,6 +24,7 @@ from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
 from tests.support.processes import wait
 from tests.support.runs import assert_same_run, read_metrics
+from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.torchrun import (
     LONG_RUN,
     free_port,
@@ -335,14 +336,16 @@ def test_settings_that_cannot_work_with_several_processes_are_errors(tiny, monke
 
 def test_two_processes_on_one_gpu_are_refused(monkeypatch):
     """`CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=2` put both ranks on one GPU."""
-    gpus = {0: SimpleNamespace(uuid="a"), 1: SimpleNamespace(uuid="b")}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     store = dist.HashStore()
-    distributed.claim_gpu(store, torch.device("cuda:0"))
-    distributed.claim_gpu(store, torch.device("cuda:1"))
-    with pytest.raises(UserError, match=r"device=cuda:0: two processes .*CUDA_VISIBLE_DEVICES=0.*--nproc_per_node"):
-        distributed.claim_gpu(store, torch.device("cuda:0"))
+    for uuid in ("a", "b"):  # a scheduler shows each process its GPU as cuda:0
+        with SimulatedGPU(get_device_properties=SimpleNamespace(uuid=uuid)):
+            distributed.claim_gpu(store, torch.device("cuda:0"))
+    with (
+        SimulatedGPU(get_device_properties=SimpleNamespace(uuid="a")),
+        pytest.raises(UserError, match=r"device=cuda:1: two processes .*CUDA_VISIBLE_DEVICES=0.*--nproc_per_node"),
+    ):
+        distributed.claim_gpu(store, torch.device("cuda:1"))
 
 
 def test_a_process_that_waits_for_others_says_so(monkeypatch):

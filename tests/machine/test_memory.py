@@ -1,6 +1,7 @@
 import torch
 
 from folio.machine import memory
+from tests.support.simulated_gpu import SimulatedGPU
 
 
 def test_a_containers_file_cache_counts_as_free(tmp_path):
@@ -16,11 +17,10 @@ def test_a_containers_file_cache_counts_as_free(tmp_path):
     assert memory.free(torch.device("cpu"), tmp_path) > 2**20
 
 
-def test_memory_cached_by_torch_on_a_gpu_counts_as_free(monkeypatch):
+def test_memory_cached_by_torch_on_a_gpu_counts_as_free():
     """It counted as used, so that after a model was deleted, another one of its size did not seem to fit."""
-    for name, value in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 50)):
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert memory.free(torch.device("cuda")) == 750
+    with SimulatedGPU(mem_get_info=(100, 1000), memory_reserved=700, memory_allocated=50):
+        assert memory.free(torch.device("cuda")) == 750
 
 
 def test_free_memory_of_this_machine():

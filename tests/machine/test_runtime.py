@@ -10,6 +10,7 @@ from torch._inductor.runtime import cache_dir_utils
 from folio import UserError
 from folio.machine import runtime
 from folio.machine.runtime import Length, resolve_runtime
+from tests.support.simulated_gpu import SimulatedGPU
 
 
 @pytest.fixture(autouse=True)
@@ -105,27 +106,27 @@ def test_a_compiler_that_fails_is_an_error_only_if_compile_is_set_by_name(monkey
     monkeypatch.setattr(torch, "compile", failing_compile)
     with pytest.raises(UserError, match=r"compile=True: .*no compiler here; use --compile=False$"):
         resolve_runtime("cpu", "float32", True)
-    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
-    compiles, reason = runtime._resolve_compile(torch.device("cuda"), "auto", None)
-    assert compiles is False and reason.endswith("no compiler here")
+    with SimulatedGPU():
+        chosen = resolve_runtime("cuda", "auto", "auto")
+    assert chosen.compile is False and "no compiler here" in chosen.description
 
 
 def test_short_runs_are_not_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(torch, "ones", lambda *args, device, **kwargs: torch.empty(8, requires_grad=True))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     cuda = torch.device("cuda")
-    for length, compiles in (
-        (Length(1e15), False),
-        (Length(1e18), True),
-        (Length(1e18, seconds=60), False),
-        (Length(1e15, seconds=3600), True),
-        (None, True),
-    ):
-        assert runtime._resolve_compile(cuda, "auto", length)[0] == compiles
-    assert "about 4 s" in runtime._resolve_compile(cuda, "auto", Length(1e15))[1]
-    eight = [runtime._resolve_compile(cuda, "auto", Length(flops), processes=8)[0] for flops in (1e17, 8e17)]
-    assert eight == [False, True] and runtime._resolve_compile(cuda, "auto", Length(1e17))[0]
+    compiled = {
+        (Length(1e15), 1): False,
+        (Length(1e17), 1): True,
+        (Length(1e17), 8): False,
+        (Length(8e17), 8): True,
+        (Length(1e18, seconds=60), 1): False,
+        (Length(1e15, seconds=3600), 1): True,
+        (None, 1): True,
+    }
+    with SimulatedGPU():
+        chosen = {case: runtime._resolve_compile(cuda, "auto", *case)[0] for case in compiled}
+        assert "about 4 s" in runtime._resolve_compile(cuda, "auto", Length(1e15))[1]
+    assert chosen == compiled
     assert "on mps" in runtime._resolve_compile(torch.device("mps"), "auto", None)[1]  # it said "on a CPU"
     assert not runtime._resolve_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
@@ -137,38 +138,42 @@ def test_scripts_for_a_single_process_do_not_start_under_torchrun(monkeypatch):
         resolve_runtime("cpu", "float32", False)
 
 
-def under_torchrun(monkeypatch, local_rank: int, n_gpus: int) -> None:
-    for name, value in {"RANK": "1", "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-
-
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     """device=cuda:0 put all processes on one GPU, and SLURM's one visible GPU per process had the wrong number."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    under_torchrun(monkeypatch, local_rank=1, n_gpus=2)
-    assert runtime._own_gpu("cuda") == "cuda:1" and runtime._own_gpu("cpu") == "cpu"
-    with pytest.raises(UserError, match=r"device=cuda:0: .*--device=cuda"):
-        runtime._own_gpu("cuda:0")
-    under_torchrun(monkeypatch, local_rank=1, n_gpus=1)
-    with pytest.raises(UserError, match="--nproc_per_node=1"):
-        runtime._own_gpu("cuda")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    assert runtime._own_gpu("cuda") == "cuda:0"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with SimulatedGPU(device_count=2):
+        assert runtime._own_gpu("cuda") == "cuda:1"
+        assert runtime._own_gpu("cpu") == "cpu"
+        with pytest.raises(UserError, match=r"device=cuda:0: .*--device=cuda"):
+            runtime._own_gpu("cuda:0")
+    with SimulatedGPU(device_count=1):
+        with pytest.raises(UserError, match="--nproc_per_node=1"):
+            runtime._own_gpu("cuda")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+        assert runtime._own_gpu("cuda") == "cuda:0"
 
 
-def test_a_gpu_without_kernels_is_an_error_that_names_its_architecture(monkeypatch):
+def test_a_gpu_without_kernels_is_an_error_that_names_its_architecture():
     """Only memory was allocated, which succeeds on a V100 with a wheel for CUDA 13. The run failed later."""
+    volta = dict(get_device_name="Tesla V100-SXM2-16GB", get_device_capability=(7, 0), get_arch_list=["sm_75", "sm_90"])
+    with SimulatedGPU(**volta):
+        torch.empty(1, device="cuda")
+        with pytest.raises(UserError, match=r"device=cuda:0: .*V100.*\(sm_70\), only for sm_75, sm_90; .*--device=cpu"):
+            resolve_runtime("cuda:0", "auto", "auto")
 
-    def fail(*args, **kwargs):
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
 
-    monkeypatch.setattr(torch, "ones", fail)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
-    with pytest.raises(UserError, match=r"device=cuda:0: .*V100.*\(sm_70\), only for sm_75, sm_90; .*--device=cpu"):
-        runtime._open_device("cuda:0")
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_auto_on_a_gpu_chooses_a_16_bit_dtype(has_bfloat16):
+    with SimulatedGPU(device_count=2, is_bf16_supported=has_bfloat16):
+        chosen = resolve_runtime("auto", "auto", False)
+        assert torch.cuda.current_device() == 0
+        assert resolve_runtime("cuda:1", "float32", False).device == torch.device("cuda", torch.cuda.current_device())
+        if not has_bfloat16:
+            with pytest.raises(UserError, match=r"dtype=bfloat16: .*--dtype=float16"):
+                resolve_runtime("cuda", "bfloat16", False)
+    assert chosen.device == torch.device("cuda", 0)
+    assert chosen.dtype == (torch.bfloat16 if has_bfloat16 else torch.float16)
 
 
 def test_compute_sets_the_dtype_of_matmuls():
@@ -184,14 +189,23 @@ def test_arrays_become_tensors_on_the_device():
     assert x.tolist() == [[0, 1], [3, 4]] and y.shape == (2, 2)
 
 
-def test_peak_flops_are_none_for_an_unknown_gpu_and_float32(monkeypatch):
+@pytest.mark.parametrize(
+    "name, dtype, peak",
+    [
+        ("NVIDIA H100 PCIe", "bfloat16", 756e12),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", "float32", None),
+        ("Some GPU", "bfloat16", None),
+    ],
+)
+def test_peak_flops_are_those_of_the_data_sheet(name, dtype, peak):
+    with SimulatedGPU(get_device_name=name):
+        assert resolve_runtime("cuda", dtype, False).peak_flops() == peak
+
+
+def test_a_cpu_has_no_data_sheet():
     cpu = resolve_runtime("cpu", "float32", False)
     assert cpu.peak_flops() is None and cpu.peak_memory() > 1e6
-    gpu = runtime.Runtime(torch.device("cuda"), torch.bfloat16, True, "")
-    for name, peak in (("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("Some GPU", None)):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert gpu.peak_flops() == peak
-    assert runtime.Runtime(torch.device("cuda"), torch.float32, True, "").peak_flops() is None
 
 
 @pytest.mark.gpu

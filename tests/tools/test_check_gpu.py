@@ -1,9 +1,8 @@
 import json
 import math
-import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,20 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from folio import UserError
 from folio.base import settings
 from folio.base.files import read_json, write_json
 from folio.base.settings import ConfigError
-from folio.decoding import torch_decoder
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
 from folio.machine.kernels import ChunkedCrossEntropy
 from folio.training.optim import Muon
 from model import POSITIONS, GPTConfig
 from tests.support.repository import ROOT
-from tests.support.simulated_gpu import simulate_accelerator
+from tests.support.simulated_gpu import SimulatedGPU
 from tools import check_gpu, verify_resume
 from tools.bench import training
 from tools.check_gpu import CheckConfig, PartSpec, Report, main
@@ -110,36 +107,37 @@ def allowed() -> dict[torch.dtype, dict[str, float]]:
 
 
 @pytest.fixture
-def one_position(monkeypatch, allowed):
-    """Check a single position method, in eager mode."""
+def reported(monkeypatch, allowed, new_part) -> Callable[[Callable], list[str]]:
+    """A function that returns the failures of a check of a single position method, in eager mode."""
     monkeypatch.setattr(correctness, "POSITIONS", ["learned"])
     monkeypatch.setattr(correctness, "applicable_positions", lambda part, variant: ["learned"][variant.is_compiled :])
     monkeypatch.setattr(correctness, "allowed_errors", lambda dtype, *arguments: allowed[dtype])
+    return partial(failures, new_part())
 
 
-def scaled_gradients(factor_x: float, factor_weight: float) -> Callable:
-    """A ChunkedCrossEntropy.chunk_loss with wrong gradients."""
+@pytest.mark.parametrize(
+    "factor_x, factor_weight, dtypes",
+    [(-1.0, 1.0, ["bfloat16", "float32"]), (1.0001, 1.0, ["float32"]), (1.0, 1.0001, ["float32"])],
+)
+def test_wrong_gradients_of_the_chunked_loss_are_detected(reported, monkeypatch, factor_x, factor_weight, dtypes):
+    """Small errors are detected in float32 only."""
     chunk_loss = ChunkedCrossEntropy.chunk_loss
 
     def wrong(*arguments):
         loss, grad_x, grad_weight = chunk_loss(*arguments)
         return loss, grad_x * factor_x, grad_weight * factor_weight
 
-    return staticmethod(wrong)
+    monkeypatch.setattr(ChunkedCrossEntropy, "chunk_loss", staticmethod(wrong))
+    lines = reported(correctness.check_correctness)
+    variants = {f"learned, {dtype}, eager, chunked, {words}padded" for dtype in dtypes for words in ("", "not ")}
+    assert {line.partition(":")[0] for line in lines} == variants
 
 
-@pytest.mark.parametrize(
-    "factors, dtypes", [((-1.0, 1.0), 2), ((1.0001, 1.0), 1), ((1.0, 1.0001), 1), ((math.nan, 1.0), 2)]
-)
-def test_wrong_gradients_of_the_chunked_loss_are_detected(new_part, one_position, monkeypatch, factors, dtypes):
-    """Small errors are detected in float32 only. Each dtype has a padded and an unpadded vocabulary."""
-    monkeypatch.setattr(ChunkedCrossEntropy, "chunk_loss", scaled_gradients(*factors))
-    reported = failures(new_part(), correctness.check_correctness)
-    assert len(reported) == 2 * dtypes and all("chunked" in failure for failure in reported)
-    assert sum("float32" in failure for failure in reported) == 2
+def test_errors_that_are_not_numbers_are_too_large():
+    assert correctness.relative_error(torch.tensor([math.nan]), torch.ones(1)) == math.inf
 
 
-def test_a_mask_that_is_off_by_one_is_detected(new_part, one_position, monkeypatch):
+def test_a_mask_that_is_off_by_one_is_detected(reported, monkeypatch):
     """In bfloat16 only, because a rehearsal uses these weights there only."""
 
     def attention_weights(q, k, mask=None):
@@ -148,43 +146,37 @@ def test_a_mask_that_is_off_by_one_is_detected(new_part, one_position, monkeypat
         return (scores + scores.new_full((T, T), -math.inf).triu(diagonal=2)).softmax(dim=-1)
 
     monkeypatch.setattr(kernels, "attention_weights", attention_weights)
-    reported = failures(new_part(), correctness.check_correctness)
-    assert reported and all("bfloat16" in failure for failure in reported)
-    assert {"the logits", "the loss"} <= {failure.split("error of ")[1].split(" is")[0] for failure in reported}
+    lines = reported(correctness.check_correctness)
+    assert all("bfloat16" in line for line in lines)
+    assert {"the logits", "the loss"} <= {line.split("error of ")[1].split(" is")[0] for line in lines}
 
 
-def test_a_loss_that_counts_the_padding_is_detected(new_part, one_position, monkeypatch):
+def test_a_loss_that_counts_the_padding_is_detected(reported, monkeypatch):
     loss = kernels.chunked_cross_entropy
     for module in (kernels, correctness):
         monkeypatch.setattr(module, "chunked_cross_entropy", lambda x, w, targets, *args, **kwargs: loss(x, w, targets))
-    reported = failures(new_part(), correctness.check_correctness)
-    assert len(reported) == 4 and all(", padded: ValueError: the padding" in failure for failure in reported)
+    lines = reported(correctness.check_correctness)
+    assert len(lines) == 4 and all(", padded: ValueError: the padding" in line for line in lines)
 
 
-def test_a_skipped_step_that_changes_a_moment_is_detected(new_part, one_position, monkeypatch):
+def test_a_skipped_step_that_changes_a_moment_is_detected(reported, monkeypatch):
     step = Muon.step
 
     def forgetful_step(self):
-        found_inf, self.found_inf = self.found_inf, None
-        if found_inf.item():
+        if self.found_inf.item():
             for p, state in self.state.items():
                 state.get("momentum_buffer", p.new_zeros(1)).mul_(0.95)
-        self.found_inf = found_inf
         step(self)
 
     monkeypatch.setattr(Muon, "step", forgetful_step)
-    reported = failures(new_part(), correctness.check_optimizers)
-    assert len(reported) == 2 and all("muon" in failure and "momentum_buffer" in failure for failure in reported)
+    lines = reported(correctness.check_optimizers)
+    assert len(lines) == 2 and all("muon" in line and "momentum_buffer" in line for line in lines)
 
 
-def test_an_error_in_a_variant_does_not_end_the_part(new_part, one_position, monkeypatch, capsys):
+def test_an_error_in_a_variant_does_not_end_the_part(reported, monkeypatch):
     monkeypatch.setattr(correctness, "pad_vocabulary", lambda model, multiple: 1 / 0)
-    part = new_part()
-    assert all(
-        "ZeroDivisionError: division by zero" in failure for failure in failures(part, correctness.check_correctness)
-    )
-    results = [row[-1] for row in part.record["tables"][2]["rows"]]
-    assert results.count("FAILED") == results.count("passed") == 4
+    lines = reported(correctness.check_correctness)
+    assert len(lines) == 4 and all("padded: ZeroDivisionError: division by zero" in line for line in lines)
 
 
 def out_dir_of(words) -> Path:
@@ -196,84 +188,70 @@ def write_lines(folder: Path, name: str, lines: list[dict]) -> None:
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def healthy_run(mode: bool) -> dict:
-    """The files of a run without faults."""
-    losses = [3.0 - step / 30 for step in range(30)]
-    samples = [{"step": step, "text": "a text"} for step in (15, 30)]
-    return dict(losses=losses, samples=samples, counts={"graphs": 2 * mode, "breaks": [], "skipped": 0})
+FALLING = [3.0 - step / 30 for step in range(30)]
 
 
-@pytest.mark.parametrize("mode", [False, True])
 @pytest.mark.parametrize(
     "fault, failure",
     [
         ({}, None),
-        ({"losses": [3.0 - step / 30 for step in range(29)] + [math.nan]}, "a loss is not finite"),
-        ({"losses": [3.0] * 30}, "falls only from 3.000 to 3.000"),
-        ({"samples": []}, r"the samples are \[\]"),
-        ({"samples": [{"step": 15, "text": "a text"}, {"step": 30, "text": ""}]}, "the samples are"),
-        ({"counts": {"graphs": 3, "breaks": [], "skipped": 0}}, "3 graphs instead of"),
-        ({"counts": {"graphs": 2, "breaks": ["a reason"], "skipped": 0}}, "graph breaks: a reason"),
-        ({"counts": {"graphs": 2, "breaks": [], "skipped": 1}}, "1 CUDA graphs were skipped"),
+        ({"losses": [*FALLING[:-1], math.nan]}, "a loss is not finite"),
+        ({"losses": [3.0] * 30}, "the loss falls only from 3.000"),
+        ({"samples": []}, "the samples are"),
+        ({"samples": ["a text", ""]}, "the samples are"),
+        ({"graphs": 3}, "3 graphs"),
+        ({"breaks": ["a reason"]}, "graph breaks: a reason"),
+        ({"skipped": 1}, "1 CUDA graphs were skipped"),
     ],
 )
-def test_faults_of_a_run_are_detected(new_part, monkeypatch, mode, fault, failure):
-    part = new_part()
-
+def test_faults_of_a_run_are_detected(new_part, monkeypatch, fault, failure):
     def write_run(*words):
-        out_dir, content = out_dir_of(words), healthy_run(mode) | fault
-        write_lines(out_dir, "metrics", [{"step": n, "loss": loss} for n, loss in enumerate(content["losses"], 1)])
-        write_lines(out_dir, "samples", content["samples"])
-        write_json(out_dir / "compiler.json", content["counts"])
+        folder, content = out_dir_of(words), dict(losses=FALLING, samples=["a text"] * 2) | fault
+        write_lines(folder, "metrics", [{"step": n, "loss": loss} for n, loss in enumerate(content["losses"], 1)])
+        write_lines(folder, "samples", [{"step": 15, "text": text} for text in content["samples"]])
+        counts = dict(graphs=2, breaks=[], skipped=0)
+        write_json(folder / "compiler.json", {name: fault.get(name, count) for name, count in counts.items()})
 
+    part = new_part()
     monkeypatch.setattr(runs, "run_python", write_run)
     part.table("")
-    reported = failures(part, lambda part: runs.check_run(part, mode, "float32"))
-    if failure is None:
-        assert not reported
-    else:
-        assert any(re.search(failure, line) for line in reported)
-    assert part.record["tables"][0]["rows"][0][-1] == ("FAILED" if failure else "passed")
+    lines = failures(part, lambda part: runs.check_run(part, True, "float32"))
+    assert bool(lines) == bool(fault) and (not fault or any(failure in line for line in lines))
+    assert part.record["tables"][0]["rows"][0][-1] == ("FAILED" if fault else "passed")
 
 
-@pytest.mark.parametrize("fault, failure", [({}, None), ({"seed": 2}, "the resumed run differs: last: .* bits")])
-def test_a_run_that_differs_after_resuming_is_detected(new_part, monkeypatch, fault, failure):
+@pytest.mark.parametrize("seed, differs", [(1337, False), (2, True)])
+def test_a_run_that_differs_after_resuming_is_detected(new_part, monkeypatch, seed, differs):
     """The killed run is an uninterrupted one here, with another seed as the fault."""
     part = new_part()
     runs.prepare_text(part, "sentences", 300)
 
     def start(cfg, out_dir):
         values = {name: getattr(cfg, name) for name in runs.train.TrainConfig.__dataclass_fields__}
-        changes = dict(out_dir=str(out_dir), max_iters=20, **(fault if out_dir.name == "killed" else {}))
+        changes = dict(out_dir=str(out_dir), max_iters=20, seed=seed if out_dir.name == "killed" else 1337)
         return train(runs.train.TrainConfig(**{**values, **changes}))
 
     monkeypatch.setattr(verify_resume, "start", start)
     monkeypatch.setattr(verify_resume, "finish", lambda process, out_dir: None)
     monkeypatch.setattr(verify_resume, "kill_and_resume", lambda cfg, out_dir: (1, 0, 0))
     try:
-        reported = failures(part, runs.check_resume)
+        lines = failures(part, runs.check_resume)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert len(reported) == (failure is not None) and (not failure or re.search(failure, reported[0]))
+    assert ["the resumed run differs: last: " in line for line in lines] == [True] * differs
 
 
-def test_waiting_for_the_device_is_an_error_after_the_first_steps(monkeypatch):
-    modes = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    state = SimpleNamespace(step=0)
-
-    def step(state, fails):
-        modes.append(f"step {state.step}")
-        if fails:
-            raise RuntimeError("called a synchronizing CUDA operation")
-
-    watched = runs.forbid_waiting(step, torch.device("cuda", 0), lambda state: state)
-    watched(state, False)
-    state.step = runs.WARMUP_STEPS
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        watched(state, True)
-    runs.forbid_waiting(step, torch.device("cpu"), lambda state: state)(state, False)
-    assert modes == ["step 0", "error", "step 5", "default", "step 5"]
+def test_waiting_for_the_device_is_an_error_after_the_first_steps():
+    with SimulatedGPU() as gpu:
+        number, state = torch.ones((), device="cuda"), SimpleNamespace(step=0)
+        watched = runs.forbid_waiting(lambda state: number.item(), torch.device("cuda", 0), lambda state: state)
+        assert watched(state) == 1
+        state.step = runs.WARMUP_STEPS
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            watched(state)
+        assert number.item() == 1  # only steps are watched
+        assert runs.forbid_waiting(lambda state: number.item(), torch.device("cpu"), None)(state) == 1
+    assert len(gpu.waits) == 3
 
 
 @pytest.mark.parametrize("place", ["the device", "a thread"])
@@ -295,87 +273,61 @@ def roll(fetch: Callable[[], list[int]]) -> Callable[[], list[int]]:
     return lambda: fetch()[1:] + fetch()[:1]
 
 
-def test_nanogpt_is_measured_on_the_same_sizes(new_part, tmp_path, monkeypatch):
-    """A script in place of nanoGPT's train.py takes 1 ms per step, and repeats its arguments."""
-    peer = tmp_path / "peer"
-    (peer / "config").mkdir(parents=True)
-    for name in ("model.py", "config/train_shakespeare_char.py"):
-        (peer / name).write_text("")
-    script = 'import sys\nopen("words", "w").write("\\n".join(sys.argv))\n'
-    script += 'for n in range(21):\n    print(f"iter {n}: loss 1.0, time 1.00ms, mfu 1%")'
-    (peer / "train.py").write_text(script)
-    part, runtime = new_part(), correctness.cpu_runtime(torch.float32)
-    speed.compare_with_nanogpt(part, peer, speed.SMALL_GPT2, 4, runtime)
-    assert [row[2] for row in part.record["tables"][0]["rows"]] == [f"{4 * 32 * 1000:,}"] * 2
+def test_nanogpt_is_measured_on_the_same_sizes(new_part, peer, tmp_path):
+    part = new_part()
+    speed.compare_with_nanogpt(part, peer, speed.SMALL_GPT2, 4, correctness.cpu_runtime(torch.float32))
+    assert [row[2] for row in part.record["tables"][0]["rows"]] == ["2,560"] * 2  # 4 x 32 tokens in 50 ms
     words = (tmp_path / "nanogpt" / "words").read_text().split("\n")
     assert {"--n_layer=2", "--block_size=32", "--batch_size=4", "--dtype=float32", "--compile=False"} <= {*words}
     tokens = np.fromfile(tmp_path / "nanogpt" / "data" / "random" / "train.bin", dtype="<u2")
-    assert len(tokens) == 2**20 and tokens.max() == 299
+    assert len(tokens) == 2**20
+    assert tokens.max() == 299
 
 
 # --- branches for CUDA ------------------------------------------------------------------------------------------------
 
 
-class CudaOnCpu(TorchFunctionMode):
-    """Creates tensors of CUDA devices on the CPU."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.device:
-            return function(*args, **(kwargs or {}))
-        kwargs = {name: to_cpu(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
-        return args[0] if function is torch.Tensor.pin_memory else function(*map(to_cpu, args), **kwargs)
-
-
-def to_cpu(value):
-    """Replace a CUDA device."""
-    return torch.device("cpu") if isinstance(value, (str, torch.device)) and "cuda" in str(value) else value
-
-
 @pytest.fixture
-def fake_cuda(monkeypatch):
-    """Two H100 whose tensors are on the CPU.
-
-    With PyPI's wheel of torch, but without a GPU, AdamW looked for the real one, and tests failed.
-    """
-    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, uuid="1", total_memory=80 * 2**30)
-    values = dict(is_available=True, device_count=2, current_device=0, get_device_name=properties.name)
-    values |= dict(get_device_capability=(9, 0), is_bf16_supported=True, mem_get_info=(70 * 2**30, 80 * 2**30))
-    values |= dict(memory_reserved=0, memory_allocated=0, max_memory_allocated=2**10, get_device_properties=properties)
-    values |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"))
-    for name, value in values.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value, **kwargs: value)
-    simulate_accelerator(monkeypatch, is_capturing=lambda: False)
+def gpu(monkeypatch) -> Iterator[SimulatedGPU]:
+    """Two simulated H100, with small sizes. Nothing is compiled."""
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 1))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(torch_decoder, "CUDAGraphDecoder", lambda new_logits, cache: new_logits)
-    monkeypatch.setattr(torch_decoder, "CapturedFunction", lambda function, x: function)
     tiny = GPTConfig(block_size=16, vocab_size=50, n_layer=1, n_head=1, n_embd=16, bias=False)
     for module in (speed, decoding):
         monkeypatch.setattr(module, "GPT2", tiny)
     monkeypatch.setattr(speed, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(speed, "time_calls", lambda action, count: (action(), 1.0)[1])
     monkeypatch.setitem(training.MATMUL_SIZES, "cuda", 64)
-    with CudaOnCpu():
-        yield
+    with SimulatedGPU(device_count=2) as gpu:
+        yield gpu
 
 
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # from torch.autocast
-def test_rates_and_speeds_are_measured_on_cuda(new_part, fake_cuda, monkeypatch):
-    """Attention also with the kernels that are available, but not the default; here flash."""
+def test_rates_and_speeds_are_measured_on_cuda(new_part, gpu, monkeypatch):
+    """Attention also with the kernels that are available, but not the default."""
+    decoding_speed = decoding.decoding_speed
+    monkeypatch.setattr(decoding, "decoding_speed", lambda decoder, rows, count: decoding_speed(decoder, rows, 24))
     monkeypatch.setattr(speed, "describe_attention", lambda *arguments: "torch's cudnn kernel")
     part = new_part("cuda:0")
     for check in (speed.check_hardware, speed.check_training_speed, decoding.check_speed):
         assert failures(part, check) == []
     kinds, copies, attention, _, steps, decode = ([row[0] for row in table["rows"]] for table in part.record["tables"])
-    assert kinds == ["bfloat16", "float16", "float32", "float32 as TF32"] and len(copies) == 5
-    assert len(attention) == 4 and steps == ["32", "32", "32", "64", "16", "4"] and decode == ["1", "64"]
+    assert kinds == ["bfloat16", "float16", "float32", "float32 as TF32"]
+    assert len(copies) == 5
+    assert len(attention) == 4
+    assert steps == ["32", "32", "32", "32", "64", "16", "4"]
+    assert decode == ["1", "64"]
+    assert gpu.captures
+
+
+def test_the_report_describes_the_gpu(gpu):
     machine = check_gpu.describe_machine(torch.device("cuda", 0))
-    assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90" and machine["NCCL"] == "2.30.1"
+    assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90"
+    assert machine["NCCL"] == "2.30.1"
 
 
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
-def test_more_memory_than_the_forecast_is_a_failure(new_part, fake_cuda, monkeypatch):
+def test_more_memory_than_the_forecast_is_a_failure(new_part, gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(speed, "fits", lambda *arguments: False)
     monkeypatch.setattr(speed, "time_attention", lambda *arguments: [])
@@ -384,8 +336,8 @@ def test_more_memory_than_the_forecast_is_a_failure(new_part, fake_cuda, monkeyp
     assert len(reported) == 2 and all("1.2 times the forecast is less" in failure for failure in reported)
 
 
-@pytest.mark.parametrize("gpus, fault", [(2, 0.0), (1, 0.0), (2, 1e-3), (2, math.nan)])
-def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault):
+@pytest.mark.parametrize("count, fault", [(2, 0.0), (1, 0.0), (2, 1e-3), (2, math.nan)])
+def test_processes_run_on_all_gpus(new_part, gpu, monkeypatch, count, fault):
     """With NCCL, also on a single GPU. The fault is a loss that differs from that of one process."""
     part, commands = new_part("cuda:0"), []
 
@@ -394,17 +346,17 @@ def test_processes_run_on_all_gpus(new_part, fake_cuda, monkeypatch, gpus, fault
         line = {"loss": 3.0, "val_loss": 2.0 + (fault if "parallel=fsdp" in commands[-1] else 0.0)}
         write_lines(out_dir_of(words), "metrics", [{"step": n, "tokens_per_second": 5.0, **line} for n in range(20)])
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(runs, "run_python", write_run)
     reported = failures(part, runs.check_processes)
     assert len(commands) == 9 and all("--device=cuda " in command for command in commands)
-    assert all(f"torch.distributed.run --standalone --nproc_per_node={gpus} " in command for command in commands[1:])
+    assert all(f"torch.distributed.run --standalone --nproc_per_node={count} " in command for command in commands[1:])
     assert len(set(commands)) == 9 and len(reported) == (4 if fault else 0)
     assert all("fsdp" in failure for failure in reported)
-    assert ("there is one GPU, so NCCL has one process" in part.record["notes"]) == (gpus == 1)
+    assert ("there is one GPU, so NCCL has one process" in part.record["notes"]) == (count == 1)
 
 
-def test_the_last_gpu_is_used_in_a_thread(new_part, fake_cuda, monkeypatch):
+def test_the_last_gpu_is_used_in_a_thread(new_part, gpu, monkeypatch):
     devices = []
     monkeypatch.setattr(decoding, "POSITIONS", ["rotary"])
     monkeypatch.setattr(decoding, "LanguageModel", lambda model, tokenizer, device, dtype: device)
@@ -496,26 +448,21 @@ def test_a_part_is_stopped_at_its_time_limit(tmp_path, monkeypatch):
     assert part["status"] == "failed" and part["failures"] == ["stopped at its time limit of 0.3 s"]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--parts=9", "--device=cpu"], r"parts=9: '9' is not one of 1, 2"),
-        (["--parts=,", "--device=cpu"], r"parts=,: .*--parts=1"),
-        (["--device=cpu", "--peer=missing"], r"peer=missing: .*not a checkout of nanoGPT"),
-        (["--device=tpu"], r"device=tpu: use auto, cpu, cuda, mps"),
-        (["--device=cuda"], r"device=cuda: .*--device=cpu"),
-        (["--device=cuda:first"], r"device=cuda:first: .*--device=cpu"),
-        ([], r"device=auto: .*--device=cpu"),
-    ],
-)
-def test_bad_settings_are_an_error(arguments, message, monkeypatch):
+@pytest.mark.parametrize("name", ["cuda", "cuda:first", "auto"])
+def test_a_missing_gpu_is_an_error_that_proposes_a_rehearsal(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=message):
-        settings.load(CheckConfig, arguments)
+    with pytest.raises(ConfigError, match=rf"device={name}: .*--device=cpu"):
+        settings.load(CheckConfig, [f"--device={name}"])
 
 
-def test_an_index_beyond_the_last_gpu_is_an_error(fake_cuda):
+@pytest.mark.parametrize("setting", ["parts=9", "parts=,", "peer=missing", "device=tpu"])
+def test_other_bad_settings_are_an_error(setting):
+    with pytest.raises(ConfigError, match=f"{setting}: "):
+        settings.load(CheckConfig, ["--device=cpu", f"--{setting}"])
+
+
+def test_an_index_beyond_the_last_gpu_is_an_error(gpu):
     assert settings.load(CheckConfig, ["--device=cuda:1"]).torch_device == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match="device=cuda:2: torch finds no such GPU"):
         settings.load(CheckConfig, ["--device=cuda:2"])

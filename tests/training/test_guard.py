@@ -133,22 +133,6 @@ def test_a_streak_in_the_middle_of_a_read_stops_the_run():
     assert read(guard).can_continue(4, None)
 
 
-def test_only_cuda_copies_are_asynchronous():
-    """On other devices no event tells when an asynchronous copy is complete, so the copy must be synchronous."""
-    non_blocking = []
-
-    class RecordingTensor(torch.Tensor):
-        def to(self, *args, **kwargs):
-            non_blocking.append(kwargs.get("non_blocking", False))
-            return super().to(*args, **kwargs)
-
-    guard = new_guard()
-    guard.judge(torch.tensor(1.0), torch.tensor(1.0))
-    guard.judged = [values.as_subclass(RecordingTensor) for values in guard.judged]
-    guard.send()
-    assert non_blocking == [False]
-
-
 def test_spikes_are_judged_by_running_mean_and_deviation(seed):
     torch.manual_seed(seed)
     guard = new_guard(skip_spikes=6.0)

@@ -1,10 +1,10 @@
 import os
 
 import pytest
-import torch
 
 from folio import UserError
 from folio.experiments.sweep.jobs import environments
+from tests.support.simulated_gpu import SimulatedGPU
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from folio.experiments.sweep.jobs import environments
     ],
 )
 def test_each_run_has_its_own_gpu(jobs, visible, expected, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert environments(jobs, "auto") == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected]
-    with pytest.raises(UserError, match=r"jobs=4.* 3$"):
-        environments(4, "auto")
+    with SimulatedGPU(device_count=3):
+        assert environments(jobs, "auto") == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected]
+        with pytest.raises(UserError, match=r"jobs=4.* 3$"):
+            environments(4, "auto")
 
 
 def test_runs_on_a_cpu_share_the_cores(monkeypatch):
