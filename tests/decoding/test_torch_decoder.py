@@ -15,16 +15,6 @@ from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.waiting import in_thread
 
 
-def test_tokens_that_are_fetched_one_step_late_are_the_same(model, monkeypatch):
-    """On CUDA, the next step is launched before a step's tokens are on the host."""
-    decoder = TorchDecoder(model, resolve_runtime("cpu", "float32", False))
-    for settings in (dict(eot=3), dict(max_new_tokens=1), dict(stride=1, sampling=Sampling(repetition_penalty=1.2))):
-        monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {})
-        expected = generate_tokens(decoder, [[1, 2], [3, 4, 5]], **settings)
-        monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": 1})
-        assert generate_tokens(decoder, [[1, 2], [3, 4, 5]], **settings) == expected
-
-
 @pytest.mark.gpu
 def test_cuda_graphs_generate_the_same(model, monkeypatch):
     """With several graphs, rows of unequal length, and more tokens than block_size."""

@@ -342,27 +342,22 @@ class RecordedGraph:
         self.simulation, self.gpu = simulation, 0
         self.calls: list[tuple[Callable, tuple, dict[str, Any], Tensor | None]] = []  # the last one: a new result
         self.created: dict[int, Tensor] = {}  # tensors in the graph's memory, by storage
-        self.changed: dict[int, tuple[Tensor, Tensor]] = {}  # existing tensors by storage, and their values before
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # other tensors by storage, and their values
 
     def run(self, operator: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        arguments, writes = arguments_of(operator, args, kwargs), False
-        for argument in operator._schema.arguments:
-            if argument.alias_info and argument.alias_info.is_write:
-                writes = True
-                for tensor in tree_leaves(arguments[argument.name]):
-                    if storage(tensor) not in self.created and storage(tensor) not in self.changed:
-                        everything = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-                        self.changed[storage(tensor)] = everything, everything.clone()
+        tensors = {storage(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for key in tensors.keys() - self.created.keys() - self.before.keys():
+            everything = torch.empty(0, dtype=tensors[key].dtype).set_(tensors[key].untyped_storage())
+            self.before[key] = everything, everything.clone()
         results = operator(*args, **kwargs)
-        existing = {storage(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
-        new = {storage(tensor): tensor for tensor in tree_leaves(results) if storage(tensor) not in existing}
+        new = {storage(tensor): tensor for tensor in tree_leaves(results) if storage(tensor) not in tensors}
         self.created |= new
-        if new or writes:  # not a view
+        if new or operator._schema.is_mutable:  # not a view
             self.calls.append((operator, args, kwargs, results if new else None))
         return results
 
     def end(self) -> None:
-        for tensor, values in self.changed.values():
+        for tensor, values in self.before.values():
             tensor.copy_(values)
         for tensor in self.created.values():
             overwrite(tensor)

@@ -23,7 +23,6 @@ import train as train_script
 from folio import UserError
 from folio.base.files import is_locked, read_json
 from folio.checkpoints import checkpoint, foreign, run_folder
-from folio.machine.runtime import Runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
 from folio.training.start import reserve
@@ -146,16 +145,6 @@ def test_a_validation_loss_is_printed_only_where_it_was_measured(tiny, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     evaluated = [line.split("/")[0] for line in lines if " val " in line]
     assert len(lines) == 7 and evaluated == ["step 0", "step 3", "step 6"]
-
-
-def test_metrics_that_are_read_one_step_late_are_the_same(tiny, tmp_path, monkeypatch):
-    """On a GPU, the next step starts before a step's numbers are read."""
-    at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in ("at_once", "late"))
-    train(at_once)
-    monkeypatch.setattr(Runtime, "is_asynchronous", True)
-    train(late)
-    assert read_losses(at_once.out_dir) == read_losses(late.out_dir)
-    assert [line["step"] for line in read_metrics(late.out_dir)] == [1, 2, 4, 6, 8, 10, 12, 13]
 
 
 # --- when a checkpoint is saved ---------------------------------------------------------------------------------------
