@@ -1,10 +1,11 @@
 """Simulated GPUs on a CPU: Folio takes its branches for GPUs, and whatever the host waits for is recorded.
 
 The values of a GPUTensor are in a tensor on the CPU. It is on "cuda:0" for Python code and on "meta:0" for torch's C++
-code, so nothing reaches a real GPU or its driver. In the block, these are replaced:
+code. In the block, these are replaced:
 
     torch.cuda                  what Folio, AdamW and GradScaler use of it: the names in SimulatedGPU.__init__
-    torch.cuda._lazy_init       raises an error, because it would initialize a real GPU
+    torch.cuda._lazy_init       raises an error, as do the functions of torch._C that ask the driver: see DRIVER. So a
+                                simulated GPU never reaches a real one, nor a driver that is missing
     torch.accelerator           current_accelerator and current_stream, which AdamW asks whether a graph is captured
     torch.utils._foreach_utils  the lists of types and devices of torch's functions of several tensors
     torch.__future__            Module.to swaps parameters; otherwise, it would untie the weights of a GPT
@@ -39,6 +40,15 @@ WAITING = {  # operators whose result on the host, or whose shape, depends on va
 }
 COPIES = {"_to_copy", "copy_"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
+
+DRIVER = {name for name in dir(torch._C) if name.startswith(("_cuda_", "_accelerator_"))}
+DRIVER = {name for name in DRIVER if not isinstance(getattr(torch._C, name), type)}
+DRIVER |= {f"_cuda_{name}" for name in ("init", "getDeviceCount", "getDevice", "setDevice", "getCurrentStream")}
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("a simulated GPU asks a real one")
 
 
 class GPUTensor(Tensor):
@@ -100,7 +110,8 @@ class SimulatedGPU(ExitStack):
         import torch._dynamo  # modes import it; its classes must not keep what is replaced here
 
         self.replace(torch.cuda, **{name: as_function(value) for name, value in self.names.items()})
-        self.replace(torch.cuda, _lazy_init=mock.Mock(side_effect=AssertionError("this would initialize a real GPU")))
+        self.replace(torch.cuda, _lazy_init=refuse)
+        self.replace(torch._C, create=True, **dict.fromkeys(DRIVER, refuse))
         accelerator = torch.device(self.kind)
         self.replace(torch.accelerator, current_accelerator=as_function(accelerator), current_stream=self.stream)
         self.replace(Runtime, compute=as_function(nullcontext()))
@@ -112,8 +123,8 @@ class SimulatedGPU(ExitStack):
         self.enter_context(self.modes())
         return self
 
-    def replace(self, owner: Any, **values: Any) -> None:
-        self.enter_context(mock.patch.multiple(owner, **values))
+    def replace(self, owner: Any, create: bool = False, **values: Any) -> None:
+        self.enter_context(mock.patch.multiple(owner, create=create, **values))
 
     @contextmanager
     def modes(self) -> Iterator[None]:

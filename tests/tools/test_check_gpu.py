@@ -479,21 +479,18 @@ def test_a_file_as_the_folder_of_the_report_is_an_error(tmp_path):
 def test_an_interrupted_part_is_in_the_report(tmp_path, monkeypatch):
     """Ctrl-C removed the rows of the part."""
 
-    class Process:
-        def __init__(self, command, **options):
-            (word,) = (word for word in command if word.startswith("--out_dir="))
-            part = Part("hardware", 1.0, torch.device("cpu"), tmp_path, partial(Report(Path(word[10:]), {}).save, 1))
-            part.table("a head")
-            part.row("a row")
+    def interrupt(seconds):
+        raise KeyboardInterrupt
 
-        def wait(self, seconds):
-            raise KeyboardInterrupt
-
-        def poll(self):
-            return 130
+    def start(command, **options):
+        (folder,) = (word.removeprefix("--out_dir=") for word in command if word.startswith("--out_dir="))
+        part = Part("hardware", 1.0, torch.device("cpu"), tmp_path, partial(Report(Path(folder), {}).save, 1))
+        part.table("a head")
+        part.row("a row")
+        return SimpleNamespace(wait=interrupt, poll=lambda: 130)
 
     monkeypatch.setattr(check_gpu, "describe_machine", lambda device: {})
-    monkeypatch.setattr(check_gpu.subprocess, "Popen", Process)
+    monkeypatch.setattr(check_gpu.subprocess, "Popen", start)
     with pytest.raises(KeyboardInterrupt):
         main(CheckConfig(parts="1", device="cpu", out_dir=str(tmp_path)))
     part = read_json(tmp_path / "gpu-report.json")["parts"]["1"]
