@@ -40,11 +40,8 @@ WAITING = {  # operators whose result on the host, or whose shape, depends on va
 }
 COPIES = {"_to_copy", "copy_"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-
-
-DRIVER = {name for name in dir(torch._C) if name.startswith(("_cuda_", "_accelerator_"))}
-DRIVER = {name for name in DRIVER if not isinstance(getattr(torch._C, name), type)}
-DRIVER |= {f"_cuda_{name}" for name in ("init", "getDeviceCount", "getDevice", "setDevice", "getCurrentStream")}
+DRIVER = {"_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice", "_cuda_setDevice"}  # not in a wheel for CPUs
+DRIVER |= {name for name in dir(torch._C) if name.startswith(("_cuda_", "_accelerator_"))}
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:

@@ -306,11 +306,17 @@ def forked(monkeypatch):
     monkeypatch.setattr(training, "run_timestamped", run_forked)
 
 
-def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch, forked):
+@pytest.fixture
+def tiny_model(monkeypatch, data_dir) -> dict:
+    """Settings that measure a tiny model once."""
     shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
     monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
     monkeypatch.setattr(training, "MATMUL_SIZES", {"cpu": 64})
-    settings = dict(models="tiny", parts="speed, profile", repeats=1, data_dir=str(data_dir))
+    return dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir))
+
+
+def test_training_speed_is_compared(peer, data_dir, capsys, tiny_model, forked):
+    settings = tiny_model | dict(parts="speed, profile")
     training.main(TrainBenchConfig(peer=str(peer), **settings))
     out = capsys.readouterr().out
     assert "| nanoGPT | 320 | 1.00 (1.00 to 1.00) |" in out  # 16 tokens in 50 ms
@@ -337,7 +343,7 @@ def test_the_time_of_a_kernel_is_counted_once():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_both_programs_use_the_same_compile_setting(peer, data_dir, monkeypatch, device):
+def test_both_programs_use_the_same_compile_setting(peer, tiny_model, monkeypatch, device):
     """On a GPU, only nanoGPT was compiled, because Folio's `auto` does not compile such a short run."""
     compile_words = []
 
@@ -348,11 +354,9 @@ def test_both_programs_use_the_same_compile_setting(peer, data_dir, monkeypatch,
     monkeypatch.setattr(training, "run_timestamped", record)
     monkeypatch.setattr(training, "matmul_rate", lambda dtype, device: 1e9)
     monkeypatch.setattr(training, "read_metrics", lambda out_dir: [{"tokens_per_second": 1.0}] * 9)
-    shape = dict(n_layer=1, n_head=1, n_embd=32, block_size=16, batch_size=1, dropout=0.0)
-    monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
-    settings = dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir), device=device)
+    monkeypatch.setattr(training, "MATMUL_SIZES", {device: 64})
     with SimulatedGPU():
-        training.main(TrainBenchConfig(peer=str(peer), **settings))
+        training.main(TrainBenchConfig(peer=str(peer), device=device, **tiny_model))
     expected = [True, True, True] if device == "cuda" else [False, True, False, False]  # on a CPU, nanoGPT in both ways
     assert compile_words == [{f"--compile={setting}"} for setting in expected]
 
@@ -381,14 +385,10 @@ def test_a_missing_library_is_an_error_that_says_how_to_install_it(data_dir, mon
 
 
 @pytest.mark.slow  # imports transformers in two processes
-def test_the_loop_of_another_library_prints_its_speed(data_dir, monkeypatch, forked, capsys):
+def test_the_loop_of_another_library_prints_its_speed(tiny_model, monkeypatch, forked, capsys):
     pytest.importorskip("transformers")
-    shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
-    monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
-    monkeypatch.setattr(training, "MATMUL_SIZES", {"cpu": 64})
     monkeypatch.setattr(training, "folio_speed", lambda settings, folder: 1.0)
-    settings = dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir), libraries="transformers")
-    training.main(TrainBenchConfig(**settings))
+    training.main(TrainBenchConfig(libraries="transformers", **tiny_model))
     assert "| transformers, bfloat16 | " in capsys.readouterr().out
 
 
