@@ -87,7 +87,7 @@ def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, docume
         monkeypatch.setattr(CPUBatch, "chunk", rng.choice([1, 5, 64]))
     tolerance = 1e-4 if "torch" in dtype else 0
     scheduler = Scheduler(decoder, rows=rng.choice([2, 7]), eot=EOT)
-    arriving = list(random_completions(rng, 50, 20))
+    arriving = list(random_completions(rng, 20, 20))
     completions, cancelled = list(arriving), []
     while arriving or scheduler.is_busy:
         for _ in range(min(rng.choice([0, 0, 1, 5]), len(arriving))):
