@@ -56,7 +56,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what was imported from garbage collections, each of which would visit 700,000 objects in half a second."""
+    """Exclude what was imported from garbage collections. Each would visit 700,000 objects, in half a second."""
     gc.enable()
     gc.collect()
     gc.freeze()

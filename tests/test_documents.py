@@ -174,7 +174,7 @@ def test_sampling_computes_each_document_alone(dtype, ahead, position, seed, mon
     text). GPT.generate computes the same most likely tokens.
     """
     monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
-    model, count = random_model(position, seed).requires_grad_(False), 20
+    model, count = random_model(position, seed).requires_grad_(False), 10
     for sampling in (GREEDY, Sampling(logit_bias=((EOT, 4.0),))):
         expected = [expected_text(model, prompt, count, EOT, sampling, row) for row, prompt in enumerate(PROMPTS)]
         steps = list(generate(decoder_in(dtype, model), PROMPTS, max_new_tokens=count, sampling=sampling))

@@ -227,7 +227,7 @@ CASES = {
 
 
 @pytest.mark.needs("gguf", "transformers")
-@pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [20, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_an_untrusted_file_is_read_or_is_an_error(case, examples, run, data_dir, tmp_path, seed):
     """The long version has 40,000 cases: python -m pytest -m slow tests/checkpoints/test_strangers.py"""

@@ -243,7 +243,7 @@ def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
     recipe["sampling"] = "random"  # version 1 had another order in epochs
     cfg = tiny(**recipe, **SMALLEST, minutes=0.5, sample_tokens=0)
     with monkeypatch.context() as patch:
-        SimulatedMachine(patch, lambda step: 0.5 if step < 20 else 1.5, lambda step: 0.1)
+        SimulatedMachine(patch, lambda step: 0.5 if step < 20 else 1.5, lambda step: 0.1, trains=True)
         train(cfg)
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert len(state["parts"][-1]["decisions"]) > 1

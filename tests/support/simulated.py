@@ -12,7 +12,8 @@ class SimulatedMachine:
 
     step_seconds, evaluation_seconds: durations as functions of the number of completed steps. asynchronous: as on a
     GPU, a step takes only host_seconds on the host, which waits for the device when it reads the step's numbers.
-    trains: whether a step computes anything.
+    trains: whether steps compute anything; they
+    advance the counters in any case.
     """
 
     def __init__(
@@ -21,7 +22,7 @@ class SimulatedMachine:
         step_seconds,
         evaluation_seconds,
         asynchronous: bool = False,
-        trains: bool = True,
+        trains: bool = False,
         host_seconds: float = 0.0,
     ):
         self.now = 0.0  # time on the host
@@ -30,12 +31,13 @@ class SimulatedMachine:
         self.finished: dict[tuple, float] = {}  # (guard, step) -> time at which the device finishes the step
         train_step, evaluate, read = train_script.train_step, train_script.evaluate, StepGuard.read
 
-        def timed_step(state, *args):
+        def timed_step(state, loss_fn, loader, *args):
             if trains:
-                train_step(state, *args)
+                train_step(state, loss_fn, loader, *args)
             else:
                 state.guard.judge(torch.ones(()), torch.ones(()))
                 state.step += 1
+                state.next_sequence += loader.sequences
             self.now += host_seconds
             self.device = max(self.device, self.now) + step_seconds(self.steps)
             self.finished[state.guard, state.step] = self.device

@@ -1,16 +1,16 @@
 import hashlib
 import http.client
 import json
+import os
 import queue
 import re
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +21,8 @@ from folio.base import settings
 from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web.chat import ChatTemplate
+from tests.support import processes
+from tests.support.servers import start_server
 from tests.support.viewed_models import save_random_run
 from tools import serve
 from tools.serve import ServeConfig
@@ -158,23 +160,20 @@ def test_the_fingerprint_of_other_programs_files(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for other processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_the_server_while_requests_are_open(run, number):
-    command = [sys.executable, serve.__file__, str(run), "--port=0", "--device=cpu", "--max_new_tokens=9999999"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            port = int(process.stdout.readline().split(":")[2].split("/")[0])
-            process.stdout.readline()
-            connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
-            for connection, stream in zip(connections, (False, True), strict=True):
-                body = {"prompt": "a", "max_tokens": 10**6, "context_stride": 9, "logit_bias": {"256": -100}}
-                content = json.dumps({**body, "stream": stream})
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-                connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
-            assert connections[1].recv(4096).startswith(b"HTTP/1.1 200 ")
-            process.send_signal(number)
-            printed, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-            for connection in connections:
-                connection.close()
-    assert (printed, errors) == ("", f"stopped by {number.name}\n") and process.returncode == 128 + number
+def test_a_signal_stops_the_server_while_requests_are_open(run, tmp_path, number):
+    process, port = start_server(
+        [serve.__file__, run, "--port=0", "--device=cpu", "--max_new_tokens=9999999"], tmp_path
+    )
+    with ExitStack() as opened:
+        connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
+        for connection, stream in zip(connections, (False, True), strict=True):
+            opened.enter_context(connection)
+            body = {"prompt": "a", "max_tokens": 10**6, "context_stride": 9, "logit_bias": {"256": -100}}
+            content = json.dumps({**body, "stream": stream})
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+        assert connections[1].recv(4096).startswith(b"HTTP/1.1 200 ")
+        os.kill(process.pid, number)
+        assert processes.wait(process, timeout=60) == 128 + number
+    assert (tmp_path / "errors").read_text() == f"stopped by {number.name}\n"
+    assert len((tmp_path / "printed").read_text().splitlines()) == 2

@@ -105,15 +105,15 @@ def test_tokens_determine_the_steps_of_each_trial_and_seeds_can_be_added(argumen
 
 @pytest.mark.needs("optuna", "sqlalchemy", "scipy")
 def test_unpruned_trials_of_a_search_are_trained_with_all_seeds(arguments, in_process, tmp_path):
-    sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=7", "--seeds=2", *arguments])
+    sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=5", "--seeds=2", *arguments])
     trials = results_of(tmp_path)["trials"]
-    assert {trial["point"] for trial in trials} == set(range(7))
+    assert {trial["point"] for trial in trials} == set(range(5))
     assert all(1e-6 <= trial["params"]["learning_rate"] <= 1e-1 for trial in trials)
-    by_point = {p: [t for t in trials if t["point"] == p] for p in range(7)}
+    by_point = {p: [t for t in trials if t["point"] == p] for p in range(5)}
     assert all(len({t["params"]["learning_rate"] for t in group}) == 1 for group in by_point.values())
     assert all(len(group) == 2 for group in by_point.values() if group[0]["state"] == "finished")
     n_runs = len(in_process)
-    sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=8", "--seeds=2", *arguments])
+    sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=6", "--seeds=2", *arguments])
     assert n_runs < len(in_process) <= n_runs + 2
 
 

@@ -1,9 +1,9 @@
 import http.client
 import json
+import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,7 +27,9 @@ from prepare import text as plain_text
 from prepare.midi import MidiConfig
 from prepare.pairs import PairsConfig
 from prepare.text import TextConfig
+from tests.support import processes
 from tests.support.music import pieces_of, write_pieces
+from tests.support.servers import start_server
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
 from tools import view
@@ -146,22 +148,18 @@ def test_two_models(monkeypatch, tmp_path, run):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for other processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_the_server_during_a_stream(run, number):
+def test_a_signal_stops_the_server_during_a_stream(run, tmp_path, number):
     """The server waited for the end of a stream without a reader."""
-    command = [sys.executable, view.__file__, run, "--open=False", "--port=0", "--device=cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            port = int(process.stdout.readline().split(":")[2].split("/")[0])
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-                question = json.dumps({"ids": [1], "num_samples": 16, "max_new_tokens": 4096})
-                head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-                connection.sendall(f"{head}Content-Length: {len(question)}\r\n\r\n{question}".encode())
-                assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
-                process.send_signal(number)
-                printed, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (printed, errors) == ("", f"stopped by {number.name}\n") and process.returncode == 128 + number
+    process, port = start_server([view.__file__, run, "--open=False", "--port=0", "--device=cpu"], tmp_path)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        question = json.dumps({"ids": [1], "num_samples": 16, "max_new_tokens": 4096})
+        head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(question)}\r\n\r\n{question}".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        os.kill(process.pid, number)
+        assert processes.wait(process, timeout=60) == 128 + number
+    assert (tmp_path / "errors").read_text() == f"stopped by {number.name}\n"
+    assert len((tmp_path / "printed").read_text().splitlines()) == 1
 
 
 # --- initial text -----------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_a_run_of_a_recipe_is_compared_once(tiny, tmp_path, monkeypatch, capsys)
     (line,) = lines()
     assert line.startswith("step 4: a validation loss of ") and "far above" in line
     assert lines(dropout=0.2) == lines(max_iters=13) == []
-    SimulatedMachine(monkeypatch, lambda step: 0.5, lambda step: 0.1)
+    SimulatedMachine(monkeypatch, lambda step: 0.5, lambda step: 0.1, trains=True)
     assert lines(minutes=0.5, seed=4) == []
 
 

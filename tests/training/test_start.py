@@ -52,7 +52,7 @@ def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
 @pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
 def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, monkeypatch):
     """It was removed before the new run had started, and was lost if that failed."""
-    SimulatedMachine(monkeypatch, lambda step: 1.0, lambda step: 0.0)
+    SimulatedMachine(monkeypatch, lambda step: 1.0, lambda step: 0.0, trains=True)
     train(tiny(max_iters=5))
     with pytest.raises(UserError, match=r"minutes=1e-05: .*--minutes="):
         train(tiny(overwrite=True, minutes=1e-5))

@@ -140,7 +140,7 @@ def stop_at(step: int):
 
 def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, capsys):
     """Measuring steps changes nothing. Resuming keeps the plan, without measuring again."""
-    SimulatedMachine(monkeypatch, lambda step: 0.3, lambda step: 0.0)
+    SimulatedMachine(monkeypatch, lambda step: 0.3, lambda step: 0.0, trains=True)
     measured, measure_step = [], setup.measure_step
 
     def measure_but_return_200_ms(*args):
@@ -188,7 +188,7 @@ def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minute
     """
     step_seconds, token_seconds = SPEEDS[speed]
     evaluation = val_batches * step_seconds
-    machine = SimulatedMachine(monkeypatch, lambda step: step_seconds, lambda step: evaluation, trains=False)
+    machine = SimulatedMachine(monkeypatch, lambda step: step_seconds, lambda step: evaluation)
     monkeypatch.setattr(setup, "evaluation_seconds", lambda *args: evaluation / 3)
     evaluating, sampling = [], []
 
@@ -300,7 +300,7 @@ SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=1, dropo
 )
 def test_a_run_keeps_its_minutes_if_the_speed_of_the_machine_changes(tiny, monkeypatch, name, asynchronous):
     """--minutes=2 took over 6 if the machine slowed down after the first two seconds, in which it was measured."""
-    machine = SimulatedMachine(monkeypatch, *MACHINES[name], asynchronous, trains=False)
+    machine = SimulatedMachine(monkeypatch, *MACHINES[name], asynchronous)
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
     cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if asynchronous else 1)
     train(cfg)
@@ -381,7 +381,7 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
 
 def test_compiling_the_decoder_does_not_count_as_sampling(tiny, monkeypatch):
     """A second of compiling, attributed to 20 tokens of a sample, reserved 15 s for the 300 tokens at the end."""
-    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1, trains=False)
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
     starts = iter([1.0])
 
     def sample(model, tokenizer, runtime, seed, tokens):
@@ -399,7 +399,7 @@ def test_compiling_the_decoder_does_not_count_as_sampling(tiny, monkeypatch):
 def test_only_large_changes_of_the_number_of_steps_are_printed(tiny, monkeypatch, capsys, slowdown, is_reported):
     """A run of a minute printed eleven lines about changes of a few percent."""
     SimulatedMachine(monkeypatch, lambda step: 0.1 * (slowdown if step > 90 else 1), lambda step: 0.1)
-    train(tiny(max_iters=100, eval_interval=10, minutes=1, sample_tokens=0))
+    train(tiny(**SMALLEST, max_iters=100, eval_interval=10, minutes=1, sample_tokens=0))
     lines = re.findall("the run now has .* instead of", capsys.readouterr().out)
     assert (0 < len(lines) < 4) if is_reported else not lines
 
