@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-gc.disable()  # until all tests are imported; see pytest_collection_finish
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are slower with several threads
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
@@ -23,6 +22,7 @@ os.environ["WANDB_SILENT"] = "true"
 import io
 import os
 from contextlib import redirect_stdout, suppress
+from itertools import count
 
 from folio.base.workers import cores
 from folio.data import find_data, shards
@@ -38,6 +38,7 @@ WORDS = "the king shall love his crown and swear by fair night that no sword of 
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are imported
     with suppress(ImportError):  # hypothesis is optional
         import hypothesis
 
@@ -80,9 +81,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths of folders that do not exist."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
+def no_shared_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a cache of its own. Most tests need no folder, so none is created."""
+    monkeypatch.setenv("FOLIO_CACHE", str(next(caches)))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -60,7 +60,7 @@ def settings(bad_data) -> dict:
     """Settings of a run that reads the bad text at its steps 111 to 122, of 140, after a checkpoint at step 100."""
     every = dict(log_interval=1, eval_interval=25, eval_iters=2, snapshots=30, keep_last=20)
     bad = dict(data_dir=bad_data, skip_spikes=8.0, max_bad_steps=4, on_divergence="rollback")
-    return dict(max_iters=140, optimizer="muon", learning_rate=1e-2, dropout=0.1, **every, **bad)
+    return dict(n_layer=1, max_iters=140, optimizer="muon", learning_rate=1e-2, dropout=0.1, **every, **bad)
 
 
 def read_all_lines(out_dir: str) -> list[dict]:
@@ -284,7 +284,7 @@ def test_a_rollback_before_a_resume_keeps_its_changed_settings(tiny, monkeypatch
 
 
 def test_a_rollback_keeps_the_time_budget(tiny, monkeypatch):
-    machine = SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 150 else 0.2, lambda step: 0.5)
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 150 else 0.2, lambda step: 0.5, trains=True)
     evaluate, count = train_script.evaluate, iter(range(1000))
 
     def rising(*args):
