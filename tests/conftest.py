@@ -56,6 +56,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(cores(), MAX_PROCESSES) if is_parallel else 0
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With -m browser, import only files that mention a browser."""
+    if config.option.markexpr.startswith("browser") and collection_path.name.startswith("test_"):
+        return "browser" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
 def pytest_collection_finish() -> None:
     """Exclude what was imported from garbage collections. Each would visit 700,000 objects, in half a second."""
     gc.enable()
