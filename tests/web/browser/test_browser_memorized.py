@@ -7,6 +7,7 @@ import pytest
 
 from folio import UserError
 from folio.data.shards import Shard
+from folio.data.tokenizer import EOT_TEXT
 from folio.evaluation.memorization import TrainingSearch, covering_lengths, find_overlap
 from folio.web import html_file
 from tests.support.datasets import dataset_of, random_case
@@ -25,8 +26,8 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else ("é" * (token % 20)).encode()
 
-    def decode(self, ids: np.ndarray) -> str:
-        return "".join(f"<{token}>" for token in ids if token != self.eot)
+    def decode_prompt(self, ids: np.ndarray) -> str:
+        return "".join(EOT_TEXT if token == self.eot else f"<{token}>" for token in ids)
 
 
 @in_browser
