@@ -70,7 +70,8 @@ def test_chat_prompts_equal_the_training_prompts(train_on, tmp_path):
     first = "System: Be short.\n\nUser: Who\nare you?\n\nAssistant:"
     assert template.prompt(CHAT[:2]) == first and first in prompts
     assert template.prompt(CHAT[:4]) == f"{first} Me.<|endoftext|>User: And I?\n\nAssistant:"
-    assert "User: 7 + 0?\n\nAssistant:" in prompts
+    chat = CHATS[QUESTIONS.index(CHAT[1]["content"])]["messages"]
+    assert template.prompt(chat[:4]) in prompts
     assert template.answer_prefix == " " and template.stop == ("\nUser:",)
 
 
