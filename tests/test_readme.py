@@ -39,7 +39,7 @@ def repo_copy(tmp_path: Path, text: str) -> Path:
 def with_tiny_model(command: str) -> str:
     """A command with options that make it fast."""
     if "--size=auto" in command:
-        return f"{command.replace('--minutes=30', '--minutes=0.03')} --eval_iters=1"
+        return f"{command.replace('--minutes=30', '--minutes=0.06')} --eval_iters=1"
     if command.startswith("python train.py"):
         return f"{command} {SMALL}"
     if command.startswith("python sample.py"):

@@ -115,7 +115,9 @@ class DatasetBuilder:
             for split in SPLITS
         }
         self.records = open(folder / "documents", "r+b" if saved else "w+b")  # noqa: SIM115
-        records = np.fromfile(self.records, dtype=DOCUMENT_RECORD, count=self.progress.remembered)
+        # np.fromfile turns a Ctrl-C that comes while it looks at the kind of the file into a TypeError.
+        known = self.records.read(self.progress.remembered * DOCUMENT_RECORD.itemsize)
+        records = np.frombuffer(known, dtype=DOCUMENT_RECORD)
         self.records.seek(records.nbytes)
         self.records.truncate()
         self.near_duplicates = KeySet(near_duplicates)
