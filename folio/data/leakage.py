@@ -237,7 +237,9 @@ class ShardText:
 
     def read(self, documents: TokenRange) -> bytes:
         """Return the text of documents, with END between them."""
-        ids = np.insert(self._read_ids(documents), np.cumsum(documents.lengths)[:-1], self.end)
+        ids = self._read_ids(documents)
+        if len(documents.lengths) > 1:
+            ids = np.insert(ids, np.cumsum(documents.lengths)[:-1], self.end)
         join_tokens = compiled.function(TEXT_STEP, "join_tokens", 5)
         pieces = *addresses(ids), len(ids), *addresses(self.starts, self.content)
         text = np.empty(join_tokens(*pieces, 0) + COPY_BYTES, np.uint8)
