@@ -21,7 +21,7 @@ os.environ["WANDB_SILENT"] = "true"
 
 import io
 import os
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from itertools import count
 
 from folio.base.workers import cores
@@ -33,17 +33,14 @@ from tests.support.music import write_pieces
 from train import TrainConfig, train
 from train import main as train_and_print
 
+pytest_plugins = ["tests.support.seeds"]
+
 MAX_PROCESSES = 4  # each may take 3.5 GB
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
 
 
 def pytest_configure() -> None:
     gc.disable()  # until all tests are imported
-    with suppress(ImportError):  # hypothesis is optional
-        import hypothesis
-
-        hypothesis.settings.register_profile("folio", derandomize=True, deadline=None, database=None)
-        hypothesis.settings.load_profile("folio")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background commands ignore it
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes commands ignore it
@@ -115,15 +112,6 @@ def short_last_sample() -> Generator[None, None, None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("folio.training.session.FINAL_SAMPLE_TOKENS", 20)
         yield
-
-
-@pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
-    """A seed that follows from the test's node id, so that each run draws the same numbers. $SEED replaces it."""
-    digest = hashlib.blake2b(request.node.nodeid.encode(), digest_size=4).digest()
-    value = int(os.environ.get("SEED") or int.from_bytes(digest, "little") >> 1)
-    print(f"SEED={value}")
-    return value
 
 
 @pytest.fixture
