@@ -26,6 +26,7 @@ from model import (
     sinusoids,
 )
 from tests.support.decoding import decoder_in, random_model
+from tests.support.tolerances import logits_error, rounding_error, within
 
 RELATIVE = ("rotary", "relative", "alibi")
 CPU = torch.device("cpu")
@@ -53,8 +54,10 @@ def test_rotary_matches_gpt_neox(seed):
     cos, sin = gpt_neox.GPTNeoXRotaryEmbedding(neox)(q, torch.arange(200)[None])
     expected = gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
     rotation = RotaryPositions(GPTConfig(n_embd=32, n_head=4, position="rotary")).rotation(torch.arange(200))
+    # An angle, of up to 199, and so a rotated value, is off by that many times the rounding of its frequency.
+    error = 2 * rounding_error(3 * 199)
     for ours, theirs in zip((rotate(q, rotation), rotate(k, rotation)), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours, theirs, **within(theirs, error))
 
 
 def test_relative_biases_match_t5(seed):
@@ -68,8 +71,10 @@ def test_relative_biases_match_t5(seed):
     expected = attention_weights(q, k, attention.compute_bias(200, 200) + causal(200))
     positions = torch.arange(200)
     mask = model.attention_mask(positions, positions)
-    torch.testing.assert_close(attention_weights(q, k, mask), expected)
-    torch.testing.assert_close(AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask), expected @ v)
+    error = 2 * rounding_error(8 + 2 * 200 + 5)  # scores, softmax, and sum over values
+    torch.testing.assert_close(attention_weights(q, k, mask), expected, **within(expected, error))
+    attended = AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask)
+    torch.testing.assert_close(attended, expected @ v, **within(v, error))
     distance = torch.arange(3000)
     theirs = t5.T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
     assert torch.equal(relative_bucket(distance), theirs)
@@ -86,10 +91,11 @@ def test_alibi_matches_bloom(H, seed):
     model = GPT(GPTConfig(n_layer=1, n_head=H, n_embd=8 * H, position="alibi"))
     positions = torch.arange(200)
     mask = model.attention_mask(positions, positions)
-    torch.testing.assert_close(attention_weights(q, k, mask), expected, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(
-        AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask), expected @ v, atol=1e-4, rtol=0
-    )
+    # Their biases and so their scores are up to 200 times the steepest slope, and rounded by as much.
+    error = 2 * rounding_error(200 + 8 + 2 * 200 + 5)
+    torch.testing.assert_close(attention_weights(q, k, mask), expected, **within(expected, error))
+    attended = AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask)
+    torch.testing.assert_close(attended, expected @ v, **within(v, error))
     assert alibi_slopes(8, CPU).tolist() == [2.0**-h for h in range(1, 9)]  # the paper's example
 
 
@@ -106,7 +112,8 @@ def test_without_positions_one_layer_ignores_the_order_of_earlier_tokens(seed):
     idx, reordered = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[4, 2, 5, 1, 3, 6]])
     for position in POSITIONS:
         model = random_model(seed, position=position, n_layer=1)
-        same = torch.allclose(model(idx)[0], model(reordered)[0], atol=1e-5)
+        logits = model(idx)[0]
+        same = torch.allclose(logits, model(reordered)[0], **within(logits, logits_error(model.config, 6)))
         assert same == (position == "none"), position
 
 
@@ -137,7 +144,8 @@ def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
     expected = model.logits(idx)
     logits = model.bfloat16().logits(idx)
     assert logits.dtype == torch.bfloat16
-    torch.testing.assert_close(logits.float(), expected, atol=0.1 * float(expected.std()), rtol=0)
+    error = logits_error(model.config, 8, torch.bfloat16)
+    torch.testing.assert_close(logits.float(), expected, **within(expected, error))
 
 
 class Shifted(AttentionKernel):
@@ -152,7 +160,8 @@ class Shifted(AttentionKernel):
 def test_only_position_embeddings_depend_on_a_shift_of_all_positions(position, seed):
     model = random_model(seed, position=position, block_size=16)
     idx = torch.arange(10)[None]
-    same = torch.allclose(model.logits(idx, Shifted()), model.logits(idx), atol=1e-4)
+    logits = model.logits(idx)
+    same = torch.allclose(model.logits(idx, Shifted()), logits, **within(logits, logits_error(model.config, 15)))
     assert same == (position in (*RELATIVE, "none"))
 
 
@@ -195,8 +204,8 @@ def test_a_full_context_slides_without_being_prefilled_again(position, dtype, se
         for row, context in enumerate(contexts):
             idx = torch.tensor([context[:-1]])
             expected = reference.logits(idx, Windowed(8))[0, -24:]
-            tolerance = dict(atol=1e-4, rtol=1e-4) if "float32" in dtype else dict(atol=0.5, rtol=0.05)
-            torch.testing.assert_close(torch.stack(logits[row]), expected, **tolerance)
+            error = logits_error(reference.config, 8, torch.float32 if "float32" in dtype else torch.bfloat16)
+            torch.testing.assert_close(torch.stack(logits[row]), expected, **within(expected, error))
 
 
 def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list:
@@ -224,9 +233,9 @@ def test_cached_equals_recomputed_with_a_stride(position, dtype, seed):
     remaining = 8 - (stride or 4)
     for step in generate(decoder_in(dtype, model), prompts, max_new_tokens=20, stride=stride):
         for row, token in enumerate(step.tokens):
-            torch.testing.assert_close(
-                step.logits[row], model(torch.tensor([contexts[row]]))[0][0, -1], atol=1e-4, rtol=1e-4
-            )
+            expected = model(torch.tensor([contexts[row]]))[0][0, -1]
+            error = logits_error(model.config, len(contexts[row]))
+            torch.testing.assert_close(step.logits[row], expected, **within(expected, error))
             context = contexts[row] if len(contexts[row]) < 8 else contexts[row][-remaining:]
             contexts[row] = [*context, token]
 
@@ -241,7 +250,9 @@ def test_sequences_longer_than_the_trained_ones(position, seed):
         with pytest.raises(ValueError, match="block_size=20 is more than the model's 8 positions"):
             model.crop_block_size(20)
     else:
-        torch.testing.assert_close(model.logits(idx)[:, :8], model.logits(idx[:, :8]), atol=1e-4, rtol=1e-4)
+        expected = model.logits(idx[:, :8])
+        tolerance = within(expected, logits_error(model.config, 20))
+        torch.testing.assert_close(model.logits(idx)[:, :8], expected, **tolerance)
         model.crop_block_size(20)
         assert model.config.block_size == 20
     model.crop_block_size(4)
@@ -279,4 +290,5 @@ def test_one_projection_is_equivalent_to_separate_heads(bias, seed):
         scores = q(x) @ k(x).transpose(1, 2) / math.sqrt(D) + causal(T)  # (B, T, T)
         heads.append(F.softmax(scores, dim=-1) @ v(x))  # (B, T, D)
     expected = layer.c_proj(torch.cat(heads, dim=-1))
-    torch.testing.assert_close(layer(x, AttentionFunction(AttentionKernel(), None, None)), expected, atol=1e-6, rtol=0)
+    actual = layer(x, AttentionFunction(AttentionKernel(), None, None))
+    torch.testing.assert_close(actual, expected, **within(expected, 2 * rounding_error(C + D + 2 * T + C + 5)))

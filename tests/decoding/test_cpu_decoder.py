@@ -26,6 +26,7 @@ from folio.machine.runtime import resolve_runtime
 from model import ACTIVATIONS, GPT, POSITIONS
 from tests.support.decoding import GREEDY, generate_tokens, random_model
 from tests.support.repository import ROOT
+from tests.support.tolerances import logits_error, within
 
 CPU = resolve_runtime("cpu", "float32", False)
 
@@ -67,7 +68,7 @@ def test_logits_of_odd_shapes_match_the_model(shape, dtype, seed):
     model = random_model(seed, **settings, bias=seed % 2 == 0, activation=random.Random(seed).choice([*ACTIVATIONS]))
     print(model.config)
     reference = model if dtype == "float32" else quantized(model, dtype)
-    tolerance = 1e-4 if dtype == "float32" else 0.05
+    error = logits_error(model.config, S, torch.float32 if dtype == "float32" else torch.bfloat16)
     typical_logit = reference.lm_head.weight.norm(dim=1).mean()  # std of w h for a normalized h
     prompts = [random_ids(model, length) for length in {1, max(1, S // 2), max(1, S - 2), S}]
     steps = generate(CPUDecoder(model, dtype), prompts, max_new_tokens=None, sampling=Sampling())
@@ -76,7 +77,7 @@ def test_logits_of_odd_shapes_match_the_model(shape, dtype, seed):
             if token is not None:
                 expected = reference(torch.tensor([prompts[row]]))[0][0, -1]
                 scale = torch.maximum(expected.abs().max(), typical_logit)
-                assert (step.logits[row] - expected).abs().max() <= tolerance * scale
+                assert (step.logits[row] - expected).abs().max() <= error * scale
                 prompts[row].append(token)
 
 
@@ -92,7 +93,8 @@ def test_logits_of_each_position_encoding_match_the_model(position, seed):
     for position in range(10):
         for row, length in enumerate((150 + position, 63 + position)):
             expected = model(torch.tensor([ids[:length]]))[0][0, -1]
-            torch.testing.assert_close(batch.logits[row], expected, atol=1e-4, rtol=1e-4)
+            error = logits_error(model.config, length)
+            torch.testing.assert_close(batch.logits[row], expected, **within(expected, error))
         batch.rows["token"] = ids[150 + position], ids[63 + position]
         batch.step([0, 1])
 
@@ -167,7 +169,8 @@ def test_a_cpu_without_bfloat16_instructions(monkeypatch, seed):
     batch = batch_of(decoder, 1)
     batch.prefill({0: ids}, {})
     expected = model.float()(torch.tensor([ids]))[0][0, -1]
-    assert (batch.logits[0] - expected).abs().max() < 0.05 * expected.abs().max()
+    error = logits_error(model.config, 32, torch.bfloat16)
+    torch.testing.assert_close(batch.logits[0], expected, **within(expected, error))
 
 
 @pytest.mark.parametrize("ids", [[20], [-1], [1, 2**40, 3]])

@@ -11,6 +11,7 @@ from folio.machine.compiled_attention import CAUSAL_ATTENTION, CompiledFunction,
 from folio.machine.kernels import AttentionKernel, CompiledAttention, CPUDropout, ManualAttention, adapt
 from folio.machine.runtime import Runtime
 from model import GPT, POSITIONS, GPTConfig
+from tests.support.tolerances import gradients_error, network_tensors, norm_error, normal_limit
 
 pytestmark = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs AVX-512 BF16")
 SHAPES = [(1, 1, 16, 16), (2, 3, 48, 32), (1, 2, 128, 48), (2, 1, 64, 80), (1, 2, 256, 64)]  # B, H, T, D
@@ -36,7 +37,8 @@ def random_inputs(shape: tuple[int, ...], with_mask: bool = False) -> tuple[list
 
 def assert_close(results: list[Tensor], expected: list[Tensor]) -> None:
     for result, x in zip(results, expected, strict=True):
-        assert ((result.double() - x).norm() / x.norm()).item() < 4e-3
+        # At most four tensors in a row are rounded: the weights, y, the gradient of the scores, and the gradient.
+        assert ((result.double() - x).norm() / x.norm()).item() < norm_error(4, torch.bfloat16)
 
 
 def with_gradients(y: Tensor, inputs: list[Tensor | None], grad: Tensor) -> list[Tensor]:
@@ -69,13 +71,13 @@ def test_dropout(p, with_mask, seed):
     seen = torch.ones(T, T).tril().bool()
     is_dropped = (weights < 0) & seen
     rate = is_dropped.sum().item() / (B * H * seen.sum().item())
-    assert abs(rate - p) < 4 * math.sqrt(p * (1 - p) / (B * H * seen.sum().item()))
+    assert abs(rate - p) < normal_limit(5) * math.sqrt(p * (1 - p) / (B * H * seen.sum().item()))
     square = is_dropped[:, :, 64:, :64].float()
     neighbors = [square[..., 1:], square[:, :, 1:], square[:, 1:], square[1:]]
     firsts = [square[..., :-1], square[:, :, :-1], square[:, :-1], square[:-1]]
     for a, b in zip(firsts, neighbors, strict=True):
         correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
-        assert abs(correlation) < 5 / math.sqrt(a.numel())
+        assert abs(correlation) < normal_limit(5) / math.sqrt(a.numel())
     exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
     expected = with_gradients(reference(*exact, ~is_dropped / (1 - p)), exact, grad.double())
     assert_close(with_gradients(CompiledFunction.apply(*inputs, dropped, key), inputs, grad), expected)
@@ -122,9 +124,11 @@ def test_a_model_computes_the_same(position, seed):
         results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
         model.zero_grad()
     (exact_loss, exact), (_, manual), (loss, compiled_gradients) = results
-    assert loss == pytest.approx(exact_loss, abs=2e-3)
+    logit = 0.02 * math.sqrt(config.n_embd)  # the standard deviation of a new model's logits
+    assert loss == pytest.approx(exact_loss, abs=norm_error(network_tensors(config), torch.bfloat16) * logit)
     errors = [((g - exact).norm() / exact.norm()).item() for g in (manual, compiled_gradients)]
-    assert errors[1] < 1.2 * errors[0] < 0.05
+    assert errors[1] < 1.2 * errors[0]  # it rounds no more tensors, and errors of so many values vary by a few percent
+    assert errors[0] < gradients_error(config, 3, 64, torch.bfloat16)
 
 
 @pytest.mark.parametrize("T, D", [(24, 16), (32, 24)])

@@ -23,10 +23,14 @@ from folio.machine.distributed import Group
 from folio.machine.kernels import adapt, dropout_contexts
 from folio.machine.runtime import Runtime
 from model import GPT, GPTConfig
+from tests.support.tolerances import gradients_error, rounding_error
 from tests.support.waiting import in_thread
 
 V = 60
 Gradients = list[Tensor]
+# A loss is about log(60). Most of its error is that of the log-sum-exp over 60 logits and of the mean over 512 targets:
+# the logits of a new model are less than 1, and their errors are independent.
+LOSS_ERROR = 2 * rounding_error(V + 8 * 64)
 
 
 @pytest.fixture(autouse=True)
@@ -169,12 +173,12 @@ def test_the_loss_is_the_mean_over_all_targets(workers, seed):
         expected = gradients_of(model)
         parallel = loss_fn(idx, masked)
         parallel.backward()
-        torch.testing.assert_close(parallel, loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(parallel, loss, rtol=LOSS_ERROR, atol=0)
         for gradient, other in zip(gradients_of(model), expected, strict=True):
-            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-7)
+            assert (gradient - other).norm() <= gradients_error(model.config, 7, 64) * other.norm()
         model.eval()
         with torch.no_grad():
-            torch.testing.assert_close(loss_fn(idx, masked), loss.detach(), rtol=1e-6, atol=0)
+            torch.testing.assert_close(loss_fn(idx, masked), loss.detach(), rtol=LOSS_ERROR, atol=0)
         model.train()
 
 
@@ -247,7 +251,7 @@ def test_workers_see_new_weights(seed):
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.1)
-    assert loss_fn(*batch).item() == pytest.approx(model(*batch)[1].item(), rel=1e-6) != before
+    assert loss_fn(*batch).item() == pytest.approx(model(*batch)[1].item(), rel=LOSS_ERROR) != before
 
 
 def test_logits_are_those_of_the_loss(seed):
@@ -255,7 +259,8 @@ def test_logits_are_those_of_the_loss(seed):
     model, (idx, targets) = make_model(runtime), make_batch(seed)
     loss_fn = DataParallelLoss(model, runtime)
     log_p = loss_fn.logits(idx).log_softmax(-1)
-    assert -log_p.gather(-1, targets[..., None]).mean().item() == pytest.approx(loss_fn(idx, targets).item(), rel=1e-6)
+    loss = -log_p.gather(-1, targets[..., None]).mean().item()
+    assert loss == pytest.approx(loss_fn(idx, targets).item(), rel=LOSS_ERROR)
 
 
 def test_a_norm_does_not_depend_on_the_number_of_threads():

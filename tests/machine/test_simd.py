@@ -9,6 +9,7 @@ import torch
 from folio.decoding.cpu_decoder import DECODE_STEP
 from folio.decoding.quantize import pack_int4, quantize_int8, round_trip
 from folio.machine import compiled
+from tests.support.tolerances import rounding_error
 
 PORTABLE = ("float32", "bfloat16", "int8", "int4")
 HAS_PAIRS = compiled.cpu_features().get("avx512bf16", False)
@@ -53,7 +54,7 @@ def test_products_of_matrices(format, seed):
         linear(*sizes)
         expected = x.double() @ numbers.T
         size = x.double().abs() @ numbers.abs().T
-        assert ((y[:rows, :outputs] - expected).abs() <= 1e-6 * size + 1e-30).all()
+        assert ((y[:rows, :outputs] - expected).abs() <= rounding_error(n + 1) * size).all()
         assert (y[rows] == 7).all() and (y[:, outputs:] == 7).all()
         for row in range(rows):
             single = torch.zeros(outputs)
@@ -73,7 +74,8 @@ def test_weighted_sums_of_rows(format, seed):
         x, y = torch.randn(rows, n), torch.full((rows + 1, columns + 3), 7.0)
         stride = columns * weight.itemsize
         mix(x.data_ptr(), 4 * n, rows, n, weight.data_ptr(), stride, y.data_ptr(), 4 * (columns + 3), columns)
-        assert ((y[:rows, :columns] - x.double() @ numbers).abs() <= 1e-6 * (x.double().abs() @ numbers.abs())).all()
+        size = x.double().abs() @ numbers.abs()
+        assert ((y[:rows, :columns] - x.double() @ numbers).abs() <= rounding_error(n + 1) * size).all()
         assert (y[rows] == 7).all() and (y[:, columns:] == 7).all()
 
 
