@@ -1,6 +1,7 @@
 import numpy as np
 
 from folio.base.randomness import derive_seed, permute
+from tests.support.tolerances import chi_square_limit
 
 
 def test_permute_is_a_permutation_for_every_key(seed):
@@ -18,11 +19,11 @@ def test_permutations_are_uniform(seed):
     for i in range(n):
         counts = np.bincount(orders[:, i], minlength=n)
         chi_square = ((counts - 200) ** 2 / 200).sum()
-        assert chi_square < 40  # 6 degrees of freedom: exceeded in fewer than 1 of 1,000,000 tests
+        assert chi_square < chi_square_limit(n - 1, comparisons=n + 1)
     pairs = np.bincount(n * orders[:, 0] + orders[:, 1], minlength=n * n)
     expected = 1400 / (n * (n - 1))
     chi_square = sum((pairs[n * i + j] - expected) ** 2 / expected for i in range(n) for j in range(n) if i != j)
-    assert chi_square < 110  # 41 degrees of freedom: likewise
+    assert chi_square < chi_square_limit(n * (n - 1) - 1, comparisons=n + 1)
 
 
 def test_derived_seeds_are_distinct():

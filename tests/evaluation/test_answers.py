@@ -22,6 +22,7 @@ from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
 from sample import SampleConfig
+from tests.support.tolerances import normal_limit
 from tools import compare, evaluate
 from tools.compare import CompareConfig
 from tools.evaluate import EvaluateConfig
@@ -81,7 +82,9 @@ def test_scores_and_intervals_match_sacrebleu(seed):
         assert np.diff(differences) == pytest.approx(-np.diff(without))
         row = measures[name].row()
         ci = metric.corpus_score(answers, [expected], n_bootstrap=1000)._ci
-        assert (row["high"] - row["low"]) / 2 == pytest.approx(ci, rel=0.25)
+        # The width between two quantiles of 1,000 samples has a standard error of 3 %. Ours is also exact only for
+        # small differences, and the score of a bootstrap sample differs by several percent.
+        assert (row["high"] - row["low"]) / 2 == pytest.approx(ci, rel=normal_limit() * 0.03 + 0.1)
 
 
 def test_signatures_are_sacrebleus():

@@ -8,6 +8,7 @@ import pytest
 from folio.evaluation.scores import halvings
 from folio.evaluation.tables import format_table
 from tests.support.evaluations import measure_of
+from tests.support.tolerances import binomial_range
 
 
 def test_an_interval_by_hand():
@@ -28,7 +29,7 @@ def test_intervals_have_95_percent_coverage(seed):
         weights = rng.integers(1, 60, 100).astype(float)
         row = measure_of(list(weights * rng.normal(2.0, 0.5, 100)), list(weights)).row()
         hits += row["low"] < 2.0 < row["high"]
-    assert 360 <= hits <= 396
+    assert hits in binomial_range(400, 0.95)
 
 
 def test_ranges_of_positions():

@@ -98,6 +98,8 @@ def binomial_range(n: int, p: float, comparisons: int = 1) -> range:
 
     p: the probability of success. comparisons: how many such numbers are checked.
     """
+    if p in (0, 1):
+        return range(round(n * p), round(n * p) + 1)
     log = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(n + 1)]
     share = np.exp([c + k * math.log(p) + (n - k) * math.log1p(-p) for k, c in enumerate(log)])
     tail = FALSE_ALARM / 2 / comparisons

@@ -120,5 +120,6 @@ def test_groups_are_in_one_split_near_the_fraction(seed):
     val = select_validation(groups.tolist(), 0.1)
     train = np.setdiff1d(np.arange(5000), val)
     assert not {*groups[val].tolist()} & {*groups[train].tolist()}
-    assert abs(len(val) - 500) < 60
+    _, sizes = np.unique(groups, return_counts=True)
+    assert abs(len(val) - 500) <= sizes.max() / 2  # one of two numbers that differ by a group is as near
     assert select_validation([5, 5, 7], 0.999).tolist() == [0, 1] and select_validation([5, 7], 1e-9).tolist() == [0]
