@@ -27,6 +27,7 @@ from model import GPT, POSITIONS
 from tests.support.decoding import random_model
 from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
+from tests.support.tolerances import logits_error, within
 from tools import export
 
 CASES = {  # position method -> tokenizer, and whether the model has biases
@@ -122,7 +123,7 @@ def test_a_batch_decoded_in_parts_has_the_logits_of_model_py(exported, seed):
         expected = model.logits(ids)
     for start, end in [(0, 7), (7, 12), *((i, i + 1) for i in range(12, 20))]:
         logits = decoder.step(ids[:, start:end], torch.ones(3, end - start, dtype=torch.long))
-        torch.testing.assert_close(logits, expected[:, start:end], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, expected[:, start:end], **within(expected, logits_error(model.config, 20)))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -33,6 +33,7 @@ from prepare import tunes as prepare_tunes
 from prepare.tunes import TunesConfig
 from sample import SampleConfig
 from tests.support.music import tune
+from tests.support.tolerances import binomial_range, normal_limit
 from tools import evaluate
 from tools.evaluate import EvaluateConfig
 from train import train
@@ -130,11 +131,12 @@ def test_a_distance_is_corrected_for_sampling_error(seed):
         sums = [np.array([sum(piece[value] for piece in side) for value in range(10)]) / 300 for side in sides]
         uncorrected.append(np.abs(sums[0] - sums[1]).sum() / 2)
         corrected.append(distance(*sides).value)
-    assert np.mean(corrected) < 0.8 * np.mean(uncorrected)
+    # The ratio is 0.59, and varies by 0.05. (Both numbers are positive, so that it is not 0.)
+    assert np.mean(corrected) < (0.59 + 0.05 * normal_limit()) * np.mean(uncorrected)
 
 
 def test_the_interval_of_a_distance_contains_the_true_distance(seed):
-    """About 95 % of the intervals from samples of two known distributions contain their distance."""
+    """At least 90 % of the intervals from samples of two known distributions contain their distance."""
     rng = np.random.default_rng(seed)
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
     hits = 0
@@ -143,7 +145,7 @@ def test_the_interval_of_a_distance_contains_the_true_distance(seed):
         estimate = distance(*sides)
         hits += estimate.low <= 0.3 <= estimate.high
         assert estimate.low <= estimate.value <= estimate.high
-    assert hits >= 80
+    assert hits >= binomial_range(100, 0.9)[0]
 
 
 def test_the_longest_copied_passage_is_found(seed):

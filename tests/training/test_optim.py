@@ -21,6 +21,7 @@ from folio.training.optim import (
     state_tensors,
 )
 from model import GPT, GPTConfig
+from tests.support.tolerances import norm_error
 
 CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
 BASE = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
@@ -213,8 +214,9 @@ def test_muon_matches_torchs_muon_and_adamw(seed):
     for (name, p), other in zip(model.named_parameters(), adamw_model.parameters(), strict=True):
         if name in matrices:
             expected = torch.cat([part.detach() for part in matrices[name]])
-            change = (expected - GPT(config).get_parameter(name)).abs().max()
-            assert (p - expected).abs().max() < 0.03 * change, name  # bfloat16, other order of operations
+            change = (expected - GPT(config).get_parameter(name)).norm()
+            # 4 steps of 5 iterations, each with 4 tensors in bfloat16 that are products of the ones before
+            assert (p - expected).norm() < norm_error(4 * 5 * 4, torch.bfloat16) * change, name
         else:
             assert torch.equal(p, other), name
 
