@@ -212,7 +212,7 @@ def test_the_characters_of_long_spans_are_counted(seed):
     training = "".join(rng.choice([*"abcdefghij日é"], 4000))
     index = TrainingIndex([dataset_of(tokenizer.encode(training).astype("<u2"))], tokenizer.eot)
     quote, short = training[500:540], training[1000 : 1000 + memorization.MIN_QUOTE - 1]
-    text = f"Zé{quote}日Z日{short}ZZ{quote[:33]}"
+    text = f"ZéZ{quote}Z日Z{short}ZZ{quote[:33]}"  # Z, which is not in training, ends each match
     overlap = find_overlap(index, tokenizer, tokenizer.encode(text))
     assert (overlap.characters, overlap.in_training) == (len(text), 40 + 33)
     assert (overlap.searched, overlap.complete) == (len(training.encode()), True)
@@ -224,7 +224,7 @@ def test_an_event_of_music_is_a_character(seed):
     tokenizer = MidiTokenizer([f"NoteOn_{pitch}" for pitch in range(100)], {})
     ids = np.random.default_rng(seed).integers(100, size=3000)
     index = TrainingIndex([dataset_of(ids.astype("<u2"))], tokenizer.eot)
-    text = np.array([tokenizer.eot, *ids[70:110], *ids[10:41]])
+    text = np.array([tokenizer.eot, *ids[70:110], tokenizer.eot, *ids[10:41]])
     assert find_overlap(index, tokenizer, text)[:2] == (71, 40)
 
 
