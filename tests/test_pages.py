@@ -116,7 +116,8 @@ def test_commands_name_files_and_settings_that_exist(name, command, monkeypatch)
         options = torchrun_options().parse_args(arguments)
         check_script(options.training_script, options.training_script_args)
     elif program == "python" and arguments[:2] == ["-m", "pytest"]:
-        assert all((ROOT / argument).exists() for argument in arguments if argument.startswith("tests/"))
+        files = [argument.partition("::")[0] for argument in arguments if argument.startswith("tests/")]
+        assert all((ROOT / file).exists() for file in files)
     elif program == "python" and arguments[0].endswith(".py"):
         check_script(arguments[0], arguments[1:])
 
