@@ -32,17 +32,23 @@ def is_randomized(item: pytest.Item) -> bool:
 
 
 def set_seed(item: pytest.Item, seed: int) -> None:
-    """Set the fixture `seed` and the seeds of Hypothesis and of the global generators for the test's next run."""
+    """Set the seeds of the test's next run: the value of the fixture `seed`, and that of Hypothesis."""
     item.stash[SEED] = seed
     item.user_properties[:] = [("seed", seed)] if is_randomized(item) else []
     if is_hypothesis_test(item):
         import hypothesis
 
         hypothesis.seed(seed)(getattr(item.obj, "__func__", item.obj))
-    random.seed(seed)
-    np.random.seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def seeded_generators(request: pytest.FixtureRequest) -> None:
+    """Seed the global generators. Fixtures of the module or session, which only its first test sets up, come before."""
+    value = request.node.stash[SEED]
+    random.seed(value)
+    np.random.seed(value)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+        sys.modules["torch"].manual_seed(value)
 
 
 @pytest.fixture
