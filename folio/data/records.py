@@ -308,15 +308,36 @@ def parquet_sources(files: Iterable[Path], field: str | None = None, limit: int 
     return Inputs(sources), rows
 
 
-def _text_chunks(metadata: Any, field: str | None) -> list[Any]:
-    """Return the metadata of the column, or of all columns, in each row group."""
+def _text_chunks(source: Source, file: Any, field: str | None) -> list[Any]:
+    """Return the metadata of the column, or of all columns, in each row group. Raises CorpusError if it is damaged.
+
+    pyarrow 26 ends the process if the metadata of a column are damaged, except while it reads the column. So this first
+    reads a row of each row group.
+    """
+    import pyarrow
+
+    metadata, done = file.metadata, 0
     columns = [c for c in range(metadata.num_columns) if field in (None, metadata.schema.column(c).path)]
-    return [metadata.row_group(i).column(c) for i in range(metadata.num_row_groups) for c in columns]
+    chunks = []
+    for group in range(metadata.num_row_groups):
+        try:
+            next(file.iter_batches(1, row_groups=[group], columns=[field] if field else None), None)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise _damaged(source, done, error) from None
+        row_group = metadata.row_group(group)
+        chunks += [row_group.column(c) for c in columns]
+        done += row_group.num_rows
+    return chunks
+
+
+def _damaged(source: Source, rows: int, error: Exception) -> CorpusError:
+    return CorpusError(f"{source.name} is damaged after row {rows:,}: {str(error).strip()}; download it again")
 
 
 def parquet_text_bytes(source: Source, field: str | None) -> int:
     """Return the uncompressed size of the column, or of all columns, according to the file's footer."""
-    return sum(chunk.total_uncompressed_size for chunk in _text_chunks(open_parquet(source, field).metadata, field))
+    chunks = _text_chunks(source, open_parquet(source, field), field)
+    return sum(chunk.total_uncompressed_size for chunk in chunks)
 
 
 def _has_dictionary_only(chunk: Any) -> bool:
@@ -338,11 +359,12 @@ def _parquet_rows(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
     file, done = open_parquet(source, field), 0
     total, names, columns = file.metadata.num_rows, file.schema_arrow.names, [field] if field else None
     rows = total if source.limit is None else min(total, source.limit)
-    if any(map(_has_dictionary_only, _text_chunks(file.metadata, field))):
+    chunks = _text_chunks(source, file, field)
+    if any(map(_has_dictionary_only, chunks)):
         file = open_parquet(source, field, read_dictionary=columns)
     records = _Records(source, make, ", row ")
     records.account["unused fields"].update({name: rows for name in names if field not in (None, name)})
-    row_bytes = parquet_text_bytes(source, field) // max(1, rows)
+    row_bytes = sum(chunk.total_uncompressed_size for chunk in chunks) // max(1, rows)
     try:
         for batch in file.iter_batches(max(1, min(1 << 14, source.limits.block // max(1, row_bytes))), columns=columns):
             for part in _divide(batch[: rows - done], source.limits.block):
@@ -351,8 +373,7 @@ def _parquet_rows(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
             if done == rows:
                 break
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip()
-        raise CorpusError(f"{source.name} is damaged after row {done:,}: {reason}; download it again") from None
+        raise _damaged(source, done, error) from None
     if done != rows:
         raise CorpusError(f"{source.name} is damaged: it has {done:,} rows, not {rows:,}; download it again")
     records.account["records"].update({IN: total - rows, "record after --limit": total - rows})

@@ -277,6 +277,19 @@ def test_errors_in_files_give_the_location_and_the_reason(name, content, message
         documents_of(corpus_of(tmp_path / name))
 
 
+def test_damaged_metadata_of_a_parquet_file_are_refused(tmp_path):
+    """pyarrow ended the process, without a Python exception."""
+    parquet.write_table(pyarrow.table({"text": ["some text"] * 3}), tmp_path / "x.parquet")
+    content = (tmp_path / "x.parquet").read_bytes()
+    optional, required = b"%\x02\x18\x04text", b"%\x00\x18\x04text"  # which the statistics contradict
+    assert content.count(optional) == 1
+    (tmp_path / "x.parquet").write_bytes(content.replace(optional, required))
+    with pytest.raises(CorpusError, match=r"x\.parquet is damaged after row 0: .*; download it again"):
+        documents_of(corpus_of(tmp_path / "x.parquet"))
+    with pytest.raises(CorpusError, match="is damaged"):
+        _ = corpus_of(tmp_path / "x.parquet").text_bytes
+
+
 def test_a_parquet_file_without_the_column_of_text_is_refused(tmp_path):
     parquet.write_table(pyarrow.table({"id": [1], "body": ["a"]}), tmp_path / "x.parquet")
     with pytest.raises(CorpusError, match="column 'text', only id, body; set --field"):
