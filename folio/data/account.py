@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from folio.base.number_format import counted
 from folio.data.tokenizer import EOT_TEXT
 
+UNUSED_FIELDS = "unused fields"  # the unit whose categories are names from the input: nothing adds up to them
 IN = "in"  # the category of what entered, counted at the door; the other categories of a unit add up to it
 MAX_NAMED = 8  # reasons or fields per printed line; report.json lists all
 
@@ -48,7 +49,9 @@ class Account:
     def check(self) -> None:
         """Raise AccountError if the categories of a unit do not add up to what entered."""
         for unit, categories in self._counts.items():
-            if IN in categories and (total := sum(categories.values()) - categories[IN]) != categories[IN]:
+            if unit == UNUSED_FIELDS or IN not in categories:
+                continue
+            if (total := sum(categories.values()) - categories[IN]) != categories[IN]:
                 raise AccountError(f"{categories[IN]:,} {unit} were read, but {total:,} were used or left out")
 
 
@@ -62,14 +65,14 @@ def describe(account: Account, separator: str | None = None, can_keep: bool = Tr
 
     separator: the text between documents, if any. can_keep: whether a setting keeps the line ends.
     """
-    files = {reason: n for reason, n in account["files"].items() if not reason.startswith((READ_AS, IN))}
+    files = {reason: n for reason, n in account["files"].items() if reason != IN and not reason.startswith(READ_AS)}
     records = {reason: n for reason, n in account["records"].items() if reason not in USED_RECORDS}
     sizes = {f"byte of {reason}": account["bytes"][reason] for reason in PARTS_LEFT_OUT}
     if parts := [
         part for counts in (files, records, account["left out of records"], sizes) for part in _largest(counts)
     ]:
         yield f"left out: {', '.join(parts)}"
-    if unused := sorted(name or "(without a name)" for name in account["unused fields"]):
+    if unused := sorted(name or "(without a name)" for name in account[UNUSED_FIELDS]):
         others = f", and {len(unused) - MAX_NAMED:,} others (report.json)" if len(unused) > MAX_NAMED else ""
         yield f"unused fields: {', '.join(unused[:MAX_NAMED])}{others}"
     if account["line ends"].total():

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from folio import UserError
-from folio.data.account import IN, Account
+from folio.data.account import IN, UNUSED_FIELDS, Account
 from folio.data.inputs import CorpusError, Position, decode_utf8, unify_record
 from folio.data.shards import LAST_TARGET, token_dtype
 from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer
@@ -219,7 +219,7 @@ def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool
     """Return the content of a record's document, and count the characters of each field. Raises CorpusError."""
     values = _values_of(record)
     texts = [value for _, value in values if isinstance(value, str)]
-    characters, unused = account["characters"], account["unused fields"]
+    characters, unused = account["characters"], account[UNUSED_FIELDS]
     characters[IN] += sum([len(text) for text in texts])
     if not keep_line_ends and (changed := sum([text.count("\r") for text in texts])):
         account["line ends"][CHANGED_CELLS] += changed

@@ -15,7 +15,7 @@ import numpy as np
 
 from folio.base.files import refuse_lfs_pointer
 from folio.base.number_format import counted
-from folio.data.account import IN, Account
+from folio.data.account import IN, UNUSED_FIELDS, Account
 from folio.data.blocks import CorpusError, Field, MakeDocument, RecordBlock
 from folio.data.inputs import Chunk, Inputs, Position, Source, decode_utf8, read_lines
 
@@ -268,6 +268,9 @@ def open_parquet(source: Source, field: str | None = None, **settings: Any) -> A
     try:
         content = pyarrow.OSFile(os.fsencode(source.path))  # ParquetFile requires that a path is UTF-8
         file = parquet.ParquetFile(content, buffer_size=source.limits.block, **settings)  # default: complete columns
+        counts, rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)], file.metadata.num_rows
+        if sum(counts) != rows or min(counts, default=0) < 0:
+            raise pyarrow.ArrowInvalid(f"its row groups have {sum(counts):,} rows, and the file has {rows:,}")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns may be damaged
         refuse_lfs_pointer(source.path)
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {str(error).strip()}") from None
@@ -363,7 +366,7 @@ def _parquet_rows(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
     if any(map(_has_dictionary_only, chunks)):
         file = open_parquet(source, field, read_dictionary=columns)
     records = _Records(source, make, ", row ")
-    records.account["unused fields"].update({name: rows for name in names if field not in (None, name)})
+    records.account[UNUSED_FIELDS].update({name: rows for name in names if field not in (None, name)})
     row_bytes = sum(chunk.total_uncompressed_size for chunk in chunks) // max(1, rows)
     try:
         for batch in file.iter_batches(max(1, min(1 << 14, source.limits.block // max(1, row_bytes))), columns=columns):

@@ -290,6 +290,19 @@ def test_damaged_metadata_of_a_parquet_file_are_refused(tmp_path):
         _ = corpus_of(tmp_path / "x.parquet").text_bytes
 
 
+@pytest.mark.parametrize("rows", [-3, 0, 2])
+def test_a_parquet_file_with_a_wrong_number_of_rows_is_refused(rows, tmp_path):
+    """A negative number ended in a ZeroDivisionError."""
+    parquet.write_table(pyarrow.table({"text": ["some text"] * 3}), tmp_path / "x.parquet")
+    content = (tmp_path / "x.parquet").read_bytes()
+    three, row_groups = b"\x16\x06", b"\x19\x1c"  # in Thrift, n >= 0 is written as 2n, and n < 0 as -2n - 1
+    assert content.count(three + row_groups) == 1
+    wrong = bytes([0x16, 2 * rows if rows >= 0 else -2 * rows - 1])
+    (tmp_path / "x.parquet").write_bytes(content.replace(three + row_groups, wrong + row_groups))
+    with pytest.raises(CorpusError, match=rf"damaged: its row groups have 3 rows, and the file has {rows}$"):
+        corpus_of(tmp_path / "x.parquet")
+
+
 def test_a_parquet_file_without_the_column_of_text_is_refused(tmp_path):
     parquet.write_table(pyarrow.table({"id": [1], "body": ["a"]}), tmp_path / "x.parquet")
     with pytest.raises(CorpusError, match="column 'text', only id, body; set --field"):

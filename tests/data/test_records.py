@@ -95,6 +95,21 @@ def test_two_values_of_one_name_are_refused(tmp_path):
         read(tmp_path / "x.jsonl")
 
 
+@pytest.mark.parametrize("name", ["in", "documents", "used"])
+def test_an_unused_field_may_have_the_name_of_a_category(name, tmp_path):
+    """The values of a field "in" were taken for the number of all: "2 unused fields were read, but 4 were used"."""
+    records = [{name: "x", "more": "y", "other": "z", "text": text} for text in "ab"]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "x.csv").write_text(f"{name},more,other,text\nx,y,z,a\nx,y,z,b\n")
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "x.parquet")
+    for path in tmp_path.iterdir():
+        corpus = corpus_of(path)
+        account = corpus.account()
+        assert list(corpus.documents(account)) == ["a", "b"]
+        account.check()
+        assert [*describe(account)] == [f"unused fields: {', '.join(sorted([name, 'more', 'other']))}"]
+
+
 KINDS = {
     "string": pyarrow.string(),
     "large_string": pyarrow.large_string(),
