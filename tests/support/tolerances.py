@@ -2,7 +2,6 @@
 
 import math
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,9 +105,3 @@ def binomial_range(n: int, p: float, comparisons: int = 1) -> range:
     first = int(np.searchsorted(share.cumsum(), tail, side="right"))
     last = n - int(np.searchsorted(share[::-1].cumsum(), tail, side="right"))
     return range(first, last + 1)
-
-
-def mean_limit(values: Any, comparisons: int = 1) -> float:
-    """How much the mean of many independent values may differ from the true one, by the central limit theorem."""
-    values = np.asarray(values, dtype=float)
-    return normal_limit(comparisons) * values.std(ddof=1) / math.sqrt(values.size)
