@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: a printed random seed, a small text and data set, short runs, and browsers."""
+"""Fixtures shared by all tests: a small text and data set, short runs, and browsers. Seeds are in support/seeds.py."""
 
 import gc
 import hashlib

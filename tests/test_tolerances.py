@@ -36,7 +36,7 @@ def test_limits_match_scipys_distributions():
 
 @pytest.mark.parametrize("dtype, numpy_dtype", [(torch.float32, np.float32), (torch.float16, np.float16)])
 def test_sums_have_at_most_the_rounding_error(dtype, numpy_dtype, seed):
-    """Of 1,000 sums of 400 numbers, one after the other."""
+    """Errors of 1,000 sums of 400 numbers, one after the other."""
     numbers = np.random.default_rng(seed).random((400, 1000)).astype(numpy_dtype)
     exact, total = numbers.astype(float).sum(axis=0), np.zeros(1000, numpy_dtype)
     for row in numbers:

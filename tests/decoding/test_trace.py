@@ -8,7 +8,8 @@ from torch import Tensor
 from folio.decoding.trace import Heads, Switches, Trace, forward_hooks, head_scores, repeated_random_ids
 from model import ACTIVATIONS, GPT, POSITIONS
 from tests.support.decoding import random_model
-from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
+from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_largest, assert_same, assert_same_ranks
+from tests.support.tolerances import rounding_error
 from tests.support.viewed_models import N, planted_model
 
 T = 70  # more than CHUNK
@@ -96,7 +97,7 @@ def test_switches_equal_those_of_numpy(position, switches, seed):
     plain = Trace(trace.model, trace.ids)
     assert (trace.stream[-1] - plain.stream[-1]).abs().max() > 1e-3
     sums = trace.layer(0).heads.weights.sum(-1)
-    is_distribution = torch.allclose(sums, torch.ones(()), atol=1e-6)
+    is_distribution = torch.allclose(sums, torch.ones(()), atol=rounding_error(2 * T))
     assert is_distribution == (switches.mask != "after")  # zeroed after the softmax, the rows sum to less than 1
 
 
@@ -111,7 +112,7 @@ def test_predictions_equal_numpy(length, seed):
     assert_same(predictions.loss, run.losses)
     assert_same_ranks(predictions.rank, run)
     assert_same(predictions.entropy, run.entropies)
-    assert predictions.best.tolist() == run.probabilities.argmax(-1).tolist()
+    assert_largest(predictions.best[:, None], run.probabilities)
     assert_same(predictions.best_probability, run.probabilities.max(-1))
 
 
@@ -120,9 +121,9 @@ def test_the_logit_lens_equals_numpy(seed):
     lens = trace.lens(trace.stream[:, 7], k=4)
     logits = run.logits_of(run.stream[:, 7])
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    order = np.argsort(-probabilities)[:, :4]
-    assert lens.ids.tolist() == order.tolist()
-    assert_same(lens.probabilities, np.take_along_axis(probabilities, order, axis=-1))
+    assert lens.ids.shape[-1] == 4
+    assert_largest(lens.ids, probabilities)
+    assert_same(lens.probabilities, np.take_along_axis(probabilities, np.asarray(lens.ids), axis=-1))
     assert trace.lens(trace.stream[0, 0], k=100).ids.shape == (20,)  # the whole vocabulary
 
 

@@ -218,6 +218,16 @@ def assert_same_ranks(actual: object, run: NumpyRun) -> None:
     assert actual.shape == run.ranks.shape and (lowest <= actual).all() and (actual <= highest).all()
 
 
+def assert_largest(indices: object, values: Array) -> None:
+    """Assert that the indices (..., k) are those of the k largest values (..., N), the largest first.
+
+    Values that differ by no more than their errors may be in either order.
+    """
+    indices = np.asarray(indices)
+    assert (np.diff(np.sort(indices)) > 0).all()  # distinct
+    assert_same(np.take_along_axis(values, indices, axis=-1), -np.sort(-values)[..., : indices.shape[-1]])
+
+
 def assert_same(actual: object, expected: object, tolerance: float = FLOAT32_ERROR) -> None:
     """Assert that values differ by at most tolerance times the largest one; infinities and NaNs must match."""
     actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)
