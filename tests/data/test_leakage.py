@@ -239,12 +239,14 @@ def share_a_band(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def test_find_returns_the_first_similar_document_with_an_equal_band(seed):
+    """Or an earlier similar one, of which a different band has the same slot of the hash table by chance."""
     rng = np.random.default_rng(seed)
     signatures = related_signatures(rng, 400)
     for k in range(0, 400, 5):
         similar = np.flatnonzero((signatures[:k] == signatures[k]).mean(axis=1) >= SIMILARITY)
-        similar = [number for number in similar.tolist() if share_a_band(signatures[number], signatures[k])]
-        assert find_similar(signatures[: k + 1], known=k)[k:].tolist() == (similar[:1] or [-1])
+        must_find = [number for number in similar.tolist() if share_a_band(signatures[number], signatures[k])]
+        found = find_similar(signatures[: k + 1], known=k)[k]
+        assert found in similar and found <= min(must_find, default=k) if found >= 0 else not must_find
     assert (find_similar(signatures, known=400) == -1).all() and not len(find_similar(signatures[:0]))
 
 
@@ -261,16 +263,15 @@ def test_each_removed_document_is_similar_to_a_previous_one(seed):
         assert not any(share_a_band(unique[number], signature) for number in np.flatnonzero(similar))
     val = rng.random(400) < 0.2
     training = signatures[~val]
-    expected = sum(
-        any(
-            share_a_band(signature, training[k])
-            for k in np.flatnonzero((training == signature).mean(axis=1) >= SIMILARITY)
-        )
-        for signature in signatures[val]
+    similar = [np.flatnonzero((training == signature).mean(axis=1) >= SIMILARITY) for signature in signatures[val]]
+    must_find = sum(
+        any(share_a_band(signature, training[k]) for k in numbers)
+        for signature, numbers in zip(signatures[val], similar, strict=True)
     )
     counts = count_near_duplicates(np.concatenate([training, signatures[val]]), val)
-    assert counts == {"repeated": int(is_removed.sum()), "val_in_train": expected}
-    assert 0 < expected < val.sum()
+    # A similar document without an equal band is found if different bands have the same slot of a hash table.
+    assert 0 < must_find <= counts["val_in_train"] <= sum(len(numbers) > 0 for numbers in similar) < val.sum()
+    assert counts["repeated"] == is_removed.sum()
 
 
 # --- shared text ------------------------------------------------------------------------------------------------------
