@@ -134,6 +134,7 @@ def test_failed_runs_are_printed_with_the_command_that_repeats_them(notes_of, mo
     notes, output = notes_of("-k", "half")
     assert notes[1] == f"half {next(number for number in drawn if number >= 500)}" and "1 failed" in output
     assert "SEED=n sets one seed" in notes_of("--seeds=2")[1]
+    assert "--seeds=0: the number of seeds must be at least 1" in notes_of("--seeds=0")[1]
 
 
 def test_tests_that_took_long_are_left_out_on_request(notes_of, pytester):

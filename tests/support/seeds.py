@@ -67,6 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seeds is not None and config.option.seeds < 1:
+        raise pytest.UsageError(f"--seeds={config.option.seeds}: the number of seeds must be at least 1")
     if config.option.seeds is not None and os.environ.get("SEED"):
         raise pytest.UsageError("SEED=n sets one seed for all tests, and --seeds=N draws N for each: use one of them")
     with suppress(ImportError):  # hypothesis is optional
