@@ -884,5 +884,5 @@ def test_a_parquet_file_whose_column_names_are_not_utf8_is_refused(tmp_path):
 def test_a_parquet_file_with_another_number_of_rows_than_its_footer_says_is_refused(tmp_path):
     """The other rows were left out without a word."""
     rows = b"\x16\x06\x19\x1c"  # fields 3 and 4 of FileMetaData in Thrift's compact protocol: 3 rows, and their groups
-    with pytest.raises(CorpusError, match="3 rows, not 4"):
+    with pytest.raises(CorpusError, match="have 3 rows, and the file has 4"):
         documents_of(tmp_path / "x.parquet", parquet_with(rows, rows.replace(b"\x06", b"\x08")))
