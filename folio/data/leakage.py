@@ -284,12 +284,13 @@ def words_of_range(content: bytes) -> np.ndarray:
 def compare_range(
     documents: TokenRange, text: ShardText, ngram_filter: HashFilter, signed: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the distinct hashes of n-grams that pass the filter, (S,), and, if `signed`, the signatures of the
-    documents that begin in the range, (D, P).
+    """Return the distinct hashes of training n-grams that pass the filter, (S,), and, if `signed`, the signatures of
+    the documents that begin in the range, (D, P).
     """
-    content = text.read(documents)
-    ngrams, _ = ngrams_within_documents(words_of_range(content), OVERLAP)
-    hashes = np.unique(ngrams[ngram_filter.find(ngrams)])
+    content, hashes = text.read(documents), np.array([], np.uint64)
+    if documents.split == "train":  # the filter has all n-grams of validation
+        ngrams, _ = ngrams_within_documents(words_of_range(content), OVERLAP)
+        hashes = np.unique(ngrams[ngram_filter.find(ngrams)])
     if not signed:
         return hashes, None
     contents = content.replace(EOT, b"").split(END)
