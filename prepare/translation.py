@@ -149,6 +149,10 @@ def prepare_files(cfg: TranslationConfig) -> None:
 def prepare_paths(cfg: TranslationConfig, paths: list[str]) -> None:
     """Prepare the files of `prepare_files`. Raises UserError."""
     languages = (cfg.codes[0], cfg.codes[1]) if cfg.languages else None
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        files = {detect_language(path): str(path) for path in sorted(Path(paths[0]).iterdir())}
+        if len(files) == 2 and set(files) == {*(languages or files)} - {None}:  # two line-aligned files
+            paths = [files[code] for code in languages or files]
     inputs = find_sources(paths, cfg.format, keep_line_ends=cfg.keep_line_ends, tables=len(paths) == 1)
     is_text = [source.format in TEXT_FORMATS for source in inputs.sources]
     if not any(is_text):

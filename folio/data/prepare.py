@@ -604,6 +604,8 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
     most_common = [int(i) for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
     account = job.corpus.account()
     account.add(builder.account)
+    outcome = "replaced" if tokenizer.on_unknown == "replace" else "left out"
+    account["characters outside the vocabulary"][outcome] += p.unknown
     try:
         account.check()
     except AccountError as error:

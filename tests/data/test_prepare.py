@@ -215,6 +215,7 @@ def test_unknown_characters_are_counted(form, on_unknown, outcome, dedup, texts,
         folder = prepare(config(tmp_path, num_workers=workers, **settings), documents, f"workers{workers}")
         report = read_json(folder / "report.json")
         assert (report["characters"], report["unknown_characters"]) == (characters, unknown)
+        assert sum(report["account"].get("characters outside the vocabulary", {}).values()) == unknown
         share = rf"{unknown:,} of {characters:,} characters \({unknown / characters:.1%}\)"
         assert re.search(rf"^{share} are not in the vocabulary and were {outcome}$", capsys.readouterr().out, re.M)
         replacement = "\ufffd" if on_unknown == "replace" else ""

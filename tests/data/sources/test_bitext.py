@@ -123,6 +123,20 @@ def test_a_row_that_may_be_a_header_is_refused(tmp_path):
         prepared(tmp_path, str(tmp_path / "s.tsv"), "--languages=en,de")
 
 
+def test_a_folder_of_two_aligned_files(tmp_path):
+    """The error proposed a pattern for one of the files, which was refused, too."""
+    (tmp_path / "pair").mkdir()
+    for name, texts in zip(
+        ("corpus.de", "corpus.en"), zip(*(pair[::-1] for pair in SENTENCES), strict=True), strict=True
+    ):
+        (tmp_path / "pair" / name).write_text("\n".join(texts), encoding="utf-8")
+    assert prepared(tmp_path, str(tmp_path / "pair")) == sorted((f"de: {de} | en:", f" {en}") for en, de in SENTENCES)
+    assert prepared(tmp_path, str(tmp_path / "pair"), "--languages=en,de") == EXPECTED
+    (tmp_path / "pair" / "LICENSE").write_text("MIT")
+    with pytest.raises(UserError, match="this folder has no"):
+        prepared(tmp_path, str(tmp_path / "pair"), "--languages=en,de")
+
+
 @pytest.mark.parametrize("names", [("x.en.txt", "x.de.txt"), ("en.txt", "de.txt"), ("x.en.txt.gz", "x.de.txt.gz")])
 def test_the_names_of_two_files_say_their_languages(names, tmp_path):
     """With x.de.txt before x.en.txt, as in a folder, all pairs were reversed."""
