@@ -65,6 +65,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # packages that tests import later make each full collection slow again
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
