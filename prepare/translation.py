@@ -19,6 +19,7 @@ such parquet files.
 """
 
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def prepare_files(cfg: TranslationConfig) -> None:
 def prepare_paths(cfg: TranslationConfig, paths: list[str]) -> None:
     """Prepare the files of `prepare_files`. Raises UserError."""
     languages = (cfg.codes[0], cfg.codes[1]) if cfg.languages else None
-    if len(paths) == 1 and Path(paths[0]).is_dir():
+    if len(paths) == 1 and os.path.isdir(paths[0]) and os.access(paths[0], os.R_OK):
         files = {detect_language(path): str(path) for path in sorted(Path(paths[0]).iterdir())}
         if len(files) == 2 and set(files) == {*(languages or files)} - {None}:  # two line-aligned files
             paths = [files[code] for code in languages or files]

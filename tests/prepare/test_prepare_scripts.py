@@ -78,6 +78,21 @@ def test_a_setting_without_effect_is_named_and_does_not_make_another_data_set(wo
     assert "is already prepared" in out
 
 
+def test_documents_without_a_token_between_them_are_said(tmp_path, capsys):
+    """With a tokenizer without an end-of-text token, they were joined without a word."""
+    (tmp_path / "a.txt").write_text("abc\n" * 50)
+    (tmp_path / "b.txt").write_text("".join(f"{'abc'[: k % 4]}{'cab' * k}\n" for k in range(40)))
+    data = dict(data_dir=str(tmp_path), val_fraction=0.3)
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "a.txt"),), **data))
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "b.txt"),), tokenizer=str(tmp_path / "a"), **data))
+    assert "no end-of-text token" not in capsys.readouterr().out
+    several = TextConfig(
+        inputs=(str(tmp_path / "b.txt"),), tokenizer=str(tmp_path / "a"), split_on="\\n", name="c", **data
+    )
+    prepare_text.main(several)
+    assert "no end-of-text token, so nothing is between two documents" in capsys.readouterr().out
+
+
 def test_standard_input_with_separators(tmp_path, monkeypatch):
     words = ["-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
 

@@ -28,7 +28,7 @@ OTHER_PAIRS = (("source", "target"), ("inputs", "targets"), ("user", "assistant"
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 UNSUPPORTED = ("tools", "functions", "function_call", "choices", "options", *MEDIA)  # they would change the meaning
 OTHERS = ("history", "weight", "label", "kto_tag", "chosen", "rejected")
-FALSE = ("0", "0.0", "false", "none", "")  # values of such a field in a table
+FALSE = ("0", "0.0", "false")  # values of such a field in a table
 KNOWN = frozenset((*CHATS, *SYSTEMS, *PROMPTS, *CONTEXTS, *COMPLETIONS, *chain(*OTHER_PAIRS), *UNSUPPORTED, *OTHERS))
 
 ADVICE = 'write {"prompt": "...", "completion": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}'
@@ -183,7 +183,7 @@ def refuse_unsupported(fields: Record) -> None:
         if name in UNSUPPORTED and not is_empty(fields[name]):
             raise CorpusError(f"{own_name} is not supported; write it in the prompt if it is text, or remove the field")
     for name in ("label", "kto_tag"):  # of unpaired preferences
-        if fields[name] is not None and str(fields[name]).strip().lower() in FALSE:
+        if str(fields[name]).strip().lower() in FALSE:
             meaning = "which marks an undesirable completion; remove the record, or the field"
             raise CorpusError(f"{fields.fields[name]} is {short_repr(fields[name])}, {meaning}")
     if fields["weight"] is not None and str(fields["weight"]).strip() not in ("", "1", "1.0"):
@@ -194,8 +194,8 @@ def refuse_unsupported(fields: Record) -> None:
 
 
 def _chat_document(fields: Record) -> Document:
-    """Return a chat of messages, possibly with a system prompt beside them. Raises CorpusError if it has no targets."""
-    names = [name for name in CHATS if fields[name] is not None]
+    """Return a chat of messages, possibly with a system prompt beside them. Raises CorpusError."""
+    names = [name for name in CHATS if not is_empty(fields[name])]
     if len(names) > 1:
         raise CorpusError(f"both {' and '.join(names)} contain messages; remove one")
     if names:
@@ -215,7 +215,10 @@ def _chat_document(fields: Record) -> Document:
 
 
 def _document(messages: list[Message], used: frozenset[str]) -> Document:
-    """Return a chat up to its last target. Messages after it are left out: nothing is learned from them."""
+    """Return a chat up to its last target. Messages after it are left out: nothing is learned from them.
+
+    Raises CorpusError if there is no answer.
+    """
     last = max((number for number, message in enumerate(messages, 1) if message.is_target), default=0)
     if not last:
         if not any(message.role == "assistant" for message in messages):

@@ -163,7 +163,9 @@ def test_records_with_another_meaning_are_refused(record, error):
 def test_empty_fields_are_not_refused():
     record = {"messages": [USER, BOT], "tools": [], "images": None, "weight": 1, "label": True}
     assert pair_document(record).content == CHAT
+    assert pair_document({"messages": [USER, BOT], "conversation": []}).content == CHAT
     assert pair_document({"messages": [], "prompt": "Q", "completion": "A", "label": "True"}).content[1] == ("A", True)
+    assert pair_document({"prompt": "Q ", "completion": "A", "label": "", "weight": ""}).content[1] == ("A", True)
 
 
 @pytest.mark.parametrize(
