@@ -154,11 +154,10 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         if isinstance(value, str) and not is_utf8(value):
             errors.append(f"{origin}: {name}={shorten(value)}: {NOT_UTF8}")
             return
-        if hints[name] == CommaSeparated:
-            values[name], origins[name] = (*values[name], *comma_separated(value)), origin
-            return
         try:
             converted = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
+            if hints[name] == CommaSeparated:
+                converted = (*values[name], *converted)
             if from_text and origins.get(name, COMMAND_LINE) != COMMAND_LINE:
                 overridden[name] = values[name]
             values[name], origins[name] = converted, origin
@@ -189,7 +188,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
 def parse_setting(cls: type[Config], name: str, text: str) -> Any:
     """Parse the value of one setting as on the command line. Raises ConfigError."""
     annotated_hints, hints = type_hints(cls, include_extras=True), type_hints(cls)
-    if name not in cls.__dataclass_fields__:
+    if name not in setting_names(cls):
         raise ConfigError(_not_a_setting(cls, name))
     try:
         value = _from_text(text, hints[name])
@@ -210,7 +209,7 @@ def split_arguments(cls: type[Settings], others: type[Settings], argv: list[str]
     own, rest = [], []
     for name, text in _split_options(argv, hints, errors):
         argument = f"--{name}={text}" if name else text
-        (own if name in cls.__dataclass_fields__ else rest).append(argument)
+        (own if name in setting_names(cls) else rest).append(argument)
     if errors:
         raise ConfigError("\n".join(errors))
     return own, rest
@@ -223,7 +222,7 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
     """
     hints = type_hints(cls)
     typed = {}
-    for name in values.keys() & cls.__dataclass_fields__.keys():
+    for name in values.keys() & setting_names(cls):
         try:
             typed[name] = _coerce(values[name], hints[name])
         except (ValueError, OverflowError):
@@ -233,9 +232,14 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
     return config
 
 
+def setting_names(cls: type[Settings]) -> list[str]:
+    """The names of a class's settings, without its class variables."""
+    return [field.name for field in fields(cls)]
+
+
 def _not_a_setting(cls: type[Settings], name: str) -> str:
     setting = cls.other_names.get(name)
-    hint = f"; write --{setting}" if setting else _did_you_mean(name, cls.__dataclass_fields__)
+    hint = f"; write --{setting}" if setting else _did_you_mean(name, setting_names(cls))
     return f"{shorten(name)} is not a setting{hint}"
 
 
@@ -571,6 +575,8 @@ def _coerce(value: Any, hint: Any) -> Any:
             return float(value)
         elif option is str and isinstance(value, str):
             return value
+        elif option == CommaSeparated and isinstance(value, str):
+            return (*comma_separated(value),)
     raise ValueError
 
 
@@ -581,6 +587,8 @@ def _from_text(text: str, hint: Any) -> Any:
         return None
     if bool in options and text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if CommaSeparated in options:
+        return _coerce(text, hint)
     if str in options or any(get_origin(option) is Literal and text in get_args(option) for option in options):
         return text
     return _coerce(float(text) if re.search(r"[.einf]", text, re.IGNORECASE) else int(text), hint)
@@ -597,6 +605,7 @@ def _is_value(text: str, hint: Any) -> bool:
 
 def _describe(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+    words[CommaSeparated] = "text, with commas between several values"
     names: list[str] = []
     for option in _options(hint):
         names += [repr(o) for o in get_args(option)] if get_origin(option) is Literal else [words[option]]
@@ -624,7 +633,7 @@ class DescribedField(NamedTuple):
 def describe_fields(cls: type) -> list[DescribedField]:
     """The fields of a settings dataclass in the order of the source, those of its base classes last."""
     described: list[DescribedField] = []
-    names, group = {field.name for field in fields(cls)}, ""
+    names, group = set(setting_names(cls)), ""
     bases = [base for base in cls.__mro__ if is_dataclass(base)]  # an overridden field is shown with the subclass
     for line in "\n".join(textwrap.dedent(inspect.getsource(base)) for base in bases).splitlines():
         heading = re.match(r"    # --- (.*?) -*$", line)

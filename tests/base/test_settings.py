@@ -2,12 +2,11 @@ import contextlib
 import io
 import os
 import re
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
-from annotated_types import Ge, Gt, Le, Lt
 
 from folio.base import settings
 from folio.base.settings import ConfigError, Settings
@@ -84,26 +83,12 @@ def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, v
         (["-max_iters=5"], "command line: .*--max_iters=VALUE instead of -max_iters=5"),
         (["config/shakespear_char.py"], "config/shakespear_char.py .*did you mean config/shakes"),
         (["zzzz"], "zzzz .*Folio has config/"),
-        (["--max_iters=1.5"], "command line: max_iters=1.5: .*an integer"),
-        (["--max_iters=inf"], "command line: max_iters=inf: .*an integer"),
         (["--learning_rate=1" + 400 * "0"], "command line: learning_rate=10.*a number"),
-        (["--eval_iters=x"], "eval_iters=x: .*an integer or None"),
-        (["--compile=1"], "command line: compile=1: .*True or False or 'auto'"),
-        (["--dtype=fp32"], "dtype=fp32: .*'auto' or 'float32'"),
     ],
 )
 def test_errors_say_how_to_fix_them(arguments, message):
     with pytest.raises(ConfigError, match=message):
         settings.load(Config, arguments)
-
-
-@pytest.mark.parametrize("rule, allowed, refused", [(Ge(2), 2, 1), (Gt(2), 3, 2), (Le(2), 2, 3), (Lt(2), 1, 2)])
-def test_the_bound_of_a_rule_is_a_value_or_not(rule, allowed, refused):
-    """A largest value, such as 127 of prepare/midi.py's velocities, could be refused."""
-    cls = make_dataclass("Bounded", [("n", Annotated[int, rule], allowed)], bases=(Settings,), frozen=True)
-    assert settings.load(cls, [f"--n={allowed}"]).n == allowed
-    with pytest.raises(ConfigError, match=f"n={refused}: it must be"):
-        settings.load(cls, [f"--n={refused}"])
 
 
 def test_a_config_file_holds_assignments_and_arithmetic(write):
@@ -133,10 +118,6 @@ def test_a_config_file_holds_assignments_and_arithmetic(write):
         ("max_iters = 10**18 * 2", "not arithmetic .*below 1e18"),
         ("start = 'a' * 10**10", "not arithmetic"),
         ("max_iters = 1 / 0", "division by zero"),
-        ("max_iters = 'a'", "x.py:1: max_iters=a: .*an integer"),
-        ("flag = 1", "flag=1: .*True or False"),
-        ("max_iters = True", "max_iters=True: .*an integer"),
-        ("name = 5", "name=5: .*text or None"),
         ("max_iters =", "x.py:1: .*not Python"),
         ("\n\nmax_iters = 0", "x.py:3: max_iters=0: .*positive"),
         ("max_iters = 5\nflag = True\nmax_iters = 6", "x.py:3: line 1 also sets max_iters; remove one"),
@@ -236,24 +217,13 @@ def test_shipped_configs_load(path, monkeypatch, tmp_path):
     assert path.read_text(encoding="utf-8").startswith("# python train.py config/" + path.name)
 
 
-@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
-def test_numbers_must_be_finite(number, write):
+@pytest.mark.parametrize("number", ["nan", "1e999"])
+def test_numbers_must_be_finite(number):
     """Such numbers were accepted, and the run failed at its first checkpoint, because JSON does not have them."""
-    for cls, name in (
-        (TrainConfig, "grad_clip"),
-        (TrainConfig, "minutes"),
-        (TrainConfig, "max_iters"),
-        (SampleConfig, "temperature"),
-        (SampleConfig, "top_k"),
-    ):
-        with pytest.raises(
-            ConfigError, match=rf"^command line: {name}=\S+: (expected|it must be) (an integer|.*number)"
-        ):
-            settings.load(cls, [f"--{name}={number}"])
-    with pytest.raises(ConfigError, match=r"x.py:1: learning_rate=inf: it must be a finite number"):
-        settings.load(TrainConfig, [write("learning_rate = 1e400")])
-    with pytest.raises(ConfigError, match=r"^dropout=nan: it must be a finite number"):
-        settings.check(TrainConfig(dropout=float("nan")))
+    with pytest.raises(ConfigError, match=r"^command line: grad_clip=(nan|inf): it must be a finite number$"):
+        settings.load(TrainConfig, [f"--grad_clip={number}"])
+    with pytest.raises(ConfigError, match=r"^dropout=(nan|inf): it must be a finite number$"):
+        settings.check(TrainConfig(dropout=float(number)))
 
 
 def test_two_settings_of_one_name_are_an_error():
@@ -271,9 +241,12 @@ def test_two_settings_of_one_name_are_an_error():
     assert Overriding.max_iters == 2
 
 
-def test_origins_is_not_a_setting():
-    with pytest.raises(ConfigError, match="origins is not a setting"):
+def test_class_variables_are_not_settings():
+    """--config_file was answered with "did you mean config_file?"."""
+    with pytest.raises(ConfigError, match=r"origins is not a setting$"):
         settings.load(Config, ["--origins=x"])
+    with pytest.raises(ConfigError, match=r"config_file is not a setting$"):
+        settings.load(TextConfig, ["--config_file=x"])
 
 
 def test_origins_say_where_settings_were_set(write):
