@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from folio.base.files import write_json
+from folio.base.files import read_json, write_json
 from folio.data import tokenizer
 from folio.data.blocks import Field
 from folio.data.builder import DatasetBuilder
@@ -15,6 +16,7 @@ from folio.data.corpus import Corpus
 from folio.data.inputs import DEFAULT_LIMITS, SizeLimits, find_sources
 from folio.data.prepare import PrepareConfig, prepare
 from folio.data.shards import open_dataset
+from folio.data.sources.pairs import split_pairs
 
 SMALL_BLOCKS = SizeLimits(block=1000)
 
@@ -53,6 +55,30 @@ def read_back(folder: Path, split: str) -> list[str]:
     return [tokenizer.decode(part[part != tokenizer.eot]) for part in np.split(ids, ends[:-1] + 1)]
 
 
+def read_all(folder: Path) -> list[str]:
+    """The documents of both splits, sorted."""
+    return sorted(read_back(folder, "train") + read_back(folder, "val"))
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    return read_json(folder / "report.json")
+
+
+def read_pairs(folder: Path) -> list[tuple[str, str]]:
+    """The prompts and completions of both splits, sorted. The tokens are bytes."""
+    data = open_dataset(folder)
+    train, val = (list(split_pairs(shards, tokenizer.ByteTokenizer())) for shards in (data.train, data.val))
+    assert train and val
+    return sorted(train + val)
+
+
+def assert_same_data_set(folder: Path, expected: Path) -> None:
+    """Assert that two folders have the same files, with bitwise identical shards and reports."""
+    assert content(folder) == content(expected)
+    assert (folder / "report.json").read_bytes() == (expected / "report.json").read_bytes()
+    assert {path.name for path in folder.iterdir()} == {path.name for path in expected.iterdir()}
+
+
 def write_documents(folder: Path, texts: list[str], limits: SizeLimits = SMALL_BLOCKS) -> Corpus:
     """A corpus with one file per text."""
     folder.mkdir(parents=True)
@@ -61,9 +87,9 @@ def write_documents(folder: Path, texts: list[str], limits: SizeLimits = SMALL_B
     return corpus_of(folder, limits=limits)
 
 
-def small_tokenizer(tmp_path: Path, characters: str) -> str:
+def small_tokenizer(tmp_path: Path, characters: str, eot: bool = True) -> str:
     """A file with a character tokenizer."""
-    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of(characters, eot=True).to_json())
+    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of(characters, eot).to_json())
     return str(tmp_path / "tokenizer.json")
 
 
