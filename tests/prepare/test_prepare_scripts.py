@@ -34,7 +34,7 @@ from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
 from prepare.pairs import PairsConfig
 from prepare.text import TextConfig
 from tests.support.hub import serving
-from tests.support.prepared import assert_same_data_set, interrupted_after, read_all, read_report
+from tests.support.prepared import assert_same_data_set, interrupted_after, prepare_pairs, read_all, read_report
 from tests.support.processes import ROOT, run, run_in_turn
 from tests.support.tiny_tokenizers import bpe
 from train import TrainConfig, train
@@ -514,18 +514,10 @@ LINES = [
 ]
 
 
-def prepare_lines(path: Path, lines: list, **settings) -> Dataset:
-    """Write pairs and run prepare/pairs.py on them."""
-    write_pairs(path, lines)
-    data_dir = path.parent / "data"
-    pairs.main(PairsConfig(inputs=(str(path),), tokenizer="byte", data_dir=str(data_dir), **settings))
-    return open_dataset(data_dir / path.stem)
-
-
 def test_only_answers_and_their_end_of_text_tokens_are_targets(tmp_path):
     """The two documents may be in either split, so both splits are read."""
     lines = LINES + [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(40)]
-    data = prepare_lines(tmp_path / "pairs.jsonl", lines)
+    data = open_dataset(prepare_pairs(tmp_path / "pairs.jsonl", lines))
 
     def shown(ids: np.ndarray) -> str:
         return "".join("|" if i == 256 else data.load_tokenizer().decode([i]) for i in ids.tolist())
@@ -545,17 +537,17 @@ def test_the_report_has_the_lengths_of_pairs_and_chats(noun, tmp_path, capsys):
     if noun == "chat":
         answer = {"role": "assistant", "content": "b"}
         lines = [{"messages": [{"role": "user", "content": "a" * k}, answer]} for k in range(1, 101)]
-    data = prepare_lines(tmp_path / "x.jsonl", lines)
+    folder = prepare_pairs(tmp_path / "x.jsonl", lines)
     more = len("b" if noun == "pair" else "User: \n\nAssistant: b") + 1
     lengths = {"median": 50 + more, "90%": 90 + more, "99%": 99 + more, "maximum": 100 + more}
-    assert read_report(data.folder)["document_lengths"] == lengths
+    assert read_report(folder)["document_lengths"] == lengths
     line = f"tokens per {noun}: {', '.join(f'{name} {n}' for name, n in lengths.items())}"
     assert line in capsys.readouterr().out
 
 
 def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
     lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
-    data = prepare_lines(tmp_path / "pairs.jsonl", lines, val_fraction=1e-9, shard_tokens=10)
+    data = open_dataset(prepare_pairs(tmp_path / "pairs.jsonl", lines, val_fraction=1e-9, shard_tokens=10))
     documents = []
     for shards in (data.train, data.val):
         ids, mask = (np.concatenate([getattr(shard, kind) for shard in shards]) for kind in ("ids", "mask"))
@@ -572,5 +564,5 @@ def test_invalid_pairs_are_reported_with_their_line(tmp_path):
         ({"messages": [{"role": "assistant"}]}, r"pairs\.jsonl:3: messages\[0\].content must be a string"),
     ):
         with pytest.raises(UserError, match=message):
-            prepare_lines(tmp_path / "pairs.jsonl", [*LINES, line])
+            prepare_pairs(tmp_path / "pairs.jsonl", [*LINES, line])
         assert list((tmp_path / "data").iterdir()) == []

@@ -122,7 +122,7 @@ def serving(files: dict[str, bytes]) -> Iterator[Hub]:
         server.server_close()
 
 
-def fake_wheel(path: Path, files: dict[str, str]) -> Path:
+def fake_wheel(path: Path, files: dict[str, str], root: str = "music21/corpus/") -> Path:
     """A zip file like music21's wheel. A .mxl file is stored as a zip file that contains the text."""
     with zipfile.ZipFile(path, "w") as wheel:
         for name, text in files.items():
@@ -131,5 +131,5 @@ def fake_wheel(path: Path, files: dict[str, str]) -> Path:
                 with zipfile.ZipFile(content, "w") as score:
                     score.writestr("META-INF/container.xml", "<container/>")
                     score.writestr("score.xml", text)
-            wheel.writestr(f"music21/corpus/{name}", content.getvalue() or text.encode("utf-8"))
+            wheel.writestr(f"{root}{name}", content.getvalue() or text.encode("utf-8"))
     return path

@@ -16,7 +16,9 @@ from folio.data.corpus import Corpus
 from folio.data.inputs import DEFAULT_LIMITS, SizeLimits, find_sources
 from folio.data.prepare import PrepareConfig, prepare
 from folio.data.shards import open_dataset
-from folio.data.sources.pairs import split_pairs
+from folio.data.sources.pairs import split_pairs, write_pairs
+from prepare import pairs as pairs_script
+from prepare.pairs import PairsConfig
 
 SMALL_BLOCKS = SizeLimits(block=1000)
 
@@ -70,6 +72,18 @@ def read_pairs(folder: Path) -> list[tuple[str, str]]:
     train, val = (list(split_pairs(shards, tokenizer.ByteTokenizer())) for shards in (data.train, data.val))
     assert train and val
     return sorted(train + val)
+
+
+def prepare_pairs(path: Path, pairs: list[dict[str, Any]] | None = None, **settings) -> Path:
+    """Run prepare/pairs.py on a file in tmp_path, with bytes as tokens. pairs: what to write into the file first.
+
+    Returns the folder of the data set, in tmp_path / "data".
+    """
+    if pairs is not None:
+        write_pairs(path, pairs)
+    cfg = PairsConfig(inputs=(str(path),), **{"tokenizer": "byte", "data_dir": str(path.parent / "data"), **settings})
+    pairs_script.main(cfg)
+    return Path(cfg.data_dir) / (cfg.name or path.name.partition(".")[0])
 
 
 def assert_same_data_set(folder: Path, expected: Path) -> None:

@@ -5,25 +5,23 @@ import numpy as np
 import pytest
 
 from folio import UserError
-from folio.base.files import read_json
-from folio.data.shards import Dataset, Shard, open_dataset, pair_lengths
+from folio.data.shards import Shard, open_dataset, pair_lengths
 from folio.data.sources.pair_records import pair_document
 from folio.data.sources.pairs import (
     Pair,
     describe_pair,
     make_pair,
     name_pair_columns,
-    read_pairs,
     record_pairs,
     split_pairs,
     validation_pairs,
     write_pairs,
 )
+from folio.data.sources.pairs import read_pairs as read_pairs_of_file
 from folio.data.tokenizer import ByteTokenizer
-from prepare import pairs as prepare_pairs
 from prepare import translation
-from prepare.pairs import PairsConfig
 from prepare.translation import TranslationConfig
+from tests.support.prepared import prepare_pairs, read_pairs, read_report
 
 EOT = 256  # of ByteTokenizer
 PAIRS = [{"prompt": f"{k} + {k} =", "completion": f" {2 * k}ä"} for k in range(40)]
@@ -36,16 +34,16 @@ def shard_of(*segments: tuple[str | None, int]) -> Shard:
     return Shard(np.concatenate(parts).astype(np.uint16), mask.astype(np.uint8))
 
 
+def sorted_pairs(*values: dict) -> list[tuple[str, str]]:
+    """The prompts and completions of records."""
+    return sorted(pair[:2] for value in values for pair in record_pairs(value).content)
+
+
 def test_pairs_are_restored_from_shards(tmp_path):
-    (tmp_path / "texts" / "sums").mkdir(parents=True)
-    (tmp_path / "texts" / "sums" / "README.md").write_text("ignored")
-    write_pairs(tmp_path / "texts" / "sums" / "a.jsonl", PAIRS)
-    settings = dict(inputs=(str(tmp_path / "texts" / "sums"),), tokenizer="byte", data_dir=str(tmp_path))
-    prepare_pairs.main(PairsConfig(**settings, val_fraction=0.5, shard_tokens=50))  # a pair may be in two shards
-    dataset = open_dataset(tmp_path / "sums")
-    assert len(dataset.val) > 2
-    pairs = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
-    assert sorted(pairs) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
+    folder = prepare_pairs(tmp_path / "sums.jsonl", PAIRS, val_fraction=0.5, shard_tokens=50)
+    dataset = open_dataset(folder)
+    assert len(dataset.val) > 2  # a pair may be in two shards
+    assert read_pairs(folder) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
     assert [pair[:2] for pair in validation_pairs(dataset)] == list(split_pairs(dataset.val, ByteTokenizer()))
 
 
@@ -97,47 +95,44 @@ def chat(*contents: str) -> dict[str, list[dict[str, str]]]:
     return {"messages": [{"role": roles[k % 2], "content": text} for k, text in enumerate(contents)]}
 
 
-def prepared_chats(tmp_path: Path, values: list[dict], **settings) -> Dataset:
-    write_pairs(tmp_path / "x.jsonl", values)
-    settings = dict(inputs=(str(tmp_path / "x.jsonl"),), tokenizer="byte", data_dir=str(tmp_path)) | settings
-    prepare_pairs.main(PairsConfig(**settings))
-    return open_dataset(tmp_path / "x")
-
-
 def test_each_answer_of_a_chat_in_shards_has_all_text_before_it(tmp_path):
     """Its prompt was the last message, which cannot be answered; chats that end with a message of the user ran into
     the next one.
     """
     values = [chat(f"I am {k}.", "Hi", "Who am I?", f"{k}", *["Thanks"] * (k % 2)) for k in range(20)]
-    dataset = prepared_chats(tmp_path, values, val_fraction=0.3)
-    pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
-    assert sorted(pairs) == sorted(pair[:2] for value in values for pair in record_pairs(value).content)
+    folder = prepare_pairs(tmp_path / "x.jsonl", values, val_fraction=0.3)
+    pairs, train = read_pairs(folder), open_dataset(folder).train
+    assert pairs == sorted_pairs(*values)
     assert ("User: I am 7.\n\nAssistant: Hi<|endoftext|>User: Who am I?\n\nAssistant:", " 7") in pairs
-    assert len(pair_lengths(dataset.train, 256)) == sum(1 for _ in split_pairs(dataset.train, ByteTokenizer()))
+    assert len(pair_lengths(train, 256)) == sum(1 for _ in split_pairs(train, ByteTokenizer()))
+
+
+def pairs_of_splits(folder: Path) -> tuple[set, set]:
+    """The pairs of training and of validation."""
+    dataset = open_dataset(folder)
+    return {*split_pairs(dataset.train, ByteTokenizer())}, {*split_pairs(dataset.val, ByteTokenizer())}
 
 
 def test_a_chat_and_its_beginning_are_in_one_split(tmp_path):
     """The answers of 8 of 9 short chats for validation were also in training, in longer ones."""
     values = [chat(f"{k}?", f"{k}!", *more) for k in range(20) for more in ((), (f"more {k}?", "yes"))]
-    dataset = prepared_chats(tmp_path, values, val_fraction=0.3)
-    train, val = ({pair for pair in split_pairs(shards, ByteTokenizer())} for shards in (dataset.train, dataset.val))
+    train, val = pairs_of_splits(prepare_pairs(tmp_path / "x.jsonl", values, val_fraction=0.3))
     assert val and not train & val
 
 
 def test_pairs_with_one_prompt_are_split(tmp_path, capsys):
     """They were refused: "all documents are the same, or have the same prompt"."""
     values = [{"prompt": "Write a line:", "completion": f" line {k}"} for k in range(20)]
-    dataset = prepared_chats(tmp_path, values, val_fraction=0.2)
+    train, val = pairs_of_splits(prepare_pairs(tmp_path / "x.jsonl", values, val_fraction=0.2))
     assert "all have the same prompt, which is in both splits" in capsys.readouterr().out
-    train, val = ({pair for pair in split_pairs(shards, ByteTokenizer())} for shards in (dataset.train, dataset.val))
     assert (len(train), len(val), len(train | val)) == (16, 4, 20)
 
 
 def test_chats_that_differ_in_their_targets_are_not_duplicates(tmp_path):
     values = [chat("a", "b", "c", "d"), chat("a", "b", "c", "d"), *(chat(f"{k}", "e") for k in range(20))]
     values[1]["messages"][1]["weight"] = 0
-    dataset = prepared_chats(tmp_path, values, dedup=True)
-    assert sum(read_json(dataset.folder / "report.json")["documents"].values()) == 22
+    folder = prepare_pairs(tmp_path / "x.jsonl", values, dedup=True)
+    assert sum(read_report(folder)["documents"].values()) == 22
 
 
 @pytest.mark.parametrize("completion", ["b<|endoftext|>", "b<|endoftext|>\n", "b<|endoftext|> \n"])
@@ -149,16 +144,19 @@ def test_the_special_text_at_the_end_of_a_completion_is_its_end(completion):
 
 def test_a_file_of_pairs(tmp_path):
     write_pairs(tmp_path / "a.jsonl", PAIRS[:2])
-    assert read_pairs(str(tmp_path / "a.jsonl")) == [Pair(p["prompt"], p["completion"], p) for p in PAIRS[:2]]
-    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
-    with pytest.raises(UserError, match=r"b.jsonl:2: completion is missing.* write "):
-        read_pairs(str(tmp_path / "b.jsonl"))
-    (tmp_path / "c.jsonl").write_text("\n")
-    with pytest.raises(UserError, match=r"c.jsonl has no pairs; write "):
-        read_pairs(str(tmp_path / "c.jsonl"))
-    (tmp_path / "d.txt").write_text("Q A")
-    with pytest.raises(UserError, match=r"d.txt is text without records; use JSON"):
-        read_pairs(str(tmp_path / "d.txt"))
+    assert read_pairs_of_file(str(tmp_path / "a.jsonl")) == [Pair(p["prompt"], p["completion"], p) for p in PAIRS[:2]]
+    for name, content, message in (
+        (
+            "b.jsonl",
+            '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n',
+            r"b.jsonl:2: completion .*missing.* write ",
+        ),
+        ("c.jsonl", "\n", "c.jsonl has no pairs; write "),
+        ("d.txt", "Q A", "d.txt is text without records; use JSON"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_pairs_of_file(str(tmp_path / name))
 
 
 def test_the_special_token_in_prompts_is_restored_from_shards(tmp_path):
@@ -167,15 +165,8 @@ def test_the_special_token_in_prompts_is_restored_from_shards(tmp_path):
     masked = {"role": "assistant", "content": "Hm.", "weight": 0}
     chats = [{"messages": [{"role": "user", "content": f"{k}"}, masked, masked | {"weight": 1}]} for k in range(20)]
     for name, values in (("pairs", lines), ("chats", chats)):
-        write_pairs(tmp_path / f"{name}.jsonl", values)
-        prepare_pairs.main(
-            PairsConfig(inputs=(str(tmp_path / f"{name}.jsonl"),), tokenizer="byte", data_dir=str(tmp_path))
-        )
-        dataset = open_dataset(tmp_path / name)
-        pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
-        expected = [pair[:2] for value in values for pair in record_pairs(value).content]
-        assert sorted(pairs) == sorted(expected)
-    assert ("<|endoftext|>7:", " 7") in [pair[:2] for value in lines for pair in record_pairs(value).content]
+        assert read_pairs(prepare_pairs(tmp_path / f"{name}.jsonl", values)) == sorted_pairs(*values)
+    assert ("<|endoftext|>7:", " 7") in sorted_pairs(*lines)
 
 
 def test_each_answer_of_a_chat_is_a_pair_with_all_text_before_it():
@@ -188,14 +179,14 @@ def test_each_answer_of_a_chat_is_a_pair_with_all_text_before_it():
     ]
 
 
+RECORD = {"instruction": "Q", "input": "x", "output": "A", "kind": "k"}
+
+
 @pytest.mark.parametrize(
     "name, content",
     [
-        (
-            "a.jsonl",
-            '{"instruction": "Q", "input": "x", "output": "A", "kind": "k"}\n{"question": "Q", "answer": ""}\n',
-        ),
-        ("a.json", '[{"instruction": "Q", "input": "x", "output": "A", "kind": "k"}, {"query": "Q", "response": ""}]'),
+        ("a.jsonl", f'{json.dumps(RECORD)}\n{{"question": "Q", "answer": ""}}\n'),
+        ("a.json", json.dumps([RECORD, {"query": "Q", "response": ""}])),
         ("a.csv", 'kind,Question,Context,Answer\nk,Q,x,A\nk,Q,x,""\n'),
         ("a.tsv", "kind\tanswer\tquestion\tcontext\nk\tA\tQ\tx\nk\t\tQ\tx\n"),
     ],
@@ -203,9 +194,8 @@ def test_each_answer_of_a_chat_is_a_pair_with_all_text_before_it():
 def test_pairs_are_read_from_what_can_be_prepared(name, content, tmp_path, capsys):
     """tools/evaluate.py --pairs accepted only JSON lines with prompt and completion."""
     (tmp_path / name).write_text(content)
-    assert read_pairs(str(tmp_path / name)) == [
-        Pair("Q\n\nx", " A", {"kind": "k", "prompt": "Q\n\nx", "completion": " A"})
-    ]
+    (pair,) = read_pairs_of_file(str(tmp_path / name))
+    assert pair == Pair("Q\n\nx", " A", {"kind": "k", "prompt": "Q\n\nx", "completion": " A"})
     assert "left out 1 pair with an empty completion" in capsys.readouterr().err
 
 
