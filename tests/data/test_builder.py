@@ -11,16 +11,16 @@ from folio.data import builder
 from folio.data.builder import DatasetBuilder, describe_unknown, split_by_number
 from folio.data.inputs import SizeLimits
 from folio.data.prepare import prepare
-from folio.data.shards import open_dataset
 from tests.support.prepared import (
     SMALL_BLOCKS,
+    assert_same_data_set,
     config,
-    content,
     corpus_of,
-    ids_of,
     interrupt,
     interrupted_after,
+    read_all,
     read_back,
+    read_report,
     small_tokenizer,
     write_documents,
 )
@@ -55,11 +55,8 @@ def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, see
         with pytest.raises(KeyboardInterrupt):
             prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
         bounds, stop_after = [], None
-        folder = prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
+        assert_same_data_set(prepare(config(tmp_path, **settings), documents, f"cut{block_number}"), straight)
         resumed += bounds[0] is not None
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
-        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
     assert resumed  # in the second pass, without repeating the first
 
 
@@ -72,7 +69,7 @@ def test_the_share_of_unknown_characters_is_rounded(unknown, shown):
 def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_path):
     lines.split_rule = split_by_number(np.array([50, 51, 52]))
     folder = prepare(config(tmp_path), lines, "a")
-    assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
+    assert read_report(folder)["duplicates"]["val_in_train"] >= 1
     assert len(read_back(folder, "val")) == 3
 
 
@@ -88,27 +85,22 @@ def test_copies_of_a_near_duplicate_are_counted_alike_after_an_interruption(in_p
     corpus = write_documents(tmp_path / "texts", documents, limits)
     settings = dict(dedup="near", shard_tokens=900, val_fraction=0.3)
     straight = prepare(config(tmp_path, **settings), corpus, "straight")
-    report = read_json(straight / "report.json")
-    assert report["duplicates"]["left_out"] == 3 and report["near_duplicates"]["left_out"] == 1
+    assert read_report(straight)["duplicates"]["left_out"] == 3
+    assert read_report(straight)["near_duplicates"]["left_out"] == 1
     for stop_after in (4, 14, 31) if in_parts else (2, 4, 6):
         with interrupted_after(stop_after, monkeypatch):
             prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}")
-        folder = prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}")
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert_same_data_set(prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}"), straight)
 
 
 def test_an_empty_document_in_parts_has_no_token(tmp_path):
     """It had an end-of-text token, which was no document of the report."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
+    write_documents(tmp_path / "texts", [f"text {number}" for number in range(8)])
     for number in range(8):
-        (folder / f"{number}.txt").write_text(f"text {number}")
-        (folder / f"{number}-empty.txt.gz").write_bytes(gzip.compress(b""))
-    prepared = prepare(config(tmp_path, val_fraction=0.4), corpus_of(folder), "a")
-    ids = np.concatenate([ids_of(prepared, split) for split in ("train", "val")])
-    assert (ids == open_dataset(prepared).tokenizer.eot).sum() == 8
-    assert read_json(prepared / "report.json")["empty_documents"] == 8
+        (tmp_path / "texts" / f"{number}-empty.txt.gz").write_bytes(gzip.compress(b""))
+    folder = prepare(config(tmp_path, val_fraction=0.4), corpus_of(tmp_path / "texts"), "a")
+    assert read_all(folder) == [f"text {number}" for number in range(8)]
+    assert read_report(folder)["empty_documents"] == 8
 
 
 @pytest.mark.parametrize("dedup", [False, True, "near"])
@@ -143,9 +135,7 @@ def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_p
         full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
         stop_after = None
         folder = prepare(config(tmp_path, **settings), documents, name)
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
-        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
+        assert_same_data_set(folder, straight)
         assert all((folder / path.name).stat().st_mtime_ns == before for path, before in full_shards.items())
         if full_shards:
             assert blocks < total + block_number
@@ -165,32 +155,36 @@ def test_a_process_killed_between_finishing_a_shard_and_saving_progress_is_resum
             raise KeyboardInterrupt
         write_json(path, value)
 
-    monkeypatch.setattr(builder, "write_json", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(builder, "write_json", killed)
         prepare(config(tmp_path, shard_tokens=700), lines, "killed")
-    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "killed")) == content(straight)
+    assert_same_data_set(prepare(config(tmp_path, shard_tokens=700), lines, "killed"), straight)
 
 
-def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):
-    """Its blocks differ, so a resumed run would omit or repeat text."""
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda saved: {**saved, "version": 2, "progress": {**saved["progress"], "blocks": 1}},  # with other blocks
+        lambda saved: [1],
+        lambda saved: {**saved, "progress": {"blocks_done": 3}},
+    ],
+)
+def test_invalid_progress_and_that_of_another_version_are_not_resumed(damage, lines, tmp_path, monkeypatch):
+    """A resumed run would omit or repeat text."""
     straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
     interrupt(lines, tmp_path, monkeypatch)
     path = tmp_path / "data" / ".a.part" / "progress.json"
-    saved = read_json(path)
-    saved["progress"]["blocks"] += 1
-    write_json(path, {**saved, "version": 2})
-    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
+    write_json(path, damage(read_json(path)))
+    assert_same_data_set(prepare(config(tmp_path, shard_tokens=700), lines, "a"), straight)
 
 
 def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, monkeypatch):
     settings = dict(tokenizer=small_tokenizer(tmp_path, "abehlpt o"), on_unknown="skip", shard_tokens=700)
     straight = prepare(config(tmp_path, **settings), lines, "straight")
-    assert read_json(straight / "report.json")["unknown_characters"] > 1000
+    assert read_report(straight)["unknown_characters"] > 1000
     interrupt(lines, tmp_path, monkeypatch, **settings)
     assert read_json(tmp_path / "data" / ".a.part" / "progress.json")["progress"]["unknown"] > 100
-    folder = prepare(config(tmp_path, **settings), lines, "a")
-    assert content(folder) == content(straight)
-    assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+    assert_same_data_set(prepare(config(tmp_path, **settings), lines, "a"), straight)
 
 
 def test_a_changed_source_is_not_resumed(lines, tmp_path, monkeypatch):
@@ -201,11 +195,3 @@ def test_a_changed_source_is_not_resumed(lines, tmp_path, monkeypatch):
     path.write_text(path.read_text().replace("alpha", "omega"))
     folder = prepare(config(tmp_path, shard_tokens=700), corpus_of(path, limits=SMALL_BLOCKS), "a")
     assert "alpha" not in "".join(read_back(folder, "train"))
-
-
-@pytest.mark.parametrize("damage", [lambda saved: [1], lambda saved: {**saved, "progress": {"blocks_done": 3}}])
-def test_an_invalid_progress_file_is_not_resumed(damage, lines, tmp_path, monkeypatch):
-    interrupt(lines, tmp_path, monkeypatch)
-    path = tmp_path / "data" / ".a.part" / "progress.json"
-    write_json(path, damage(read_json(path)))
-    assert read_back(prepare(config(tmp_path), lines, "a"), "train")

@@ -3,7 +3,9 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from folio.data.shards import DatasetError, Shard, ShardWriter, count_documents,
 from folio.data.tokenizer import CharTokenizer
 from prepare import text as prepare_text
 from tests.support.disk import assert_durable, record_disk
+from tests.support.prepared import content
 from tests.support.processes import ROOT
 
 
@@ -35,26 +38,26 @@ def write(folder: Path, pieces: list[np.ndarray], vocab_size: int, shard_tokens:
 
 def test_shards_contain_the_text(data_dir, text):
     data = open_dataset(data_dir / "verse")
-    tokenizer = data.load_tokenizer()
     (train,), (val,) = data.train, data.val
-    assert tokenizer.decode(np.concatenate([train.ids, val.ids])) == text
+    decode = CharTokenizer.of(text).decode
+    assert decode(np.memmap(data_dir / "verse" / "train.bin", dtype=np.uint16)) == text[: len(train)]  # as in nanoGPT
+    assert data.load_tokenizer().decode(np.concatenate([train.ids, val.ids])) == text
     assert len(train) == int(len(text) * 0.9)
     assert train.ids.dtype == np.dtype("<u2") and isinstance(train.ids.base, np.memmap)  # mapped, not copied
     meta = read_json(data_dir / "verse" / "meta.json")
-    assert meta["source"]["bytes"] == len(text.encode()) and meta["splits"]["train"][0]["tokens"] == len(train)
+    assert meta["source"]["bytes"] == len(text.encode())
+    assert meta["splits"]["train"][0]["tokens"] == len(train)
 
 
-def test_nanogpt_can_read_our_shards(data_dir, text):
-    raw = np.memmap(data_dir / "verse" / "train.bin", dtype=np.uint16, mode="r")
-    assert CharTokenizer.of(text).decode(raw) == text[: len(raw)]
-
-
-@pytest.mark.parametrize("ids", [[3, 10], [-1, 3]])
-def test_an_id_outside_the_vocabulary_is_not_written(tmp_path, ids):
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(10, "<u2"), (1 << 16, "<u2"), ((1 << 16) + 1, "<u4")])
+def test_ids_of_the_vocabulary_are_written_and_no_others(tmp_path, vocab_size, dtype):
     """numpy wraps silently: 70,000 as uint16 is 4,464."""
-    with pytest.raises(DatasetError, match="outside the vocabulary of 10"):
-        write(tmp_path, [np.array([1, 2]), np.array(ids)], 10)
-    assert not list(tmp_path.glob("*.bin"))
+    for outside in (vocab_size, -1):
+        with pytest.raises(DatasetError, match=f"outside the vocabulary of {vocab_size}"):
+            write(tmp_path, [np.array([1, 2]), np.array([3, outside])], vocab_size)
+        assert not list(tmp_path.glob("*.bin"))
+    write(tmp_path, [np.array([1, vocab_size - 1])], vocab_size)
+    assert np.fromfile(tmp_path / "train.bin", dtype=dtype).tolist() == [1, vocab_size - 1]
 
 
 def test_tokens_are_synced_before_a_shard_is_renamed_and_a_state_is_returned(tmp_path, monkeypatch):
@@ -68,32 +71,27 @@ def test_tokens_are_synced_before_a_shard_is_renamed_and_a_state_is_returned(tmp
         assert {path.name for _, path, _ in calls} == {".train.part", ".train_mask.part"}
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<u4"), (70_001, "<u4")])
-def test_large_vocabularies_use_uint32(tmp_path, vocab_size, dtype):
-    write(tmp_path, [np.array([1, vocab_size - 1])], vocab_size)
-    assert np.fromfile(tmp_path / "train.bin", dtype=dtype).tolist() == [1, vocab_size - 1]
-
-
 def test_a_writer_resumes_from_its_state(tmp_path):
     """Data written after the state was saved, to the current file or as full shards, is written again."""
     ids, mask = np.arange(95), np.arange(95) % 3 > 0
-    for folder in ("straight", "resumed"):
-        (tmp_path / folder).mkdir()
-    with ShardWriter(tmp_path / "straight", "val", 100, 30, masked=True) as writer:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    straight.mkdir()
+    resumed.mkdir()
+    with ShardWriter(straight, "val", 100, 30, masked=True) as writer:
         writer.write(ids, mask)
         expected = writer.finish()
     assert [entry["tokens"] for entry in expected] == [30, 30, 30, 5]
-    with ShardWriter(tmp_path / "resumed", "val", 100, 30, masked=True) as writer:
+    with ShardWriter(resumed, "val", 100, 30, masked=True) as writer:
         writer.write(ids[:40], mask[:40])
         state = writer.state()
         writer.write(ids[40:95], mask[40:95])
     assert state["open"] == 10 and len(state["shards"]) == 1
-    with ShardWriter(tmp_path / "resumed", "val", 100, 30, masked=True, state=state) as writer:
+    with ShardWriter(resumed, "val", 100, 30, masked=True, state=state) as writer:
         assert writer.tokens == 40
         writer.write(ids[40:], mask[40:])
         assert writer.finish() == expected
-    files = {path.name: path.read_bytes() for path in (tmp_path / "resumed").iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (tmp_path / "straight").iterdir()} and len(files) == 8
+    assert content(resumed) == content(straight)
+    assert len(list(resumed.iterdir())) == len(list(straight.iterdir())) == 8
 
 
 def test_the_sha256_of_a_large_data_set_is_not_checked(folder, monkeypatch):
@@ -103,54 +101,51 @@ def test_the_sha256_of_a_large_data_set_is_not_checked(folder, monkeypatch):
     assert len(open_dataset(folder).train) == 1
 
 
-def nanogpt_folder(folder: Path, meta: bytes | None) -> Path:
-    folder.mkdir()
-    np.array([0, 1, 2, 1] * 10, dtype=np.uint16).tofile(folder / "train.bin")
-    np.array([2, 1, 0] * 4, dtype=np.uint16).tofile(folder / "val.bin")
-    if meta is not None:
-        (folder / "meta.pkl").write_bytes(meta)
-    return folder
+@pytest.fixture
+def nanogpt_folder(tmp_path) -> Callable[..., Path]:
+    """A function that writes a data set as nanoGPT does. table: the content of meta.pkl, pickled if it is no bytes."""
+
+    def write(table: Any = None, protocol: int = pickle.DEFAULT_PROTOCOL) -> Path:
+        folder = tmp_path / "d"
+        folder.mkdir()
+        np.array([0, 1, 2, 1] * 10, dtype=np.uint16).tofile(folder / "train.bin")
+        np.array([2, 1, 0] * 4, dtype=np.uint16).tofile(folder / "val.bin")
+        if table is not None:
+            content = table if isinstance(table, bytes) else pickle.dumps(table, protocol)
+            (folder / "meta.pkl").write_bytes(content)
+        return folder
+
+    return write
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_nanogpt_folder_with_characters(tmp_path, protocol):
-    characters = "\nab"
-    meta = dict(vocab_size=3, itos=dict(enumerate(characters)), stoi={c: i for i, c in enumerate(characters)})
+def test_a_nanogpt_folder_with_characters(nanogpt_folder, protocol):
+    itos = dict(enumerate("\nab"))
+    folder = nanogpt_folder(dict(vocab_size=3, itos=itos, stoi={c: i for i, c in itos.items()}), protocol)
     if protocol == 0:  # text opcodes, which Python has not written by default since 2008
         with pytest.raises(DatasetError, match="not plain data"):
-            open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(meta, protocol)))
+            open_dataset(folder)
         return
-    data = open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(meta, protocol)))
-    assert data.vocab_size == 3 and data.load_tokenizer().decode(data.train[0].ids[:4]) == "\naba"
+    data = open_dataset(folder)
+    assert data.vocab_size == 3
+    assert data.load_tokenizer().decode(data.train[0].ids[:4]) == "\naba"
 
 
-def test_a_nanogpt_folder_without_meta_pkl_has_gpt2_tokens(tmp_path):
-    data = open_dataset(nanogpt_folder(tmp_path / "d", None))
-    assert data.vocab_size == 50257 and data.tokenizer is None
+def test_meta_pkl_may_list_its_ids_in_any_order(nanogpt_folder):
+    tokenizer = open_dataset(nanogpt_folder({"itos": {2: "<|endoftext|>", 1: "b", 0: "a"}})).load_tokenizer()
+    assert tokenizer.characters == "ab"
+    assert tokenizer.eot == 2
+
+
+def test_a_nanogpt_folder_without_meta_pkl_has_gpt2_tokens(nanogpt_folder):
+    data = open_dataset(nanogpt_folder())
+    assert data.vocab_size == 50257
+    assert data.tokenizer is None
 
 
 class Bomb:
     def __reduce__(self):
         return os.system, ("echo this must not run",)
-
-
-NOT_PLAIN = [
-    pickle.dumps({"itos": Bomb()}),
-    pickle.dumps({"a": 1}),
-    pickle.dumps("text"),
-    b"nonsense",
-    b"\x80\x04",
-    b"\x80\x04}r\xff\xff\xff\x7f.",  # a memo of two billion entries, which needs 16 GiB
-    b"\x80\x04}}K\x01s.",  # a dict as a key
-    b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff}.",  # a frame longer than any file
-]
-
-
-@pytest.mark.parametrize("meta", NOT_PLAIN)
-def test_a_meta_pkl_with_other_objects_is_not_opened(tmp_path, meta, capfd):
-    with pytest.raises(DatasetError, match=r"meta\.pkl"):
-        open_dataset(nanogpt_folder(tmp_path / "d", meta))
-    assert capfd.readouterr().out == ""
 
 
 LETTERS = {0: "a", 1: "b"}
@@ -159,7 +154,16 @@ LETTERS = {0: "a", 1: "b"}
 @pytest.mark.parametrize(
     "table, message",
     [
-        ({"itos": {0: "a", 1: "bc"}}, r"itos .* id 1 to 'bc'.*prepare/text\.py"),
+        ({"itos": Bomb()}, r"meta\.pkl"),
+        ({"a": 1}, r"meta\.pkl"),
+        ("text", r"meta\.pkl"),
+        (b"nonsense", r"meta\.pkl"),
+        (b"\x80\x04", r"meta\.pkl"),
+        (b"\x80\x04}r\xff\xff\xff\x7f.", r"meta\.pkl"),  # a memo of two billion entries, which needs 16 GiB
+        (b"\x80\x04}}K\x01s.", r"meta\.pkl"),  # a dict as a key
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff}.", r"meta\.pkl"),  # a frame longer than any file
+        (b"\x80\x04}\x8c\x04itos" + b"}K\x00" * 100_000 + b"}" + b"s" * 100_000 + b"s.", "nested too deeply"),
+        ({"itos": {0: "a", 1: "bc"}}, r"itos .* id 1 to 'bc'.*prepare/text\.py"),  # split into "b" and "c"
         ({"itos": {0: "", 1: "a"}}, "itos .* id 0 to ''"),
         ({"itos": {0: "<|endoftext|>", 1: "a"}}, r"itos .* id 0 to '<\|endoftext\|>'"),
         ({"itos": {0: "a", 1: 7}}, "itos .* id 1 to 7,"),
@@ -175,31 +179,18 @@ LETTERS = {0: "a", 1: "b"}
         ({"itos": LETTERS, "vocab_size": "2"}, "vocab_size is '2', .* 2 characters"),
     ],
 )
-def test_a_meta_pkl_without_a_valid_table_of_characters_is_refused(tmp_path, table, message):
-    """The entry "bc" was split into the characters "b" and "c", or the vocabulary caused a traceback. A stoi that
-    contradicts itos was not detected.
-    """
+def test_a_meta_pkl_without_a_valid_table_of_characters_is_refused(nanogpt_folder, table, message, capfd):
+    """It caused a traceback. A stoi that contradicts itos was not detected."""
     with pytest.raises(DatasetError, match=message) as refused:
-        open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(table)))
+        open_dataset(nanogpt_folder(table))
     assert len(str(refused.value).splitlines()) == 1 and "meta.pkl" in str(refused.value)
+    assert capfd.readouterr().out == ""
 
 
-def test_a_deeply_nested_meta_pkl_is_refused(tmp_path):
-    nested = b"}K\x00" * 100_000 + b"}" + b"s" * 100_000
-    with pytest.raises(DatasetError, match="nested too deeply"):
-        open_dataset(nanogpt_folder(tmp_path / "d", b"\x80\x04}\x8c\x04itos" + nested + b"s."))
-
-
-def test_meta_pkl_may_list_its_ids_in_any_order(tmp_path):
-    table = {"itos": {2: "<|endoftext|>", 1: "b", 0: "a"}}  # stoi is optional
-    tokenizer = open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(table))).load_tokenizer()
-    assert tokenizer.characters == "ab" and tokenizer.eot == 2
-
-
-def test_a_huge_meta_pkl_is_not_opened(tmp_path, monkeypatch):
+def test_a_huge_meta_pkl_is_not_opened(nanogpt_folder, monkeypatch):
     monkeypatch.setattr(shards_module, "PLAIN_BYTES", 10)
     with pytest.raises(DatasetError, match="the limit for this file is 10"):
-        open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": {}})))
+        open_dataset(nanogpt_folder({"itos": {}}))
 
 
 def llmc_shard(path: Path, ids: np.ndarray, magic: int = 20240520, count: int | None = None) -> None:
@@ -220,51 +211,38 @@ def test_llmc_shards_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shard, message",
+    "damage, message",
     [
-        (dict(magic=1), "wrong magic: .* 1,"),
-        (dict(count=99), "header .* 99 tokens"),
+        (lambda path: llmc_shard(path, np.arange(100), magic=1), "wrong magic: .* 1,"),
+        (lambda path: llmc_shard(path, np.arange(100), count=99), "header .* 99 tokens"),
+        (lambda path: path.write_bytes(b"abc"), "truncated: it has 3 bytes"),  # it said "0 bytes"
+        # a folder or a broken link caused a traceback, and a FIFO blocked forever
+        *(
+            (lambda path, target=target: path.symlink_to(target), r"x_train_2\.bin is not a file")
+            for target in ("gone", os.devnull, ".")
+        ),
     ],
 )
-def test_damaged_llmc_shards_are_refused(tmp_path, shard, message):
-    llmc_shard(tmp_path / "x_train_1.bin", np.arange(100), **shard)
+def test_damaged_llmc_shards_are_refused(tmp_path, damage, message):
+    llmc_shard(tmp_path / "x_train_1.bin", np.arange(100))
     llmc_shard(tmp_path / "x_val_0.bin", np.arange(100))
+    damage(tmp_path / "x_train_2.bin")
     with pytest.raises(DatasetError, match=message):
-        open_dataset(tmp_path)
-    (tmp_path / "x_train_1.bin").write_bytes(b"short")
-    with pytest.raises(DatasetError, match="is truncated"):
-        open_dataset(tmp_path)
-
-
-@pytest.mark.parametrize("target", ["gone", os.devnull, "."])
-def test_an_llmc_shard_that_is_not_a_file_is_refused(target, tmp_path):
-    """A folder or a broken link caused a traceback, and a FIFO blocked forever."""
-    for name in ("x_train_1.bin", "x_val_0.bin"):
-        llmc_shard(tmp_path / name, np.arange(100))
-    (tmp_path / "x_train_2.bin").symlink_to(target)
-    with pytest.raises(DatasetError, match=r"x_train_2\.bin is not a file"):
         open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.pkl"])
-def test_a_nanogpt_entry_that_is_not_a_file_is_refused(name, tmp_path):
-    folder = nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": LETTERS}))
+def test_a_nanogpt_entry_that_is_not_a_file_is_refused(name, nanogpt_folder):
+    folder = nanogpt_folder({"itos": LETTERS})
     (folder / name).unlink()
     (folder / name).symlink_to(os.devnull)
     with pytest.raises(DatasetError, match=r"not a (regular )?file"):
         open_dataset(folder)
 
 
-@pytest.mark.parametrize("name", ["train.bin", "meta.json", "tokenizer.json"])
-def test_an_entry_of_a_data_set_that_is_not_a_file_is_refused(name, folder):
-    (folder / name).unlink()
-    (folder / name).mkdir()
-    with pytest.raises(DatasetError, match=r"not a (regular )?file"):
-        open_dataset(folder)
-
-
-def truncate(path: Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def flip_a_bit(path: Path) -> None:
@@ -276,9 +254,9 @@ def flip_a_bit(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda f: truncate(f / "train.bin", 0), r"train\.bin is empty"),
-        (lambda f: truncate(f / "train.bin", 1000), r"train\.bin is truncated .* 500"),
-        (lambda f: truncate(f / "train.bin", 1001), "not a multiple of 2"),
+        (lambda f: (f / "train.bin").write_bytes(b""), r"train\.bin is empty"),
+        (lambda f: (f / "train.bin").write_bytes(bytes(1000)), r"train\.bin is truncated .* 500"),
+        (lambda f: (f / "train.bin").write_bytes(bytes(1001)), "not a multiple of 2"),
         (lambda f: (f / "val.bin").unlink(), r"val\.bin is missing"),
         (lambda f: flip_a_bit(f / "val.bin"), "sha256"),
         (lambda f: (f / "meta.json").write_text("{"), r"not a valid meta\.json"),
@@ -286,6 +264,9 @@ def flip_a_bit(path: Path) -> None:
         (lambda f: [path.unlink() for path in f.iterdir()], "is not a data set"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
         (lambda f: write_json(f / "tokenizer.json", {"kind": "byte"}), r"tokenizer\.json is not the tokenizer"),
+        (lambda f: replace_by_folder(f / "train.bin"), "not a file"),
+        (lambda f: replace_by_folder(f / "meta.json"), "not a (regular )?file"),
+        (lambda f: replace_by_folder(f / "tokenizer.json"), "not a (regular )?file"),
     ],
 )
 def test_a_damaged_data_set_is_refused_with_the_reason(folder, damage, message):
@@ -294,17 +275,9 @@ def test_a_damaged_data_set_is_refused_with_the_reason(folder, damage, message):
         open_dataset(folder)
 
 
-def test_an_llmc_shard_without_a_complete_header_is_refused_with_its_size(tmp_path):
-    """The message for a file of 3 bytes was "it has 0 bytes"."""
-    for split in ("train", "val"):
-        (tmp_path / f"x_{split}_000.bin").write_bytes(b"abc")
-    with pytest.raises(DatasetError, match="truncated: it has 3 bytes"):
-        open_dataset(tmp_path)
-
-
-def test_one_token_is_not_tokens(tmp_path):
+def test_one_token_is_not_tokens(tmp_path, nanogpt_folder):
     """Messages said "1 tokens", "1 entries", and "1 bytes"."""
-    folder = nanogpt_folder(tmp_path / "d", None)
+    folder = nanogpt_folder()
     (folder / "train_mask.bin").write_bytes(bytes(1))
     with pytest.raises(DatasetError, match="has 1 entry, but train"):
         open_dataset(folder)
@@ -333,11 +306,12 @@ def test_lengths_of_pairs(monkeypatch, at_once):
     assert pair_lengths([Shard(ids, mask), Shard(ids)], 9).tolist() == pair_lengths([Shard(ids)], 9).tolist() == []
 
 
-def test_masks_of_nanogpt_and_llmc_shards(tmp_path):
-    folder = nanogpt_folder(tmp_path / "d", None)
+def test_masks_of_nanogpt_and_llmc_shards(tmp_path, nanogpt_folder):
+    folder = nanogpt_folder()
     (folder / "train_mask.bin").write_bytes(bytes([0, 1] * 20))
     data = open_dataset(folder)
-    assert data.train[0].mask.tolist() == [0, 1] * 20 and data.val[0].mask is None
+    assert data.train[0].mask.tolist() == [0, 1] * 20
+    assert data.val[0].mask is None
     llmc_shard(tmp_path / "x_train_1.bin", np.arange(100))
     llmc_shard(tmp_path / "x_val_1.bin", np.arange(100))
     (tmp_path / "x_val_1_mask.bin").write_bytes(bytes([1] * 99))
