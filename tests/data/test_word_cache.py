@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,17 +12,9 @@ from folio.data import word_cache
 from folio.data.tokenizer import EOT_TEXT, GPT2Tokenizer
 from folio.data.word_cache import WordCache
 
-CHARACTERS = [
-    *"abcst'mdlvreXZ019",
-    *"''''''",
-    *"      \n\n\n\t\r\v\f\x1c\0",
-    *"._-<|>[]&;",
-    *"éßЖñ中日。カ한",
-    *"\u0085\u00a0\u1680\u2003\u2028\u202f\u3000\u200b\u2019\u0301\u0660",
-    "🎉",
-    "\U0001d4b3",
-    *[" the", "the", "it's", "we'll", EOT_TEXT],
-]
+CHARACTERS = "abcst'mdlvreXZ019      \n\n\n\t\r\v\f\x1c\0._-<|>[]&;éßЖñ中日。カ한🎉\U0001d4b3"
+CHARACTERS += "\u0085\u00a0\u1680\u2003\u2028\u202f\u3000\u200b\u2019\u0301\u0660"
+PARTS = [*CHARACTERS, " the", "the", "it's", "we'll", EOT_TEXT]
 
 
 @pytest.fixture(scope="module")
@@ -32,30 +25,14 @@ def tokenizer() -> GPT2Tokenizer:
     return GPT2Tokenizer(ranks + white)
 
 
-def random_text(rng: random.Random) -> str:
-    return "".join(rng.choices(rng.sample(CHARACTERS, rng.randrange(2, len(CHARACTERS))), k=rng.randrange(60)))
+@pytest.fixture
+def cache(tokenizer) -> WordCache:
+    return WordCache(tokenizer.encoding, EOT_TEXT)
 
 
-def test_ids_match_tiktoken(tokenizer, seed):
-    rng, cache = random.Random(seed), WordCache(tokenizer.encoding, EOT_TEXT)
-    for _ in range(300):
-        texts = [random_text(rng) for _ in range(rng.randrange(12))]
-        ids = cache.encode([text.encode() for text in texts])
-        assert [i.tolist() for i in ids] == [tokenizer.encode(text).tolist() for text in texts], texts
-    assert cache.n_words[0] > 1000
-
-
-def test_words_end_at_non_ascii_white_space(tokenizer):
-    """A non-breaking space and a line break were one word, as at the end of a text."""
-    characters = ["a", "1", ".", "'", " ", "\n", "\u00a0", "\u2028", "é"]
-    texts = ["".join(letters) for letters in itertools.product(characters, repeat=3)]
-    encoded = WordCache(tokenizer.encoding, EOT_TEXT).encode([text.encode() for text in texts])
-    for text, ids in zip(texts, encoded, strict=True):
-        assert ids.tolist() == tokenizer.encode(text).tolist(), text
-
-
-def record_missing(cache: WordCache, monkeypatch) -> list[tuple[int, int]]:
-    """A list that receives the begin and the end of each word that tiktoken encodes."""
+@pytest.fixture
+def recorded(cache, monkeypatch) -> list[tuple[int, int]]:
+    """Receives the begin and the end of each word that tiktoken encodes."""
     recorded, encode_missing = [], cache._encode_missing
 
     def encode_and_record(content, missing):
@@ -66,12 +43,32 @@ def record_missing(cache: WordCache, monkeypatch) -> list[tuple[int, int]]:
     return recorded
 
 
-def test_texts_are_cut_where_words_end(tokenizer, monkeypatch, seed):
+def random_text(rng: random.Random) -> str:
+    return "".join(rng.choices(rng.sample(PARTS, rng.randrange(2, len(PARTS))), k=rng.randrange(60)))
+
+
+def test_ids_match_tiktoken(tokenizer, cache, seed):
+    rng = random.Random(seed)
+    for _ in range(300):
+        texts = [random_text(rng) for _ in range(rng.randrange(12))]
+        ids = cache.encode([text.encode() for text in texts])
+        assert [i.tolist() for i in ids] == [tokenizer.encode(text).tolist() for text in texts], texts
+    assert cache.n_words[0] > 1000
+
+
+def test_words_end_at_non_ascii_white_space(tokenizer, cache):
+    """A non-breaking space and a line break were one word, as at the end of a text."""
+    characters = ["a", "1", ".", "'", " ", "\n", "\u00a0", "\u2028", "é"]
+    texts = ["".join(letters) for letters in itertools.product(characters, repeat=3)]
+    encoded = cache.encode([text.encode() for text in texts])
+    for text, ids in zip(texts, encoded, strict=True):
+        assert ids.tolist() == tokenizer.encode(text).tolist(), text
+
+
+def test_texts_are_cut_where_words_end(cache, recorded, seed):
     """With a full cache without words, tiktoken encodes every word."""
     rng, words = random.Random(seed), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    cache = WordCache(tokenizer.encoding, EOT_TEXT)
     cache.n_words[0] = word_cache.SLOTS // 2
-    recorded = record_missing(cache, monkeypatch)
     for _ in range(200):
         text = random_text(rng)
         recorded.clear()
@@ -81,10 +78,9 @@ def test_texts_are_cut_where_words_end(tokenizer, monkeypatch, seed):
         assert set(itertools.chain(*recorded)) <= ends, text
 
 
-def test_a_word_is_encoded_once(tokenizer, monkeypatch):
+def test_a_word_is_encoded_once(tokenizer, cache, recorded):
     """Also if it is repeated before tiktoken has encoded it, unless it is too long for the table."""
-    cache, long = WordCache(tokenizer.encoding, EOT_TEXT), "abcdefghijklmnop"
-    recorded = record_missing(cache, monkeypatch)
+    long = "abcdefghijklmnop"
     text = f"the cat the cat {long} {long} abcdefgh abcdefgh"  # abcdefgh has 7 ids, which do not fit
     for missing in (
         ["the", " cat", " the", f" {long}", f" {long}", " abcdefgh"],
@@ -95,21 +91,16 @@ def test_a_word_is_encoded_once(tokenizer, monkeypatch):
         assert [text[begin:end] for begin, end in recorded] == missing
 
 
-def test_an_error_while_words_are_encoded_leaves_the_cache_intact(tokenizer, monkeypatch):
-    cache = WordCache(tokenizer.encoding, EOT_TEXT)
+def test_an_error_while_words_are_encoded_leaves_the_cache_intact(tokenizer, cache, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(cache, "_encode_missing", interrupt)
+        patched.setattr(cache, "_encode_missing", Mock(side_effect=KeyboardInterrupt))
         cache.encode([b"the cat sat on the mat"])
     for text in ("on the mat", "sat", "a cat sat on the mat"):
         assert cache.encode([text.encode()])[0].tolist() == tokenizer.encode(text).tolist()
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_a_full_cache_gives_the_same_ids(tokenizer, monkeypatch, seed):
-    rng, cache = random.Random(seed), WordCache(tokenizer.encoding, EOT_TEXT)
+def test_a_full_cache_gives_the_same_ids(tokenizer, cache, seed):
+    rng = random.Random(seed)
     cache.n_words[0] = word_cache.SLOTS // 2 - 100
     for _ in range(100):
         text = random_text(rng)

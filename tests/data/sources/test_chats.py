@@ -22,32 +22,29 @@ def test_the_answers_and_their_ends_are_targets():
     ]
 
 
+def parts_of(*texts: str, **more) -> list[dict]:
+    return [{"type": "text", "text": text, **more} for text in texts]
+
+
 @pytest.mark.parametrize(
-    "message, expected",
+    "message, role, text, is_target",
     [
-        ({"from": "human", "value": "a"}, ("user", "a", False)),
-        ({"from": "gpt", "value": "a"}, ("assistant", "a", True)),
-        ({"role": "Assistant ", "content": "a"}, ("assistant", "a", True)),  # it was the context of a role of its own
-        ({"role": "model", "content": "a", "tool_calls": [], "name": None, "id": 5}, ("assistant", "a", True)),
-        ({"role": "developer", "content": "a", "weight": None}, ("system", "a", False)),
-        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "user a\nb"),
-        (
-            {"role": "assistant", "content": [{"type": "text", "text": "a", "image_url": None}]},
-            ("assistant", "a", True),
-        ),
-        (HI | {"weight": 0}, ("assistant", "Hi.", False)),
-        (HI | {"weight": 1.0}, ("assistant", "Hi.", True)),
-        (HELLO | {"weight": 0}, ("user", "Hello", False)),
-        (HI | {"train": False}, ("assistant", "Hi.", False)),
-        (HI | {"train": True, "masked": False}, ("assistant", "Hi.", True)),
-        (HI | {"masked": True}, ("assistant", "Hi.", False)),
-        (HELLO | {"masked": False}, ("user", "Hello", False)),
-        (HI | {"content": "Hi.<|endoftext|>"}, ("assistant", "Hi.", True)),  # it was text before the end
+        ({"from": "human", "value": "a"}, "user", "a", False),
+        ({"from": "gpt", "value": "a"}, "assistant", "a", True),
+        ({"role": "Assistant ", "content": "a"}, "assistant", "a", True),  # it was the context of a role of its own
+        ({"role": "model", "content": "a", "tool_calls": [], "name": None, "id": 5}, "assistant", "a", True),
+        ({"role": "developer", "content": "a", "weight": None}, "system", "a", False),
+        ({"role": "user", "content": parts_of("a", "b")}, "user", "a\nb", False),
+        ({"role": "assistant", "content": parts_of("a", image_url=None)}, "assistant", "a", True),
+        (HELLO | {"weight": 0}, "user", "Hello", False),
+        (HELLO | {"masked": False}, "user", "Hello", False),
+        *((HI | field, "assistant", "Hi.", False) for field in ({"weight": 0}, {"train": False}, {"masked": True})),
+        *((HI | field, "assistant", "Hi.", True) for field in ({"weight": 1.0}, {"train": True, "masked": False})),
+        (HI | {"content": "Hi.<|endoftext|>"}, "assistant", "Hi.", True),  # it was text before the end
     ],
 )
-def test_messages_of_other_programs(message, expected):
-    expected = (*expected.split(" ", 1), False) if isinstance(expected, str) else expected
-    assert read_messages("messages", [message]) == [Message(*expected)]
+def test_messages_of_other_programs(message, role, text, is_target):
+    assert read_messages("messages", [message]) == [Message(role, text, is_target)]
 
 
 @pytest.mark.parametrize(

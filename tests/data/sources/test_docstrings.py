@@ -1,8 +1,8 @@
 import inspect
-import zipfile
 from pathlib import Path
 
 from folio.data.sources.docstrings import Docstring, read_module, read_wheel, remove_duplicates, split_docstring
+from tests.support.hub import fake_wheel
 
 PROSE = "It begins with prose, which has as many words as the minimum for the document of a docstring: exactly 20."
 SOURCE = f'''
@@ -64,15 +64,10 @@ def test_docstrings_match_inspect():
 
 def test_splitting_docstrings_into_summary_and_document():
     assert split_docstring(f"Return the answer.\n   \n{PROSE}\n") == ("Return the answer.", PROSE)
-    for text in (
-        "",
-        "Return the answer.",
-        f"Return the answer.\n{PROSE}",
-        f"Return it.\n\n{PROSE}",
-        f"{'word ' * 31}\n\n{PROSE}",
-        "Return the answer.\n\nIt is 42.",
-    ):
+    for text in ("", "Return the answer.", f"Return it.\n\n{PROSE}", f"{'word ' * 31}\n\n{PROSE}"):
         assert split_docstring(text) is None
+    for document in (f"\n{PROSE}", "\n\nIt is 42."):
+        assert split_docstring(f"Return the answer.{document}") is None
 
 
 def test_sections():
@@ -83,19 +78,13 @@ def test_sections():
 
 
 def test_tests_and_broken_files_in_a_wheel_are_skipped(tmp_path: Path):
-    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
-        for name in ("a/z.py", "a/b.py", "a/tests/test_b.py", "a/conftest.py", "setup.py", "a/b.txt"):
-            archive.writestr(name, SOURCE)
-        archive.writestr("a/broken.py", "def f(:")
-        archive.writestr("a/null.py", b"\0")
-        archive.writestr("a/imports.py", 'raise SystemExit("a file was imported")')
-    docstrings = list(read_wheel(tmp_path / "a.whl"))
-    assert [(docstring.module, docstring.name) for docstring in docstrings] == [
-        (module, name) for module in ("a/b.py", "a/z.py") for name in ("", "A.f", "A.f.inner")
-    ]
-    assert [(docstring.module, docstring.name) for docstring in remove_duplicates(docstrings)] == [
-        ("a/b.py", name) for name in ("", "A.f", "A.f.inner")
-    ]
+    names = ("a/z.py", "a/b.py", "a/tests/test_b.py", "a/conftest.py", "setup.py", "a/b.txt")
+    files = dict.fromkeys(names, SOURCE) | {"a/broken.py": "def f(:", "a/null.py": "\0"}
+    files["a/imports.py"] = 'raise SystemExit("a file was imported")'
+    docstrings = list(read_wheel(fake_wheel(tmp_path / "a.whl", files, root="")))
+    expected = [(module, name) for module in ("a/b.py", "a/z.py") for name in ("", "A.f", "A.f.inner")]
+    assert [(docstring.module, docstring.name) for docstring in docstrings] == expected
+    assert [(docstring.module, docstring.name) for docstring in remove_duplicates(docstrings)] == expected[:3]
 
 
 def test_duplicates_are_removed_independent_of_digits_and_case():
