@@ -17,47 +17,12 @@ from tests.support.prepared import (
     config,
     corpus_of,
     interrupt,
-    interrupted_after,
     read_all,
     read_back,
     read_report,
     small_tokenizer,
     write_documents,
 )
-
-
-@pytest.mark.parametrize("dedup", [False, True])
-def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, seed):
-    """The corpus is read twice, because a split is empty. Either pass may be interrupted at any block.
-
-    The validation split is one text, which may occur twice.
-    """
-    rng = random.Random(seed)
-    texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
-    documents = write_documents(tmp_path / "texts", texts + texts[:2])
-    settings = dict(tokenizer="bpe", vocab_size=270, val_fraction=1e-9, shard_tokens=500, dedup=dedup)
-    add, bounds = DatasetBuilder.add, []
-
-    def interrupted(builder, block, encoded):
-        bounds.append(builder.metadata["bound"])
-        add(builder, block, encoded)
-        if len(bounds) == stop_after:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
-    stop_after = None
-    straight = prepare(config(tmp_path, **settings), documents, "straight")
-    total = len(bounds)
-    assert len(set(read_back(straight, "val"))) == 1 and bounds[0] is None and bounds[-1] is not None
-    resumed = 0
-    for block_number in {*rng.sample(range(1, total), 4), total - 1}:
-        bounds, stop_after = [], block_number
-        with pytest.raises(KeyboardInterrupt):
-            prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
-        bounds, stop_after = [], None
-        assert_same_data_set(prepare(config(tmp_path, **settings), documents, f"cut{block_number}"), straight)
-        resumed += bounds[0] is not None
-    assert resumed  # in the second pass, without repeating the first
 
 
 @pytest.mark.parametrize("unknown, shown", [(2, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
@@ -73,26 +38,6 @@ def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_p
     assert len(read_back(folder, "val")) == 3
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_copies_of_a_near_duplicate_are_counted_alike_after_an_interruption(in_parts, tmp_path, monkeypatch, seed):
-    """A near duplicate was forgotten by an interruption, so that its exact copies were near duplicates, too."""
-    rng = random.Random(seed)
-    words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
-    texts = [" ".join(rng.choices(words, k=80)) for _ in range(16)]
-    near = f"{texts[0]} {words[0]}"
-    documents = [texts[0], near, *texts[1:8], near, *texts[8:], near, texts[0]]
-    limits = SizeLimits(block=300 if in_parts else 1000)  # the documents have about 400 bytes
-    corpus = write_documents(tmp_path / "texts", documents, limits)
-    settings = dict(dedup="near", shard_tokens=900, val_fraction=0.3)
-    straight = prepare(config(tmp_path, **settings), corpus, "straight")
-    assert read_report(straight)["duplicates"]["left_out"] == 3
-    assert read_report(straight)["near_duplicates"]["left_out"] == 1
-    for stop_after in (4, 14, 31) if in_parts else (2, 4, 6):
-        with interrupted_after(stop_after, monkeypatch):
-            prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}")
-        assert_same_data_set(prepare(config(tmp_path, **settings), corpus, f"cut{stop_after}"), straight)
-
-
 def test_an_empty_document_in_parts_has_no_token(tmp_path):
     """It had an end-of-text token, which was no document of the report."""
     write_documents(tmp_path / "texts", [f"text {number}" for number in range(8)])
@@ -103,42 +48,82 @@ def test_an_empty_document_in_parts_has_no_token(tmp_path):
     assert read_report(folder)["empty_documents"] == 8
 
 
-@pytest.mark.parametrize("dedup", [False, True, "near"])
-@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
-def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_path, monkeypatch, request, seed):
+def repeated_texts(rng: random.Random) -> list[str]:
+    """Texts for which the corpus is read twice, because the validation split of one text would be empty."""
+    texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
+    return texts + texts[:2]
+
+
+def near_duplicates(rng: random.Random) -> list[str]:
+    """A near duplicate was forgotten by an interruption, so that its exact copies were near duplicates, too."""
+    words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
+    texts = [" ".join(rng.choices(words, k=80)) for _ in range(16)]  # of about 400 bytes
+    near = f"{texts[0]} {words[0]}"
+    return [texts[0], near, *texts[1:8], near, *texts[8:], near, texts[0]]
+
+
+BPE = dict(tokenizer="bpe", vocab_size=270, shard_tokens=500)
+
+
+@pytest.mark.parametrize(
+    "case, settings",
+    [
+        *((case, BPE | dict(dedup=dedup)) for case in ("lines", "folder_of_texts") for dedup in (False, True, "near")),
+        *(("repeated texts", BPE | dict(dedup=dedup, val_fraction=1e-9)) for dedup in (False, True)),
+        *((case, dict(dedup="near", shard_tokens=900)) for case in ("near duplicates", "near duplicates in parts")),
+        ("lines", dict(shard_tokens=700, on_unknown="skip")),
+    ],
+)
+def test_an_interrupted_run_resumes_after_the_last_full_shard(case, settings, tmp_path, monkeypatch, request, seed):
     """The result is bitwise identical wherever the interruption occurs, and no full shard is written again."""
-    documents = request.getfixturevalue(form)
-    settings = dict(tokenizer="bpe", vocab_size=300, shard_tokens=700, dedup=dedup)
-    add, blocks = DatasetBuilder.add, 0
+    rng = random.Random(seed)
+    if case in ("lines", "folder_of_texts"):
+        documents = request.getfixturevalue(case)
+    else:
+        texts = repeated_texts(rng) if case == "repeated texts" else near_duplicates(rng)
+        limits = SizeLimits(block=300 if "in parts" in case else 1000)
+        documents = write_documents(tmp_path / "texts", texts, limits)
+    if "on_unknown" in settings:
+        settings = dict(settings, tokenizer=small_tokenizer(tmp_path, "abehlpt o"))
+    cfg = config(tmp_path, **settings)
+    add, bounds = DatasetBuilder.add, []
 
     def interrupted(builder, block, encoded):
-        nonlocal blocks
-        blocks += 1
+        bounds.append(builder.metadata["bound"])
         add(builder, block, encoded)
-        if builder.progress.blocks == stop_after:
+        if len(bounds) == stop_after:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(DatasetBuilder, "add", interrupted)
     stop_after = None
-    straight = prepare(config(tmp_path, **settings), documents, "straight")
-    total = blocks
-    for block_number in random.Random(seed).sample(range(1, total), 4):
+    straight = prepare(cfg, documents, "straight")
+    total, report, resumed = len(bounds), read_report(straight), 0
+    if case == "repeated texts":
+        assert len(set(read_back(straight, "val"))) == 1
+        assert bounds[0] is None and bounds[-1] is not None
+    if "duplicates" in case:
+        assert report["duplicates"]["left_out"] == 3
+        assert report["near_duplicates"]["left_out"] == 1
+    assert (report["unknown_characters"] > 1000) == ("on_unknown" in settings)
+    for block_number in {*rng.sample(range(1, total), 4), total - 1}:
         name = f"cut{block_number}"
-        blocks, stop_after = 0, block_number
+        bounds, stop_after = [], block_number
         with pytest.raises(KeyboardInterrupt) as stop:
-            prepare(config(tmp_path, **settings), documents, name)
+            prepare(cfg, documents, name)
         part = tmp_path / "data" / f".{name}.part"
         assert not (tmp_path / "data" / name).exists()
         assert part.exists() == ("the same command resumes after them" in str(stop.value))
         if part.exists():
             (part / ".progress.json.123.tmp").touch()  # left by a killed process; it remained in the data set
-        full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
-        stop_after = None
-        folder = prepare(config(tmp_path, **settings), documents, name)
+        is_kept = case != "repeated texts" or bounds[-1] is not None  # by a second pass
+        full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin") if is_kept}
+        bounds, stop_after = [], None
+        folder = prepare(cfg, documents, name)
         assert_same_data_set(folder, straight)
         assert all((folder / path.name).stat().st_mtime_ns == before for path, before in full_shards.items())
-        if full_shards:
-            assert blocks < total + block_number
+        assert len(bounds) < total or not full_shards
+        resumed += bounds[0] is not None
+    assert resumed or case != "repeated texts"  # in the second pass, without repeating the first
     assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(".")]
 
 
@@ -176,15 +161,6 @@ def test_invalid_progress_and_that_of_another_version_are_not_resumed(damage, li
     path = tmp_path / "data" / ".a.part" / "progress.json"
     write_json(path, damage(read_json(path)))
     assert_same_data_set(prepare(config(tmp_path, shard_tokens=700), lines, "a"), straight)
-
-
-def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, monkeypatch):
-    settings = dict(tokenizer=small_tokenizer(tmp_path, "abehlpt o"), on_unknown="skip", shard_tokens=700)
-    straight = prepare(config(tmp_path, **settings), lines, "straight")
-    assert read_report(straight)["unknown_characters"] > 1000
-    interrupt(lines, tmp_path, monkeypatch, **settings)
-    assert read_json(tmp_path / "data" / ".a.part" / "progress.json")["progress"]["unknown"] > 100
-    assert_same_data_set(prepare(config(tmp_path, **settings), lines, "a"), straight)
 
 
 def test_a_changed_source_is_not_resumed(lines, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from folio import UserError
-from folio.base.files import read_json
 from folio.base.settings import ConfigError, load
 from folio.data.shards import open_dataset
 from folio.data.sources.music import (
@@ -23,10 +22,18 @@ from prepare.chorales import ChoralesConfig
 from prepare.midi import MidiConfig
 from tests.support.hub import fake_wheel
 from tests.support.music import mutated, pieces_of, write, write_pieces
+from tests.support.prepared import assert_same_data_set, content, read_report
+
+
+@pytest.fixture
+def pieces(tmp_path) -> str:
+    """A folder of 5 pieces, one of which is there twice, in another key."""
+    write_pieces(tmp_path / "pieces", 4)
+    return str(tmp_path / "pieces")
 
 
 def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
-    cfg = MidiConfig(inputs=inputs, data_dir=str(tmp_path / "data"), num_workers=0, **settings)
+    cfg = MidiConfig(inputs=inputs, **{"data_dir": str(tmp_path / "data"), "num_workers": 0, **settings})
     midi.main(cfg)
     return tmp_path / "data" / (cfg.name or "pieces")
 
@@ -49,78 +56,68 @@ def test_pieces_are_split_and_only_training_is_transposed(tmp_path, capsys):
         for shift in [0, *range(-5, 0), *range(1, 7)]
     ]
     assert sorted(train) == sorted(expected)
-    assert read_json(folder / "report.json")["pieces"] == {"train": 11 - len(val), "val": len(val)}
+    assert read_report(folder)["pieces"] == {"train": 11 - len(val), "val": len(val)}
     assert f"11 pieces: {11 - len(val)} for training, each in up to 12 keys, and" in capsys.readouterr().out
 
 
-def test_repeating_the_command_prepares_nothing_and_other_settings_are_refused(tmp_path, capsys):
-    write_pieces(tmp_path / "pieces", 4)
-    pieces = str(tmp_path / "pieces")
+def test_repeating_the_command_prepares_nothing_and_other_settings_are_refused(pieces, tmp_path, capsys):
     meta = prepared(tmp_path, pieces, **BEATS) / "meta.json"
     before = meta.stat().st_mtime_ns
     prepared(tmp_path, pieces, **BEATS)
-    assert "is already prepared" in capsys.readouterr().out and meta.stat().st_mtime_ns == before
+    assert "is already prepared" in capsys.readouterr().out
+    assert meta.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="contains another data set"):
         prepared(tmp_path, pieces, transpose_up=0, **BEATS)
 
 
-def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path):
-    write_pieces(tmp_path / "pieces", 5)
-    folders = [
-        prepared(tmp_path, str(tmp_path / "pieces"), name="alone"),
-        tmp_path / "data" / "pieces",
-    ]
-    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=str(tmp_path / "data"), num_workers=2))
-    assert len({(folder / "train.bin").read_bytes() for folder in folders}) == 1
+def test_the_result_does_not_depend_on_the_number_of_processes(pieces, tmp_path):
+    assert_same_data_set(prepared(tmp_path, pieces, num_workers=2), prepared(tmp_path, pieces, name="alone"))
 
 
-def test_the_tokenizer_of_another_data_set_can_be_used(tmp_path):
-    write_pieces(tmp_path / "pieces", 4)
-    first = prepared(tmp_path, str(tmp_path / "pieces"), name="first", **BEATS)
-    second = prepared(tmp_path, str(tmp_path / "pieces"), name="second", tokenizer=str(first))
-    assert (first / "train.bin").read_bytes() == (second / "train.bin").read_bytes()
+def test_the_tokenizer_of_another_data_set_can_be_used(pieces, tmp_path):
+    first = prepared(tmp_path, pieces, name="first", **BEATS)
+    second = prepared(tmp_path, pieces, name="second", tokenizer=str(first))
+    assert content(second) == content(first)
 
 
-def test_unusable_files_are_reported(tmp_path, capsys):
-    write_pieces(tmp_path / "pieces", 3)
-    (tmp_path / "pieces" / "hello.mid").write_text("hello")
-    (tmp_path / "pieces" / "notes.txt").write_text("not a MIDI file, and ignored in a folder")
-    write(tmp_path / "pieces" / "drums.mid", [(0, 480, 36, 90)], drums=(0,))
-    write(tmp_path / "pieces" / "empty.midi")
-    folder = prepared(tmp_path, str(tmp_path / "pieces"))
+def test_unusable_files_are_reported(pieces, tmp_path, capsys):
+    folder = Path(pieces)
+    (folder / "hello.mid").write_text("hello")
+    (folder / "notes.txt").write_text("not a MIDI file, and ignored in a folder")
+    write(folder / "drums.mid", [(0, 480, 36, 90)], drums=(0,))
+    write(folder / "empty.midi")
+    left_out = read_report(prepared(tmp_path, pieces))["left_out"]
     printed = capsys.readouterr().out
-    for line in (
-        f"left out 1 of 7 files (broken): {tmp_path / 'pieces' / 'hello.mid'} (it is not a MIDI file)",
-        f"left out 1 of 7 files (empty): {tmp_path / 'pieces' / 'empty.midi'} (it has no notes)",
-        f"left out 1 of 7 files (drums only): {tmp_path / 'pieces' / 'drums.mid'} (it has only drums)",
+    for problem, name, reason in (
+        ("broken", "hello.mid", "it is not a MIDI file"),
+        ("empty", "empty.midi", "it has no notes"),
+        ("drums only", "drums.mid", "it has only drums"),
     ):
-        assert line in printed
-    left_out = read_json(folder / "report.json")["left_out"]
-    assert {problem: len(files) for problem, files in left_out.items()} == {"broken": 1, "empty": 1, "drums only": 1}
-    assert "hello.mid (it is not a MIDI file)" in left_out["broken"][0]
+        assert left_out[problem] == [f"{folder / name} ({reason})"]
+        assert f"left out 1 of 8 files ({problem}): {folder / name} ({reason})" in printed
+    assert len(left_out) == 3
 
 
 @pytest.mark.needs("miditok", "symusic", "music21")
 @pytest.mark.parametrize(
-    "files, message",
+    "pieces, damaged, message",
     [
-        ([], r"no \.mid, \.midi"),
-        (["hello"], "no file has a piece"),
-        (["piece"], "only one piece"),
-        (["piece", "copy"], "all 2 pieces are the same"),
+        (0, 0, r"no \.mid, \.midi"),
+        (0, 1, "no file has a piece"),
+        (1, 0, "only one piece"),
+        (2, 0, "all 2 pieces are the same"),
     ],
 )
-def test_too_few_pieces_are_refused(files, message, tmp_path):
+def test_too_few_pieces_are_refused(pieces, damaged, message, tmp_path):
     (tmp_path / "pieces").mkdir()
-    for name in files:
-        path = tmp_path / "pieces" / f"{name}.mid"
-        if name == "hello":
-            path.write_text("hello")
-        else:
-            write(path, [(0, 480, 60, 64), (480, 480, 62, 64)])
+    for number in range(pieces):
+        write(tmp_path / "pieces" / f"{number}.mid", [(0, 480, 60, 64), (480, 480, 62, 64)])
+    for number in range(damaged):
+        (tmp_path / "pieces" / f"damaged{number}.mid").write_text("hello")
     with pytest.raises(UserError, match=message) as error:
         prepared(tmp_path, str(tmp_path / "pieces"))
-    assert "\n" not in str(error.value) and not (tmp_path / "data" / "pieces").exists()
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "data" / "pieces").exists()
 
 
 def test_a_tokenizer_of_text_is_refused(data_dir, tmp_path):
@@ -141,23 +138,22 @@ def test_settings_that_a_tokenizer_defines_are_refused(setting):
 def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed, capsys):
     rng = random.Random(seed)
     write_pieces(tmp_path / "pieces", 2)
-    content = (tmp_path / "pieces" / "0.mid").read_bytes()
+    original = (tmp_path / "pieces" / "0.mid").read_bytes()
     for k in range(2000):
-        (tmp_path / "pieces" / f"damaged{k:04d}.mid").write_bytes(mutated(content, rng))
-    folder = prepared(tmp_path, str(tmp_path / "pieces"), transpose_down=0, transpose_up=0)
-    report = read_json(folder / "report.json")
-    left_out = report["left_out"]
-    assert sum(map(len, left_out.values())) + sum(report["pieces"].values()) == 2003
-    assert len(left_out["broken"]) > 500 and sum(report["pieces"].values()) > 200
+        (tmp_path / "pieces" / f"damaged{k:04d}.mid").write_bytes(mutated(original, rng))
+    report = read_report(prepared(tmp_path, str(tmp_path / "pieces"), transpose_down=0, transpose_up=0))
     assert "see report.json" in capsys.readouterr().out
-    names = {entry.partition(" (")[0] for files in left_out.values() for entry in files}
-    assert len(names) == sum(map(len, left_out.values()))
+    left_out = [entry.partition(" (")[0] for files in report["left_out"].values() for entry in files]
+    assert len(left_out) + sum(report["pieces"].values()) == 2003
+    assert len(report["left_out"]["broken"]) > 500
+    assert sum(report["pieces"].values()) > 200
+    unusable = set()
     for path in (tmp_path / "pieces").glob("*.mid"):
         try:
             events_of_file(path, EventFormat())
-            assert str(path) not in names
         except PieceError:
-            assert str(path) in names
+            unusable.add(str(path))
+    assert sorted(left_out) == sorted(unusable)
 
 
 # --- chorales ---------------------------------------------------------------------------------------------------------
@@ -168,21 +164,19 @@ HALF, QUARTER, EIGHTH = 20160, 10080, 5040  # durations in music21's files, whic
 def music_xml(*parts: list[tuple[str, int, str]]) -> str:
     """A MusicXML score. Each note of a part is a step and octave or "rest", a duration, and additional elements."""
     names = "".join(f'<score-part id="P{n}"><part-name>{n}</part-name></score-part>' for n in range(len(parts)))
-    shown = []
+    start = "<divisions>10080</divisions><time><beats>4</beats><beat-type>4</beat-type></time>"
+    shown = ""
     for number, part in enumerate(parts):
         notes = ""
         for name, duration, other in part:
             pitch = f"<pitch><step>{name[0]}</step><octave>{name[-1]}</octave></pitch>"
             notes += f"<note>{'<rest/>' if name == 'rest' else pitch}<duration>{duration}</duration>{other}</note>"
-        start = (
-            "<attributes><divisions>10080</divisions><time><beats>4</beats><beat-type>4</beat-type></time></attributes>"
-        )
-        shown.append(f'<part id="P{number}"><measure number="1">{start}{notes}</measure></part>')
-    return f'<score-partwise version="3.0"><part-list>{names}</part-list>{"".join(shown)}</score-partwise>'
+        measure = f'<measure number="1"><attributes>{start}</attributes>{notes}</measure>'
+        shown += f'<part id="P{number}">{measure}</part>'
+    return f'<score-partwise version="3.0"><part-list>{names}</part-list>{shown}</score-partwise>'
 
 
-TIED = ['<tie type="start"/><notations><tied type="start"/></notations>']
-TIED += ['<tie type="stop"/><notations><tied type="stop"/></notations>']
+TIED = [f'<tie type="{end}"/><notations><tied type="{end}"/></notations>' for end in ("start", "stop")]
 CHORALE = [
     [("C5", QUARTER, ""), ("D5", EIGHTH, ""), ("E5", EIGHTH, ""), ("C5", HALF, "")],
     [("G4", QUARTER, TIED[0]), ("G4", QUARTER, TIED[1]), ("rest", HALF, "")],
@@ -203,8 +197,9 @@ def test_a_chorale_is_read_on_a_grid_of_sixteenths():
     assert chorales.notes_of_chorale(music_xml(*CHORALE, CHORALE[3]).encode()) is None
 
 
-@pytest.mark.needs("miditok", "symusic", "music21")
-def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def music21_wheel(tmp_path, monkeypatch) -> None:
+    """A wheel of two chorales, and of other scores."""
     high = [(name.replace("C5", "F5"), *rest) for name, *rest in CHORALE[0]]
     files = {
         "bach/bwv1.mxl": music_xml(*CHORALE),
@@ -215,6 +210,10 @@ def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
     }
     wheel = fake_wheel(tmp_path / "music21.whl", files)
     monkeypatch.setattr(chorales, "music21_wheel", lambda: wheel)
+
+
+@pytest.mark.needs("miditok", "symusic", "music21")
+def test_chorales_become_a_data_set(music21_wheel, tmp_path, capsys):
     cfg = ChoralesConfig(data_dir=str(tmp_path / "data"), num_workers=0, transpose_down=1, transpose_up=2)
     chorales.main(cfg)
     assert "2 chorales of 4 parts; 1 scores have another number" in capsys.readouterr().out
@@ -227,12 +226,9 @@ def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
     assert NOTES_OF_CHORALE in notes
 
 
-def test_a_tokenizer_with_another_grid_is_refused(tmp_path, monkeypatch):
+def test_a_tokenizer_with_another_grid_is_refused(pieces, music21_wheel, tmp_path):
     """A sixteenth would have the length of one of its steps."""
-    write_pieces(tmp_path / "pieces", 2)
-    wheel = fake_wheel(tmp_path / "music21.whl", {"bach/bwv1.xml": music_xml(*CHORALE)})
-    monkeypatch.setattr(chorales, "music21_wheel", lambda: wheel)
-    folder = prepared(tmp_path, str(tmp_path / "pieces"))
+    folder = prepared(tmp_path, pieces)
     with pytest.raises(UserError, match=r"1/100 second.* 1/4 beat; use midi"):
         chorales.main(ChoralesConfig(data_dir=str(tmp_path / "data"), num_workers=0, tokenizer=str(folder)))
 
@@ -241,9 +237,8 @@ def test_a_tokenizer_with_another_grid_is_refused(tmp_path, monkeypatch):
 def test_chorales_with_the_same_melody_are_in_one_split():
     """A held-out chorale had 74 % of its events in common with a training chorale, a variant of the same setting."""
     format = EventFormat("beats", 4, longest_shift=4, velocities=0)
-    rising = [
-        Note(4 * k, 4 * k + 4, pitch, 100) for k, pitch in enumerate([60, 62, 62, 64, 65, 67, 69, 71, 72, 74, 60])
-    ]
+    pitches = [60, 62, 62, 64, 65, 67, 69, 71, 72, 74, 60]
+    rising = [Note(4 * k, 4 * k + 4, pitch, 100) for k, pitch in enumerate(pitches)]
     high = [note._replace(pitch=note.pitch + 3) for note in rising]
     with_bass = sort_notes([*high, *(note._replace(pitch=note.pitch - 20) for note in rising)])
     other = [*rising[:5], rising[5]._replace(pitch=66), *rising[6:]]
