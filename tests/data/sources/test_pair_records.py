@@ -14,76 +14,66 @@ SYSTEM = [("System: S\n\nUser: Q\n\nAssistant:", False), (" A", True), (END, Tru
 TURNS = [*CHAT, ("User: R\n\nAssistant:", False), (" B", True), (END, True)]
 
 
-def of_messages(name: str) -> str:
-    return f"{name}.role {name}.content"
-
-
+NAMES = ["prompt response", "question answer", "query response", "input output", "source target", "inputs targets"]
+NAMES += ["human assistant", "instruction output"]
+WITH_CONTEXT = [("Q\n\nX", False), *PAIR[1:]]
 PAIRS = [  # record, segments, and the fields that are used
+    *((dict(zip(names.split(), ("Q", "A"), strict=True)), PAIR, names) for names in NAMES),
     ({"prompt": "Q", "completion": "A"}, [("Q", False), ("A", True), (END, True)], "prompt completion"),
     ({"prompt": "Q", "completion": " A", "id": "1", "source": "x"}, PAIR, "prompt completion"),
     ({"prompt": "Q", "completion": " A", "answer": "B", "question": "x"}, PAIR, "prompt completion"),
     ({"Prompt": "Q", " COMPLETION ": " A"}, PAIR, "Prompt, COMPLETION "),
     ({"prompt": "", "completion": " A"}, [("", False), *PAIR[1:]], "prompt completion"),
     ({"prompt": None, "completion": " A"}, [("", False), *PAIR[1:]], "prompt completion"),
-    ({"prompt": "Q", "completion": None}, None, "prompt completion"),
-    ({"prompt": "Q", "response": "A"}, PAIR, "prompt response"),
     ({"question": "Q", "answer": " A"}, PAIR, "question answer"),
     ({"question": "Q\n", "answer": "A"}, [("Q\n", False), ("A", True), (END, True)], "question answer"),
-    ({"query": "Q", "response": "A"}, PAIR, "query response"),
-    ({"input": "Q", "output": "A"}, PAIR, "input output"),
-    ({"source": "Q", "target": "A"}, PAIR, "source target"),
-    ({"inputs": "Q", "targets": "A"}, PAIR, "inputs targets"),
-    ({"human": "Q", "assistant": "A"}, PAIR, "human assistant"),
-    ({"instruction": "Q", "output": "A"}, PAIR, "instruction output"),
     ({"instruction": "Q", "input": "", "output": "A", "text": "Q A"}, PAIR, "instruction input output"),
     ({"instruction": "Q", "input": None, "output": "A"}, PAIR, "instruction input output"),
-    ({"instruction": "Q", "input": "X", "output": "A"}, [("Q\n\nX", False), *PAIR[1:]], "instruction input output"),
+    ({"instruction": "Q", "input": "X", "output": "A"}, WITH_CONTEXT, "instruction input output"),
     ({"Instruction": "", "input": "Q", "response": "A"}, PAIR, "Instruction input response"),
     (
         {"instruction": "Q", "context": "X", "response": "A", "category": "qa"},
-        [("Q\n\nX", False), *PAIR[1:]],
+        WITH_CONTEXT,
         "instruction context response",
     ),
-    ({"question": "Q", "context": "X", "answer": "A"}, [("Q\n\nX", False), *PAIR[1:]], "question context answer"),
+    ({"question": "Q", "context": "X", "answer": "A"}, WITH_CONTEXT, "question context answer"),
     ({"prompt": "Q", "completion": f" A{EOT}"}, PAIR, "prompt completion"),
     (
         {"prompt": f"{EOT}Q", "completion": f" A{EOT}B"},
-        [("", False), (END, False), ("Q", False), (" A", True), (END, True), ("B", True), (END, True)],
+        [("", False), (END, False), *PAIR, ("B", True), (END, True)],
         "prompt completion",
     ),
-    ({"prompt": "Q", "completion": f" \n{EOT}"}, None, "prompt completion"),
-    ({"question": "Q", "answer": ""}, None, "question answer"),
-    ({"question": "Q", "answer": None}, None, "question answer"),
+    *(({"prompt": "Q", "completion": empty}, None, "prompt completion") for empty in (None, "", f" \n{EOT}")),
 ]
+PROMPT_MASKED = [(CHAT[0][0], False), (" A", False), (END, False), *CHAT]
+MESSAGES = "messages.role messages.content"
 CHATS = [
-    ({"messages": [USER, BOT]}, CHAT, of_messages("messages")),
-    ({"prompt": "Q", "messages": [USER, BOT], "answer": "A"}, CHAT, of_messages("messages")),
-    ({"prompt": None, "completion": None, "messages": [USER, BOT]}, CHAT, of_messages("messages")),
+    ({"messages": [USER, BOT]}, CHAT, MESSAGES),
+    ({"prompt": "Q", "messages": [USER, BOT], "answer": "A"}, CHAT, MESSAGES),
+    ({"prompt": None, "completion": None, "messages": [USER, BOT]}, CHAT, MESSAGES),
     ({"conversations": [HUMAN, GPT], "messages": None}, CHAT, "conversations.from conversations.value"),
-    ({"conversation": [USER, BOT], "model": "x"}, CHAT, of_messages("conversation")),
+    ({"conversation": [USER, BOT], "model": "x"}, CHAT, "conversation.role conversation.content"),
     ({"conversations": [HUMAN, GPT], "system": "S"}, SYSTEM, "conversations.from conversations.value system"),
-    ({"messages": [{"role": "system", "content": "S"}, USER, BOT], "System": ""}, SYSTEM, of_messages("messages")),
-    ({"system": "S", "messages": [USER, BOT]}, SYSTEM, f"{of_messages('messages')} system"),
+    ({"messages": [{"role": "system", "content": "S"}, USER, BOT], "System": ""}, SYSTEM, MESSAGES),
+    ({"system": "S", "messages": [USER, BOT]}, SYSTEM, f"{MESSAGES} system"),
     ({"instruction": "Q", "input": "", "output": "A", "system": "S"}, SYSTEM, "instruction input output system"),
     ({"system_prompt": "S", "question": "Q", "response": "A"}, SYSTEM, "system_prompt question response"),
     ({"instruction": "Q", "output": "A", "history": []}, CHAT, "instruction output"),
     ({"instruction": "R", "output": "B", "history": [["Q", "A"]]}, TURNS, "instruction output history"),
     ({"instruction": "Q", "output": "", "history": []}, None, "instruction output"),
-    ({"prompt": [USER], "completion": [BOT]}, CHAT, f"{of_messages('prompt')} {of_messages('completion')}"),
-    (
-        {"prompt": [USER, BOT, USER], "completion": [BOT]},
-        [(CHAT[0][0], False), (" A", False), (END, False), *CHAT],
-        f"{of_messages('prompt')} {of_messages('completion')}",
+    *(
+        (
+            {"prompt": prompt, "completion": [BOT]},
+            segments,
+            "prompt.role prompt.content completion.role completion.content",
+        )
+        for prompt, segments in (([USER], CHAT), ([USER, BOT, USER], PROMPT_MASKED))
     ),
-    (
-        {"messages": [USER, BOT | {"weight": 0}, USER, BOT]},
-        [(CHAT[0][0], False), (" A", False), (END, False), *CHAT],
-        of_messages("messages"),
-    ),
+    ({"messages": [USER, BOT | {"weight": 0}, USER, BOT]}, PROMPT_MASKED, MESSAGES),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}, BOT]},
         CHAT,
-        f"{of_messages('messages')} messages.content.type messages.content.text",
+        f"{MESSAGES} messages.content.type messages.content.text",
     ),
 ]
 
@@ -168,20 +158,20 @@ def test_empty_fields_are_not_refused():
     assert pair_document({"prompt": "Q ", "completion": "A", "label": "", "weight": ""}).content[1] == ("A", True)
 
 
-@pytest.mark.parametrize(
-    "last", [[USER], [USER, BOT | {"weight": 0}], [USER, BOT | {"content": None}], [USER, BOT | {"loss": False}]]
-)
-def test_messages_after_the_last_answer_to_learn_are_left_out(last):
-    """They ran into the next chat, because no end-of-text token followed, and lengths were those of several chats."""
-    content, _, left_out, cut = pair_document({"messages": [USER, BOT, *last]})
+NOT_LEARNED = [{"weight": 0}, {"loss": False}, {"loss": 0}, {"masked": True}, {"content": None}, {"content": ""}]
+NOT_LEARNED += [{"content": " \n"}]
+
+
+@pytest.mark.parametrize("last", [USER, *(BOT | change for change in NOT_LEARNED)])
+def test_answers_that_are_not_learned(last):
+    """After the last answer to learn, they ran into the next chat, because no end-of-text token followed. An empty
+    answer was a target: it taught the end-of-text token.
+    """
+    content, _, left_out, cut = pair_document({"messages": [USER, BOT, USER, last]})
     assert content == CHAT
-    assert left_out == {"message after the last answer to learn": len(last)}
-    assert cut == sum(len(message["content"] or "") for message in last)
-
-
-@pytest.mark.parametrize("answer", [{"weight": 0}, {"content": ""}, {"content": " \n"}, {"loss": 0}, {"masked": True}])
-def test_a_chat_without_an_answer_to_learn_is_left_out(answer):
-    """An empty answer was a target: it taught the end-of-text token."""
-    content, _, left_out, _ = pair_document({"messages": [USER, BOT | answer]})
-    assert content is None
-    assert left_out == {"chat without an answer to learn": 1}
+    assert left_out == {"message after the last answer to learn": 2}
+    assert cut == len("Q") + len(last["content"] or "")
+    if last != USER:
+        content, _, left_out, _ = pair_document({"messages": [USER, last]})
+        assert content is None
+        assert left_out == {"chat without an answer to learn": 1}

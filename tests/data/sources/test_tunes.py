@@ -2,18 +2,17 @@
 
 import gzip
 import random
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from folio import UserError
-from folio.base.files import read_json
 from folio.data.sources.tunes import TuneError, decode, reduce_tune, remove_duplicates, split_tunes
 from prepare import tunes as prepare_tunes
 from prepare.tunes import TunesConfig
 from tests.support.hub import fake_wheel
 from tests.support.music import mutated, pieces_of, tune
+from tests.support.prepared import read_report
 
 TUNE = """X: 12
 T: The Rover's Farewell
@@ -34,20 +33,22 @@ Remarks that follow an empty line.
 REDUCED = "X:1\nM:6/8\nL:1/8\nK:E Minor\nB |E>GE GEG|B>AB e2f|\nK:G\ng>fe d2 :|\n"
 
 
-def test_a_tune_is_reduced_to_its_music():
-    assert reduce_tune(TUNE) == REDUCED == reduce_tune(REDUCED)
-
-
 @pytest.mark.parametrize(
-    "header, expected",
-    [("", "none\nL:1/8"), ("M:2/4\n", "2/4\nL:1/16"), ("M:3/4\n", "3/4\nL:1/8"), ("M:C\n", "C\nL:1/8")],
+    "text, reduced",
+    [
+        (TUNE, REDUCED),
+        (REDUCED, REDUCED),
+        # the default length of a note follows the standard
+        ("X:1\nK:G\nABc", "X:1\nM:none\nL:1/8\nK:G\nABc\n"),
+        ("X:1\nM:2/4\nK:G\nABc", "X:1\nM:2/4\nL:1/16\nK:G\nABc\n"),
+        ("X:1\nM:3/4\nK:G\nABc", "X:1\nM:3/4\nL:1/8\nK:G\nABc\n"),
+        ("X:1\nM:C\nK:G\nABc", "X:1\nM:C\nL:1/8\nK:G\nABc\n"),
+        # a line may begin with a note and a repeat
+        ("X:1\nK:G\n|:ABc\nd:|\nA::B:|\n", "X:1\nM:none\nL:1/8\nK:G\n|:ABc\nd:|\nA::B:|\n"),
+    ],
 )
-def test_the_default_note_length_follows_the_standard(header, expected):
-    assert reduce_tune(f"X:1\n{header}K:G\nABc") == f"X:1\nM:{expected}\nK:G\nABc\n"
-
-
-def test_a_line_may_begin_with_a_note_and_a_repeat():
-    assert reduce_tune("X:1\nK:G\n|:ABc\nd:|\nA::B:|\n").endswith("K:G\n|:ABc\nd:|\nA::B:|\n")
+def test_a_tune_is_reduced_to_its_music(text, reduced):
+    assert reduce_tune(text) == reduced
 
 
 @pytest.mark.parametrize(
@@ -91,17 +92,18 @@ def test_each_tune_is_a_document_in_one_split(tmp_path, monkeypatch, capsys):
     rng = random.Random(7)
     expected = [tune(rng) for _ in range(40)]
     files = {
-        "a/1.abc": "\n".join([*expected[:30], expected[3]]),
-        "b/2.abc": "\n".join([*expected[30:], "X:9\nK:G\nV:1\nA"]),
+        "corpus/a/1.abc": "\n".join([*expected[:30], expected[3]]),
+        "corpus/b/2.abc": "\n".join([*expected[30:], "X:9\nK:G\nV:1\nA"]),
+        "corpus/b/3.abc": "no tune",
+        "corpus/a/1.txt": tune(rng),
+        "other.abc": tune(rng),
     }
-    wheel = fake_wheel(tmp_path / "music21.whl", files | {"a/1.txt": tune(rng), "b/3.abc": "no tune"})
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr("music21/other.abc", tune(rng))
+    wheel = fake_wheel(tmp_path / "music21.whl", files, root="music21/")
     monkeypatch.setattr(prepare_tunes, "music21_wheel", lambda: wheel)
     folder = prepared(tmp_path)
     val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
     assert sorted(val + train) == sorted(expected) and len(val) == 4
-    assert read_json(folder / "report.json")["left_out"] == {
+    assert read_report(folder)["left_out"] == {
         "broken": [],
         "no tune": ["b/3.abc (it has no line X:)"],
         "not usable": ["b/2.abc X:9 (it has several voices)"],
@@ -111,35 +113,37 @@ def test_each_tune_is_a_document_in_one_split(tmp_path, monkeypatch, capsys):
     assert "left out 1 of 43 tunes and files (not usable): b/2.abc X:9 (it has several voices)" in printed
 
 
-def test_user_files(tmp_path):
+@pytest.fixture
+def tunes_file(tmp_path) -> Path:
+    """A file of ten tunes."""
     rng = random.Random(8)
     (tmp_path / "mine").mkdir()
-    for k in range(10):
-        (tmp_path / "mine" / f"{k}.abc").write_text(tune(rng))
-    (tmp_path / "mine" / "notes.txt").write_text("ignored")
-    folder = prepared(tmp_path, str(tmp_path / "mine"), name="mine", val_fraction=0.2)
-    assert [len(pieces_of(folder, split)) for split in ("val", "train")] == [2, 8]
+    (tmp_path / "mine" / "all.abc").write_text("\n".join(tune(rng) for _ in range(10)))
+    return tmp_path / "mine" / "all.abc"
 
 
-def test_a_tune_with_a_huge_number_is_skipped(tmp_path, capsys):
+def test_user_files(tunes_file, tmp_path):
+    (tunes_file.parent / "one.abc").write_text(tune(random.Random(9)))
+    (tunes_file.parent / "notes.txt").write_text("ignored")
+    folder = prepared(tmp_path, str(tunes_file.parent), name="mine", val_fraction=0.2)
+    assert [len(pieces_of(folder, split)) for split in ("val", "train")] == [2, 9]
+
+
+def test_a_tune_with_a_huge_number_is_skipped(tunes_file, tmp_path, capsys):
     """A meter with 5,000 digits, which Python does not convert to an integer, caused a traceback."""
-    rng = random.Random(10)
-    tunes = [tune(rng) for _ in range(10)]
     digits = "1" * 5000
-    hostile = [f"X:{digits}\nM:{digits}/4\nK:G\nAB\n", f"X:2\nM:4/{digits}\nK:G\nAB\n"]
-    (tmp_path / "all.abc").write_text("\n".join([*hostile, *tunes]))
-    folder = prepared(tmp_path, str(tmp_path / "all.abc"), name="mine")
-    assert sum(read_json(folder / "report.json")["documents"].values()) == 10
+    (tmp_path / "huge.abc").write_text(f"X:{digits}\nM:{digits}/4\nK:G\nAB\n\nX:2\nM:4/{digits}\nK:G\nAB\n")
+    folder = prepared(tmp_path, str(tmp_path / "huge.abc"), str(tunes_file), name="mine")
+    assert sum(read_report(folder)["documents"].values()) == 10
     line = next(line for line in capsys.readouterr().out.splitlines() if "left out 2 of 12" in line)
     assert "(its meter, M:, has a number of more than 9 digits)" in line and len(line) < 500 + 2 * len(str(tmp_path))
 
 
-def test_an_unreadable_file_is_skipped(tmp_path, capsys):
-    rng, content = random.Random(9), gzip.compress(TUNE.encode(), mtime=0)
+def test_an_unreadable_file_is_skipped(tunes_file, tmp_path, capsys):
+    content = gzip.compress(TUNE.encode(), mtime=0)
     (tmp_path / "cut.abc.gz").write_bytes(content[: len(content) // 2])
-    (tmp_path / "all.abc").write_text("\n".join(tune(rng) for _ in range(10)))
-    folder = prepared(tmp_path, str(tmp_path / "cut.abc.gz"), str(tmp_path / "all.abc"), name="mine")
-    assert sum(read_json(folder / "report.json")["documents"].values()) == 10
+    folder = prepared(tmp_path, str(tmp_path / "cut.abc.gz"), str(tunes_file), name="mine")
+    assert sum(read_report(folder)["documents"].values()) == 10
     assert f"left out 1 of 11 tunes and files (broken): {tmp_path / 'cut.abc.gz'} is damaged" in capsys.readouterr().out
 
 
@@ -158,19 +162,18 @@ def test_files_without_tunes_are_one_line(tmp_path):
 def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed):
     rng = random.Random(seed)
     (tmp_path / "many").mkdir()
-    for k in range(2000):
-        (tmp_path / "many" / f"{k}.abc").write_bytes(mutated(f"{TUNE}\n{tune(rng)}".encode(), rng))
-    folder = prepared(tmp_path, str(tmp_path / "many"), name="many")
-    report = read_json(folder / "report.json")
-    contents = [path.read_bytes() for path in (tmp_path / "many").glob("*.abc")]
-    total = sum(len(list(split_tunes(decode(content)))) for content in contents if b"\0" not in content)
-    assert len(report["left_out"]["broken"]) == sum(b"\0" in content for content in contents)
-    used = sum(report["documents"].values()) + report["repetitions"]
-    assert used + len(report["left_out"]["not usable"]) == total
-    assert report["left_out"]["no tune"]
-    account, files = report["account"], {problem: len(names) for problem, names in report["left_out"].items()}
-    assert account["files"]["file (broken)"] == files["broken"] and account["files"]["in"] == 2000
-    assert account["files"]["file (no tune)"] == files["no tune"]
-    assert account["characters"]["in"] == sum(len(decode(content)) for content in contents if b"\0" not in content)
+    contents = [mutated(f"{TUNE}\n{tune(rng)}".encode(), rng) for _ in range(2000)]
+    for k, content in enumerate(contents):
+        (tmp_path / "many" / f"{k}.abc").write_bytes(content)
+    report = read_report(prepared(tmp_path, str(tmp_path / "many"), name="many"))
+    texts = [decode(content) for content in contents if b"\0" not in content]
+    total = sum(len(list(split_tunes(text))) for text in texts)
+    account, left_out = report["account"], {problem: len(names) for problem, names in report["left_out"].items()}
+    assert left_out["no tune"] and left_out["broken"] == 2000 - len(texts)
+    assert sum(report["documents"].values()) + report["repetitions"] + left_out["not usable"] == total
+    for problem in ("broken", "no tune"):
+        assert account["files"][f"file ({problem})"] == left_out[problem]
+    assert account["files"]["in"] == 2000
+    assert account["characters"]["in"] == sum(map(len, texts))
     assert account["characters"]["used"] > account["characters"]["in"] / 4  # report.json is written if the sum is right
-    assert account["tunes"]["in"] == total and account["tunes"]["not usable"] == files["not usable"]
+    assert account["tunes"]["in"] == total and account["tunes"]["not usable"] == left_out["not usable"]
