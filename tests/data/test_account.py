@@ -646,26 +646,36 @@ TABLES: dict[str, Callable[[int, str, str], list[str]]] = {
 }
 
 
+JSON_LINES: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "json": lambda en, de: {"en": en, "de": de, "note": ["n"]},
+    "nested json": lambda en, de: {"translation": {"en": en, "de": de, "note": ["n"]}, "id": "i"},
+}
+
+
 @pytest.mark.needs("babel")
-@given(st.sampled_from(list(TABLES)), word_pairs, st.sampled_from(["x.tsv", "x.csv"]), blocks, line_ends)
+@given(st.sampled_from([*TABLES, *JSON_LINES]), word_pairs, st.sampled_from(["x.tsv", "x.csv"]), blocks, line_ends)
 def test_each_text_of_a_translation_is_in_its_pair_or_counted(folder, kind, pairs, name, block, line_end):
-    rows = [["German", "key", "English"]] * (kind == "header")
-    rows += [TABLES[kind](number, *texts) for number, texts in enumerate(pairs)]
-    (folder / name).write_bytes(table(rows, "\t" if name == "x.tsv" else ",", line_end))
+    if kind in JSON_LINES:
+        name, rows = "x.jsonl", [JSON_LINES[kind](*texts) for texts in pairs]
+        (folder / name).write_text("\n".join(map(json.dumps, rows)))
+    else:
+        rows = [TABLES[kind](number, *texts) for number, texts in enumerate(pairs)]
+        header = [["German", "key", "English"]] * (kind == "header")
+        (folder / name).write_bytes(table(header + rows, "\t" if name == "x.tsv" else ",", line_end))
     inputs = find_sources([str(folder / name)], limits=SizeLimits(block=block))
     columns = partial(translation_columns, ("en", "de"))
     documents, counts = of_pairs(Corpus(inputs, partial(translation_pair, ("en", "de")), name_columns=columns))
-    rows = rows[kind == "header" :]
-    check_translations(pairs, documents)
-    check_characters(counts, [text.strip() for pair in pairs if all(t.strip() for t in pair) for text in pair], rows)
-
-
-def check_translations(pairs: list[tuple[str, str]], documents: list[dict[str, str] | None]) -> None:
-    for (en, de), document in zip(pairs, documents, strict=True):
-        if en.strip() and de.strip():
-            assert (document["prompt"], document["completion"]) == (f"en: {en.strip()} | de:", f" {de.strip()}")
+    used = []
+    for texts, document in zip(pairs, documents, strict=True):
+        en, de = (text.strip() for text in texts)
+        if en and de:
+            assert (document["prompt"], document["completion"]) == (f"en: {en} | de:", f" {de}")
+            used += [en, de]
         else:
             assert document is None
+    check_characters(counts, used, rows)
+    if kind in JSON_LINES:
+        assert counts["unused fields"]["note" if kind == "json" else "translation.note"] == len(pairs)
 
 
 def check_characters(counts: dict[str, dict[str, int]], used: list[str], records: list[Any]) -> None:
@@ -675,18 +685,6 @@ def check_characters(counts: dict[str, dict[str, int]], used: list[str], records
     assert characters.get("used", 0) == sum(map(len, used))
     assert characters.get("left out of used fields", 0) == trimmed
     assert characters.get("in", 0) == sum(len(text) for record in records for text in strings(record))
-
-
-@given(word_pairs, st.booleans(), blocks)
-def test_each_text_of_a_json_translation_is_in_its_pair_or_counted(folder, pairs, is_nested, block):
-    records = [{"en": en, "de": de, "note": ["n"]} for en, de in pairs]
-    records = [{"translation": record, "id": "i"} for record in records] if is_nested else records
-    (folder / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
-    inputs = find_sources([str(folder / "x.jsonl")], limits=SizeLimits(block=block))
-    documents, counts = of_pairs(Corpus(inputs, partial(translation_pair, ("en", "de"))))
-    check_translations(pairs, documents)
-    check_characters(counts, [text.strip() for pair in pairs if all(t.strip() for t in pair) for text in pair], records)
-    assert counts["unused fields"]["translation.note" if is_nested else "note"] == len(pairs)
 
 
 @given(word_pairs, line_ends, marks, blocks)

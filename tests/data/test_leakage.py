@@ -30,7 +30,7 @@ from folio.data.leakage import (
 )
 from folio.data.shards import ShardWriter
 from folio.data.tokenizer import CharTokenizer
-from tests.support.tolerances import normal_limit
+from tests.support.tolerances import binomial_range, normal_limit
 from tools.bench import duplicates as bench_duplicates
 from tools.bench.duplicates import DuplicatesBenchConfig, change, jaccard, measure
 
@@ -65,6 +65,9 @@ def split_words(text: str) -> list[str]:
 def test_equal_words_have_equal_hashes(seed):
     rng, hash_by_word = random.Random(seed), {}
     texts = ["".join(rng.choices(CHARACTERS, k=rng.randrange(60))) for _ in range(300)]
+    # only ASCII was folded: a Russian text in upper case had no words in common with the same text in lower case
+    texts += ["Мороз и солнце; день чудесный", "Ὠδή στη χαρά της άνοιξης", "Trăm năm trong cõi người", "été"]
+    texts += [text.upper() for text in texts[-4:]]
     for text in ["", " ?!", "…", "to be \u2013 or NOT\u2019", *texts]:
         words, hashes = split_words(text), word_hashes(text.encode())
         assert len(words) == len(hashes), text
@@ -74,31 +77,9 @@ def test_equal_words_have_equal_hashes(seed):
     assert len(word_hashes(b"\xe2")) == 1  # an incomplete character
 
 
-@pytest.mark.parametrize(
-    "text", ["Мороз и солнце; день чудесный", "Ὠδή στη χαρά της άνοιξης", "Trăm năm trong cõi người", "été"]
-)
-def test_case_is_ignored_in_other_alphabets(text):
-    """Only ASCII was folded: a Russian text in upper case had no words in common with the same text in lower case."""
-    upper, lower = word_hashes(text.upper().encode()), word_hashes(text.lower().encode())
-    assert upper.tolist() == lower.tolist() and len(set(upper)) == len(text.split())
-
-
 def mix(hashes: np.ndarray) -> np.ndarray:
     hashes = (hashes ^ (hashes >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return hashes ^ (hashes >> np.uint64(32))
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 13])
-def test_equal_ngrams_have_equal_hashes(n, seed):
-    rng, hash_by_ngram = np.random.default_rng(seed), {}
-    vocabulary = rng.integers(2**63, size=4, dtype=np.uint64)
-    for size in (0, 1, n - 1, n, 40, 500):
-        ids = rng.integers(4, size=size)
-        hashes, starts = ngrams_within_documents(vocabulary[ids], n)
-        assert starts.tolist() == list(range(size - n + 1))
-        for start, ngram_hash in enumerate(hashes.tolist()):
-            assert hash_by_ngram.setdefault(tuple(ids[start : start + n]), ngram_hash) == ngram_hash
-    assert len(set(hash_by_ngram.values())) == len(hash_by_ngram)
 
 
 def test_no_ngram_crosses_the_end_of_a_document():
@@ -112,17 +93,20 @@ def test_no_ngram_crosses_the_end_of_a_document():
     assert len(ngrams_within_documents(words[:2], 3)[0]) == 0
 
 
-def test_the_hash_of_an_ngram_is_a_mixed_polynomial(seed):
+@pytest.mark.parametrize("n", [1, 2, 5, 13])
+def test_the_hash_of_an_ngram_is_a_mixed_polynomial(n, seed):
     """Also for fewer words, so that signatures remain the same."""
-    words = np.random.default_rng(seed).integers(2**63, size=7, dtype=np.uint64)
-    for n in (3, 7, 9):
-        values = [words[k : k + n].tolist() for k in range(max(1, 8 - n))]
-        expected = [
-            sum(word * 0x9E3779B97F4A7C15 ** (len(ngram) - 1 - k) for k, word in enumerate(ngram)) % 2**64
-            for ngram in values
-        ]
-        hashes, _ = ngrams_within_documents(words, n, short=True)
-        assert hashes.tolist() == mix(np.array(expected, np.uint64)).tolist()
+    rng = np.random.default_rng(seed)
+    for size in (0, 1, n - 1, n, 40, 500):
+        words = rng.integers(2**63, size=4, dtype=np.uint64)[rng.integers(4, size=size)]
+        for short in (False, True):
+            hashes, starts = ngrams_within_documents(words, n, short=short)
+            assert starts.tolist() == (list(range(size - n + 1)) or [0] * (short and size > 0))
+            ngrams = [words[start : start + n].tolist() for start in starts]
+            powers = [
+                [word * 0x9E3779B97F4A7C15 ** (len(ngram) - 1 - k) for k, word in enumerate(ngram)] for ngram in ngrams
+            ]
+            assert hashes.tolist() == mix(np.array([sum(values) % 2**64 for values in powers], np.uint64)).tolist()
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000])
@@ -131,7 +115,9 @@ def test_a_filter_contains_its_hashes_and_few_others(size, seed):
     hashes, others = (rng.integers(2**64, size=n, dtype=np.uint64) for n in (size, 1000))
     queries = rng.permutation(np.concatenate([hashes, hashes[:10], others]))
     expected, results = np.flatnonzero(np.isin(queries, hashes)), HashFilter(hashes).find(queries)
-    assert np.isin(expected, results).all() and len(results) <= len(expected) + 100
+    assert np.isin(expected, results).all()
+    # 2 bits per hash of at least 32 are set: at most 1 / 16 of the bits, and both of another hash with probability 1 / 256
+    assert len(results) - len(expected) <= binomial_range(1000, 1 / 256)[-1]
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------

@@ -119,8 +119,13 @@ def test_equal_documents_are_never_in_both_splits(dedup, tmp_path, seed):
         texts = [f"text {rng.randrange(4)} {trial}" for _ in range(rng.randrange(2, 20))] + ["another", ""]
         documents = write_documents(tmp_path / f"texts{trial}", texts)
         folder = prepare(config(tmp_path, val_fraction=1e-9, dedup=dedup), documents, f"a{trial}")
-        train, val = read_back(folder, "train"), read_back(folder, "val")
-        assert not set(train) & set(val) and sorted(train + val) == sorted(set(texts) - {""} if dedup else texts[:-1])
+        expected, repeated = texts[:-1], len(texts) - len(set(texts))
+        counts = {"repeated": repeated, "val_in_train": 0, "left_out": 0}
+        if dedup:
+            expected, counts = set(expected), {"repeated": 0, "val_in_train": 0, "left_out": repeated}
+        assert read_all(folder) == sorted(expected)
+        assert not set(read_back(folder, "train")) & set(read_back(folder, "val"))
+        assert read_report(folder)["duplicates"] == counts
 
 
 @pytest.mark.parametrize(
@@ -315,14 +320,6 @@ def test_one_is_counted_in_the_singular(tmp_path, capsys):
     assert "1 document nearly repeats a previous one" in out
     assert "1 duplicate was left out" in out
     assert "1 training document and 1 validation document, 2 bytes" in out
-
-
-@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
-def test_duplicates_are_left_out_on_request(form, texts, tmp_path, request):
-    folder = prepare(config(tmp_path, dedup=True), request.getfixturevalue(form), "a")
-    different = set(texts) - {""}
-    assert read_report(folder)["duplicates"] == {"repeated": 0, "val_in_train": 0, "left_out": 119 - len(different)}
-    assert read_all(folder) == sorted(different)
 
 
 # --- near duplicates and shared n-grams -------------------------------------------------------------------------------
@@ -547,15 +544,15 @@ def test_a_data_set_whose_replacement_was_killed_is_restored(lines, tmp_path, ca
     assert content(folder) == before and [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
 
 
+def kill_itself(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_killed_worker_is_reported(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "encode", kill_itself)
     with pytest.raises(UserError, match="a smaller --num_workers"):
         prepare(config(tmp_path, num_workers=1), lines, "a")
     assert not (tmp_path / "data" / ".a.part").exists()
-
-
-def kill_itself(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -651,10 +648,16 @@ def test_only_one_process_prepares_a_data_set(lines, tmp_path):
         prepare(config(tmp_path), lines, "a")
 
 
-def test_an_unwritable_data_dir_is_reported(lines, tmp_path):
-    (tmp_path / "data").write_text("a file in the way")
+def test_a_file_in_the_way_is_not_replaced(lines, tmp_path):
+    """The name of a file as that of the data set raised NotADirectoryError."""
+    file = tmp_path / "data"
+    file.write_text("mine")
     with pytest.raises(UserError, match="cannot be written"):
         prepare(config(tmp_path), lines, "a")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"data is a file, .*set another --name"):
+            prepare(config(tmp_path, data_dir=str(tmp_path), overwrite=overwrite), lines, "data")
+    assert file.read_text() == "mine"
 
 
 @given(st.text(st.sampled_from("abx. ,:/\\\n\u3000\udce9é🎉"), max_size=150))
@@ -676,13 +679,3 @@ def test_a_name_is_valid_if_it_is_what_name_from_returns(text):
     else:
         with pytest.raises(ConfigError, match=rf"^name={re.escape(text)}: for use with --dataset"):
             check(PrepareConfig(name=text))
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_with_the_name_of_the_data_set_is_refused(overwrite, lines, tmp_path):
-    """It raised NotADirectoryError."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a").write_text("mine")
-    with pytest.raises(UserError, match=r"a is a file, .*set another --name"):
-        prepare(config(tmp_path, overwrite=overwrite), lines, "a")
-    assert (tmp_path / "data" / "a").read_text() == "mine"

@@ -34,17 +34,39 @@ def shard_of(*segments: tuple[str | None, int]) -> Shard:
     return Shard(np.concatenate(parts).astype(np.uint16), mask.astype(np.uint8))
 
 
-def sorted_pairs(*values: dict) -> list[tuple[str, str]]:
-    """The prompts and completions of records."""
-    return sorted(pair[:2] for value in values for pair in record_pairs(value).content)
+def chat(*contents: str) -> dict[str, list[dict[str, str]]]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[k % 2], "content": text} for k, text in enumerate(contents)]}
 
 
-def test_pairs_are_restored_from_shards(tmp_path):
-    folder = prepare_pairs(tmp_path / "sums.jsonl", PAIRS, val_fraction=0.5, shard_tokens=50)
-    dataset = open_dataset(folder)
-    assert len(dataset.val) > 2  # a pair may be in two shards
-    assert read_pairs(folder) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
-    assert [pair[:2] for pair in validation_pairs(dataset)] == list(split_pairs(dataset.val, ByteTokenizer()))
+MASKED = {"role": "assistant", "content": "Hm.", "weight": 0}
+RECORDS = {  # the records, and one of the pairs
+    "in two shards": (PAIRS, ("7 + 7 =", " 14ä")),
+    # the prompt was the last message, and chats that end with a message of the user ran into the next one
+    "chats": (
+        [chat(f"I am {k}.", "Hi", "Who am I?", f"{k}", *["Thanks"] * (k % 2)) for k in range(20)],
+        ("User: I am 7.\n\nAssistant: Hi<|endoftext|>User: Who am I?\n\nAssistant:", " 7"),
+    ),
+    # a prompt with the token was restored without it, which has other ids
+    "a special token in prompts": (
+        [{"prompt": f"<|endoftext|>{k}:", "completion": f" {k}<|endoftext|>"} for k in range(20)],
+        ("<|endoftext|>7:", " 7"),
+    ),
+    "masked answers": (
+        [{"messages": [{"role": "user", "content": f"{k}"}, MASKED, MASKED | {"weight": 1}]} for k in range(20)],
+        ("User: 7\n\nAssistant: Hm.<|endoftext|>Assistant:", " Hm."),
+    ),
+}
+
+
+@pytest.mark.parametrize("records, pair", RECORDS.values(), ids=RECORDS)
+def test_pairs_are_restored_from_shards(records, pair, tmp_path):
+    folder = prepare_pairs(tmp_path / "x.jsonl", records, val_fraction=0.4, shard_tokens=50)
+    pairs, data = read_pairs(folder), open_dataset(folder)
+    assert pairs == sorted(pair[:2] for record in records for pair in record_pairs(record).content)
+    assert pair in pairs
+    assert [pair[:2] for pair in validation_pairs(data)] == list(split_pairs(data.val, ByteTokenizer()))
+    assert len(pair_lengths(data.train, 256)) + len(pair_lengths(data.val, 256)) == len(pairs)
 
 
 def test_pairs_of_chats_and_of_empty_and_incomplete_answers():
@@ -88,23 +110,6 @@ def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
     assert "is already prepared" in capsys.readouterr().out
     translation.main(TranslationConfig(**settings, seed=2, overwrite=True))
     assert open_dataset(tmp_path / "translation").hash != before
-
-
-def chat(*contents: str) -> dict[str, list[dict[str, str]]]:
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[k % 2], "content": text} for k, text in enumerate(contents)]}
-
-
-def test_each_answer_of_a_chat_in_shards_has_all_text_before_it(tmp_path):
-    """Its prompt was the last message, which cannot be answered; chats that end with a message of the user ran into
-    the next one.
-    """
-    values = [chat(f"I am {k}.", "Hi", "Who am I?", f"{k}", *["Thanks"] * (k % 2)) for k in range(20)]
-    folder = prepare_pairs(tmp_path / "x.jsonl", values, val_fraction=0.3)
-    pairs, train = read_pairs(folder), open_dataset(folder).train
-    assert pairs == sorted_pairs(*values)
-    assert ("User: I am 7.\n\nAssistant: Hi<|endoftext|>User: Who am I?\n\nAssistant:", " 7") in pairs
-    assert len(pair_lengths(train, 256)) == sum(1 for _ in split_pairs(train, ByteTokenizer()))
 
 
 def pairs_of_splits(folder: Path) -> tuple[set, set]:
@@ -157,16 +162,6 @@ def test_a_file_of_pairs(tmp_path):
         (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=message):
             read_pairs_of_file(str(tmp_path / name))
-
-
-def test_the_special_token_in_prompts_is_restored_from_shards(tmp_path):
-    """Shards with the token in a prompt gave a prompt without it, which has other ids."""
-    lines = [{"prompt": f"<|endoftext|>{k}:", "completion": f" {k}<|endoftext|>"} for k in range(20)]
-    masked = {"role": "assistant", "content": "Hm.", "weight": 0}
-    chats = [{"messages": [{"role": "user", "content": f"{k}"}, masked, masked | {"weight": 1}]} for k in range(20)]
-    for name, values in (("pairs", lines), ("chats", chats)):
-        assert read_pairs(prepare_pairs(tmp_path / f"{name}.jsonl", values)) == sorted_pairs(*values)
-    assert ("<|endoftext|>7:", " 7") in sorted_pairs(*lines)
 
 
 def test_each_answer_of_a_chat_is_a_pair_with_all_text_before_it():
