@@ -57,6 +57,7 @@ def said_of(*paths: Path, **settings) -> str:
         ("c4-train.00000-of-01024.json.gz", gzip.compress(LINES.encode(), mtime=0), "jsonl", TEXTS),
         ("x.gz", gzip.compress(b"a ", mtime=0) + gzip.compress(b"b", mtime=0), "text", ["a b"]),
         ("x.zst", SKIPPABLE + pyarrow.compress(b"a b", codec="zstd", asbytes=True), "text", ["a b"]),
+        ("x.xz", lzma.compress(b"a ") + bytes(8) + lzma.compress(b"b") + bytes(4), "text", ["a b"]),
         ("x.bin", gzip.compress(LINES.encode(), mtime=0), "jsonl", TEXTS),
         ("x.txt", b"[Chorus]\nla\n", "text", ["[Chorus]\nla\n"]),
         ("x.md", b"{curly}\n", "text", ["{curly}\n"]),
@@ -126,12 +127,6 @@ def test_text_in_an_encoding_of_unicode_is_named(name, text, encoding, tmp_path)
     shown = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
     with pytest.raises(UserError, match=rf"{shown}.*iconv -f {shown} "):
         documents_of(tmp_path / name)
-
-
-def test_several_streams_of_xz_and_zeros_between_them_are_one_text(tmp_path):
-    stream = lzma.compress(b"text")
-    (tmp_path / "x.txt.xz").write_bytes(stream + bytes(8) + stream + bytes(4))
-    assert documents_of(tmp_path / "x.txt.xz") == ["texttext"]
 
 
 def test_files_in_folders_and_patterns_are_returned_once_in_order(tmp_path, monkeypatch):

@@ -269,7 +269,7 @@ def test_a_mixture_keeps_line_ends_if_one_of_its_data_sets_does():
     assert not plain.keep_line_ends
 
 
-@pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1), (5, 2, 1), (1e-3, 1)])
+@pytest.mark.parametrize("weights", [(0.3,), (0.7, 0.3), (1, 1), (5, 2, 1), (1e-3, 1)])
 def test_each_data_set_has_its_share_of_the_first_n_sequences(weights, seed):
     data = Mixture(sets(*[400] * len(weights), weights=weights), T, seed, "epoch")
     x, _ = data.batch(0, 3000)
@@ -282,6 +282,8 @@ def test_each_data_set_has_its_share_of_the_first_n_sequences(weights, seed):
         windows = TrainingWindows(dataset.train, T, 4999, seed, "epoch")
         assert np.array_equal(x[rows], windows.batch(0, int(rows.sum()))[0])  # in the order without a mixture
         assert data.epochs(3000)[name] == rows.sum() / windows.per_epoch
+    assert (data.hash == data.datasets[0][0].hash) == (len(weights) == 1)
+    assert sum(data.weights) == pytest.approx(1, abs=len(weights) * np.finfo(float).eps)
 
 
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
@@ -293,13 +295,6 @@ def test_places_are_the_positions_of_sequences_in_a_mixture(sampling, seed):
     assert [shards_of[place.dataset][place.shard].ids[place.offset] for place in places] == first_tokens
     assert {place[:2] for place in places} == {("set0", 0), ("set1", 0), ("set1", 1)}
     assert all(place.shards == len(shards_of[place.dataset]) for place in places)
-
-
-def test_a_mixture_of_one_data_set_equals_the_data_set(seed):
-    ((dataset, _),) = sets(300, weights=(1,))
-    data = Mixture([(dataset, 0.3)], T, seed, "epoch")
-    assert np.array_equal(data.batch(5, 50)[0], TrainingWindows(dataset.train, T, 4999, seed, "epoch").batch(5, 50)[0])
-    assert data.hash == dataset.hash and data.weights == [1.0]
 
 
 def test_only_data_sets_with_the_same_tokenizer_and_different_names_can_be_mixed():

@@ -49,13 +49,6 @@ def prepare_file(path: Path, *words: str) -> Dataset:
     return open_dataset(path.parent / (cfg.name or path.stem))
 
 
-def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
-    (tmp_path / "my novel.txt").write_text("Žluťoučký kůň 日本\n" * 50, encoding="utf-8")
-    data = prepare_file(tmp_path / "my novel.txt", "--val_fraction=0.2")
-    assert [len(data.train[0]), len(data.val[0])] == [680, 170]
-    assert "'--dataset=my novel' --size=auto --minutes=30 '--out_dir=out-my novel'" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "name, words",
     [
@@ -371,31 +364,27 @@ def test_a_file_whose_name_is_not_utf8(tmp_path, capsys):
     assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
 
 
-@pytest.mark.parametrize(
-    "name, words, message",
-    [
-        ("x.txt", [], "x.txt:1, byte 3 of the line is not UTF-8 text"),
-        ("x.txt", ["--tokenizer=" + "x" * 300], "use char, byte, gpt2, bpe, or the folder"),
-        ("x.txt", ["--tokenizer=."], "has no tokenizer"),
-        ("a.txt", ["--split_on=-"], "does not occur"),
-        ("x.jsonl", ["--field=body"], "no field 'body', only text; set --field=NAME"),
-        ("x.jsonl", [], "x.jsonl is empty"),
-        ("x.csv", [], "x.csv is empty"),
-        ("y.txt", [], "y.txt: no such file"),
-    ],
-)
-def test_an_error_in_the_input_prints_one_line(name, words, message, tmp_path, monkeypatch, capsys):
-    contents = {"x.txt": b"caf\xe9", "a.txt": b"a" * 99, "x.jsonl": b'{"text": null}', "x.csv": b"\xef\xbb\xbf"}
-    for file, content in contents.items():
-        (tmp_path / file).write_bytes(content)
-    monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / name), *words, f"--data_dir={tmp_path / 'data'}"])
-    with pytest.raises(SystemExit) as end:
-        run_script(prepare_text.main, TextConfig)
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.glob("data/*"))
+def test_an_error_in_the_input_prints_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "x.jsonl").write_text('{"text": null}')
+    (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbf")
+    for name, word, message in (
+        ("x.txt", "--format=text", "x.txt:1, byte 3 of the line is not UTF-8 text"),
+        ("x.txt", "--tokenizer=" + "x" * 300, "use char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", "--tokenizer=.", "has no tokenizer"),
+        ("x.jsonl", "--field=body", "no field 'body', only text; set --field=NAME"),
+        ("x.jsonl", "--format=jsonl", "x.jsonl is empty"),
+        ("x.csv", "--format=csv", "x.csv is empty"),
+        ("y.txt", "--format=text", "y.txt: no such file"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / name), word, f"--data_dir={tmp_path / 'data'}"])
+        with pytest.raises(SystemExit) as end:
+            run_script(prepare_text.main, TextConfig)
+        error = capsys.readouterr().err
+        assert end.value.code == 2
+        assert error.startswith("error: ") and error.count("\n") == 1
+        assert message in error
+        assert not list(tmp_path.glob("data/*"))
 
 
 def test_an_input_without_a_name_does_not_overwrite_data_dir(tmp_path, monkeypatch):
