@@ -116,7 +116,7 @@ def test_a_filter_contains_its_hashes_and_few_others(size, seed):
     queries = rng.permutation(np.concatenate([hashes, hashes[:10], others]))
     expected, results = np.flatnonzero(np.isin(queries, hashes)), HashFilter(hashes).find(queries)
     assert np.isin(expected, results).all()
-    # 2 bits per hash of at least 32 are set: at most 1 / 16 of the bits, and both of another hash with probability 1 / 256
+    # 2 of at least 32 bits per hash are set, so both bits of another hash with probability 1 / 16**2
     assert len(results) - len(expected) <= binomial_range(1000, 1 / 256)[-1]
 
 
