@@ -235,13 +235,14 @@ BAD = {
         ("s.jsonl --pretraining=True", r"^pretraining=True: .*tokenizer of .*s, which is not prepared; "),
         ("--source=columns", r"^.*train.parquet, row 0: it has no document, only a, b, id; write"),
         ("--source=tests", r"^tests has no files for training, only for test; rename them train-*"),
-        ("--source=texts", r"^texts could not be downloaded from the Hugging Face hub: "),
+        ("--source=nothing", r"^nothing could not be downloaded from the Hugging Face hub: "),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name, content in BAD.items():
         Path(name).write_text(content)
+    Path("nothing").mkdir()
     write_parquet(tmp_path / "columns" / "train.parquet", "a", "b")
     write_parquet(tmp_path / "tests" / "test.parquet", "document", "summary")
     with pytest.raises(UserError, match=message) as error:
