@@ -7,7 +7,7 @@ import pytest
 
 from folio import UserError
 from folio.data import tokenizer
-from folio.data.blocks import END, Document, Field, RecordBlock, document_hash, encode
+from folio.data.blocks import END, Document, RecordBlock, document_hash, encode
 from folio.data.builder import split_by_number
 from folio.data.prepare import prepare
 from tests.support.prepared import SMALL_BLOCKS, config, corpus_of, read_back
@@ -46,10 +46,6 @@ def test_a_lone_surrogate_in_json_becomes_a_question_mark(kind, tmp_path, monkey
     lines = corpus_of(tmp_path / "x.jsonl", split_rule=split_by_number(np.array([1])))
     folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=258), lines, "a")
     assert read_back(folder, "val") == ["a ? b 😀 c"]
-
-
-def test_field_returns_the_text_of_one_field():
-    assert Field("a")({"a": "text"}).content == "text" and END is None
 
 
 def test_the_tokens_of_a_block_are_the_tokens_of_its_segments():

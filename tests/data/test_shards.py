@@ -33,9 +33,6 @@ def write(folder: Path, pieces: list[np.ndarray], vocab_size: int, shard_tokens:
         return writer.finish()
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def test_shards_contain_the_text(data_dir, text):
     data = open_dataset(data_dir / "verse")
     (train,), (val,) = data.train, data.val
@@ -137,12 +134,6 @@ def test_meta_pkl_may_list_its_ids_in_any_order(nanogpt_folder):
     assert tokenizer.eot == 2
 
 
-def test_a_nanogpt_folder_without_meta_pkl_has_gpt2_tokens(nanogpt_folder):
-    data = open_dataset(nanogpt_folder())
-    assert data.vocab_size == 50257
-    assert data.tokenizer is None
-
-
 class Bomb:
     def __reduce__(self):
         return os.system, ("echo this must not run",)
@@ -200,14 +191,26 @@ def llmc_shard(path: Path, ids: np.ndarray, magic: int = 20240520, count: int | 
 
 
 def test_llmc_shards_are_read(tmp_path):
-    first, second, val = np.arange(100), np.arange(100, 150), np.arange(30)
-    llmc_shard(tmp_path / "fineweb_train_000001.bin", first)
-    llmc_shard(tmp_path / "fineweb_train_000002.bin", second)
-    llmc_shard(tmp_path / "fineweb_val_000000.bin", val)
+    llmc_shard(tmp_path / "fineweb_train_000001.bin", np.arange(100))
+    llmc_shard(tmp_path / "fineweb_train_000002.bin", np.arange(100, 150))
+    llmc_shard(tmp_path / "fineweb_val_000000.bin", np.arange(30))
     data = open_dataset(tmp_path)
     assert np.array_equal(np.concatenate([shard.ids for shard in data.train]), np.arange(150))
-    assert np.array_equal(data.val[0].ids, val)
+    assert np.array_equal(data.val[0].ids, np.arange(30))
     assert data.vocab_size == 50257
+    (tmp_path / "fineweb_val_000000_mask.bin").write_bytes(bytes([1] * 29))
+    with pytest.raises(DatasetError, match=r"val_000000_mask\.bin has 29 entries, but \w+\.bin has 30 tokens"):
+        open_dataset(tmp_path)
+
+
+def test_a_nanogpt_folder_without_meta_pkl_has_gpt2_tokens(nanogpt_folder):
+    folder = nanogpt_folder()
+    (folder / "train_mask.bin").write_bytes(bytes([0, 1] * 20))
+    data = open_dataset(folder)
+    assert data.vocab_size == 50257
+    assert data.tokenizer is None
+    assert data.train[0].mask.tolist() == [0, 1] * 20
+    assert data.val[0].mask is None
 
 
 @pytest.mark.parametrize(
@@ -304,19 +307,6 @@ def test_lengths_of_pairs(monkeypatch, at_once):
         assert pair_lengths(data, 9).tolist() == [4, 3, 5, 2]
     assert pair_lengths([Shard(ids, mask)], None).tolist() == [7, 5, 2]  # without a token, the empty prompt is not seen
     assert pair_lengths([Shard(ids, mask), Shard(ids)], 9).tolist() == pair_lengths([Shard(ids)], 9).tolist() == []
-
-
-def test_masks_of_nanogpt_and_llmc_shards(tmp_path, nanogpt_folder):
-    folder = nanogpt_folder()
-    (folder / "train_mask.bin").write_bytes(bytes([0, 1] * 20))
-    data = open_dataset(folder)
-    assert data.train[0].mask.tolist() == [0, 1] * 20
-    assert data.val[0].mask is None
-    llmc_shard(tmp_path / "x_train_1.bin", np.arange(100))
-    llmc_shard(tmp_path / "x_val_1.bin", np.arange(100))
-    (tmp_path / "x_val_1_mask.bin").write_bytes(bytes([1] * 99))
-    with pytest.raises(DatasetError, match=r"x_val_1_mask\.bin has 99 entries, but x_val_1\.bin has 100 tokens"):
-        open_dataset(tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")

@@ -218,9 +218,6 @@ def test_load_from_a_run_a_checkpoint_or_a_file(tmp_path):
         tokenizer.load(tmp_path / "empty")
 
 
-# --- texts that are hard to split -------------------------------------------------------------------------------------
-
-
 SPACES = st.text(alphabet=st.sampled_from("ab1'.\n\r\t  \xa0\u3000\x1f\x85é"), max_size=80)
 
 

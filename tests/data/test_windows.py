@@ -186,9 +186,6 @@ def test_the_reads_per_step_do_not_depend_on_the_number_of_shards():
     assert len(reads) == 16
 
 
-# --- masks ------------------------------------------------------------------------------------------------------------
-
-
 def test_masked_targets_are_minus_one(seed):
     rng, data = np.random.default_rng(seed), shards(100, 77, 50)
     data[:2] = [Shard(shard.ids, rng.integers(2, size=len(shard)).astype(np.uint8)) for shard in data[:2]]

@@ -532,26 +532,3 @@ def test_the_report_has_the_lengths_of_pairs_and_chats(noun, tmp_path, capsys):
     assert read_report(folder)["document_lengths"] == lengths
     line = f"tokens per {noun}: {', '.join(f'{name} {n}' for name, n in lengths.items())}"
     assert line in capsys.readouterr().out
-
-
-def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
-    lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
-    data = open_dataset(prepare_pairs(tmp_path / "pairs.jsonl", lines, val_fraction=1e-9, shard_tokens=10))
-    documents = []
-    for shards in (data.train, data.val):
-        ids, mask = (np.concatenate([getattr(shard, kind) for shard in shards]) for kind in ("ids", "mask"))
-        for text, counts in zip(*(np.split(a, np.flatnonzero(ids == 256)[:-1] + 1) for a in (ids, mask)), strict=True):
-            assert counts.tolist() == [0, 0, 0, 0, 1, 2]
-            documents.append(bytes(text[:5].tolist()).decode())
-    assert sorted(documents) == [f"{k}+0={k}" for k in range(7)]
-    assert sum(map(len, data.val)) == 6
-
-
-def test_invalid_pairs_are_reported_with_their_line(tmp_path):
-    for line, message in (
-        ({"prompt": "a"}, r"pairs\.jsonl:3: completion is missing"),
-        ({"messages": [{"role": "assistant"}]}, r"pairs\.jsonl:3: messages\[0\].content must be a string"),
-    ):
-        with pytest.raises(UserError, match=message):
-            prepare_pairs(tmp_path / "pairs.jsonl", [*LINES, line])
-        assert list((tmp_path / "data").iterdir()) == []

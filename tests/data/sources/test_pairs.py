@@ -59,9 +59,10 @@ RECORDS = {  # the records, and one of the pairs
 }
 
 
+@pytest.mark.parametrize("val_fraction", [0.4, 1e-9])  # 1e-9: in a second pass of the split
 @pytest.mark.parametrize("records, pair", RECORDS.values(), ids=RECORDS)
-def test_pairs_are_restored_from_shards(records, pair, tmp_path):
-    folder = prepare_pairs(tmp_path / "x.jsonl", records, val_fraction=0.4, shard_tokens=50)
+def test_pairs_are_restored_from_shards(records, pair, val_fraction, tmp_path):
+    folder = prepare_pairs(tmp_path / "x.jsonl", records, val_fraction=val_fraction, shard_tokens=50)
     pairs, data = read_pairs(folder), open_dataset(folder)
     assert pairs == sorted(pair[:2] for record in records for pair in record_pairs(record).content)
     assert pair in pairs
