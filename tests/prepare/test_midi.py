@@ -27,7 +27,7 @@ from tests.support.prepared import assert_same_data_set, content, read_report
 
 @pytest.fixture
 def pieces(tmp_path) -> str:
-    """A folder of 5 pieces, one of which is there twice, in another key."""
+    """A folder of 5 MIDI files, two of which are one piece in two keys."""
     write_pieces(tmp_path / "pieces", 4)
     return str(tmp_path / "pieces")
 
