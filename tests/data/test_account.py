@@ -568,7 +568,9 @@ def test_each_file_of_a_folder_is_in_the_shards_or_counted(tmp_path):
         content = DECOMPRESS.get(path.suffix, bytes)(content)
         documents += of_source(source, content).documents
         size += 0 if source.format == "parquet" else len(content)
-    data = prepare(config(tmp_path, val_fraction=0.3), corpus_of(folder), "a")
+    corpus = corpus_of(folder)
+    assert corpus.bytes == sum(map(len, valid_files().values()))
+    data = prepare(config(tmp_path, val_fraction=0.3), corpus, "a")
     train, val = read_back(data, "train"), read_back(data, "val")
     assert sorted(train + val) == sorted(filter(None, documents))
     account = read_json(data / "report.json")["account"]

@@ -70,6 +70,7 @@ def project(tmp_path, monkeypatch) -> Path:
         ("{root}/data/own/input.txt", "for --dataset=input", "python prepare/text.py data/own/input.txt"),
         ("poems", "for --dataset=poems-tokens", "python prepare/text.py data/poems --name=poems-tokens"),
         ("prose", "(prepared data sets: nano, ready)", "python prepare/text.py FILE --name=prose"),
+        ("text", "(prepared data sets: nano, ready)", "python prepare/text.py FILE --name=text"),
         ("raedy", "(did you mean ready)", "python prepare/text.py FILE --name=raedy"),
         ("x" * 300, "(prepared data sets: nano, ready)", f"python prepare/text.py FILE --name={'x' * 300}"),
     ],

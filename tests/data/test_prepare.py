@@ -106,7 +106,9 @@ def test_two_or_more_documents_give_two_splits(count, fraction, tmp_path, seed, 
         assert report["validation"] == {"by": "smallest hashes", "val_fraction": val_fraction}
         assert "validation: the documents with the smallest hashes, because" in out
     assert report["documents"] == {"train": count - len(val), "val": len(val)}
-    assert read_json(folder / "meta.json")["val_fraction"] == val_fraction
+    meta = read_json(folder / "meta.json")
+    assert meta["val_fraction"] == val_fraction
+    assert meta["source"]["files"] == count
     other = prepare(cfg, write_documents(tmp_path / "reversed", texts[::-1]), "b")
     assert set(read_back(other, "val")) == val  # in any order of the documents
     prepare(cfg, corpus_of(tmp_path / "texts"), "a")

@@ -64,7 +64,7 @@ def test_windows_of_an_epoch_have_every_phase_of_periodic_text(size, seed):
     starts = windows.locate(np.arange(windows.per_epoch))[1]
     # The gap before each of 621 segments is a random one of 4 numbers. So only one of period / 4 segments can have a
     # given phase, and has it with probability 1 / 4. For a period of 64, these are 38 segments. 3 times the share of a
-    # phase is 29 of them, which their number exceeds with a probability of 5e-12, and for shorter periods a smaller one.
+    # phase is 29 of them, which their number exceeds with probability 5e-12, and a smaller one for shorter periods.
     for period in range(2, 65):
         assert np.bincount(starts % period, minlength=period).max() <= 3 * len(starts) / period
     # The probability that 32 random phases are in 7 of the 32 is at most 32! / 7! / 25! * (7 / 32)**32 = 3e-15.

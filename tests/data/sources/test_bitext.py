@@ -37,6 +37,7 @@ JSON = [
     *({"en": en, "de": de} for en, de in SENTENCES[:10]),
     *({"translation": {"de": de, "en": en}} for en, de in SENTENCES[10:20]),
     *({"prompt": f"en: {en} | de:", "completion": f" {de}"} for en, de in SENTENCES[20:]),
+    {"en": None, "de": "left out"},
 ]
 FILES = {
     "s.tsv": "".join(f"{en}\t{de}\tCC-BY\r\n" for en, de in SENTENCES) + "\n",
