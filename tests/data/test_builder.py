@@ -63,6 +63,7 @@ def near_duplicates(rng: random.Random) -> list[str]:
 
 
 BPE = dict(tokenizer="bpe", vocab_size=270, shard_tokens=500)
+NEAR = dict(dedup="near", shard_tokens=900, val_fraction=0.3)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +71,8 @@ BPE = dict(tokenizer="bpe", vocab_size=270, shard_tokens=500)
     [
         *((case, BPE | dict(dedup=dedup)) for case in ("lines", "folder_of_texts") for dedup in (False, True, "near")),
         *(("repeated texts", BPE | dict(dedup=dedup, val_fraction=1e-9)) for dedup in (False, True)),
-        *(
-            (case, dict(dedup="near", shard_tokens=900, val_fraction=0.3))
-            for case in ("near duplicates", "near duplicates in parts")
-        ),
+        ("near duplicates", NEAR),
+        ("near duplicates in parts", NEAR),
         ("lines", dict(shard_tokens=700, on_unknown="skip")),
     ],
 )
