@@ -157,60 +157,51 @@ def test_packages_import_only_lower_layers():
     assert layout_problems(ROOT) == []
 
 
-VIOLATIONS = {  # files of a small tree, and the problem
-    "a module outside the packages": ({"folio/x.py": ""}, "folio.x is in no package"),
-    "an unknown package": ({"folio/utils/__init__.py": "'x'"}, "folio.utils is in no package"),
-    "an import upward": (
-        {"folio/data/shards.py": "from folio.training import loader"},
-        "folio.data.shards imports folio.training.loader, upward",
-    ),
-    "an import upward in a function": (
-        {"folio/data/shards.py": "def f():\n    from folio.training.loader import x"},
-        "folio.data.shards imports folio.training.loader, upward",
-    ),
-    "a name in a string": (
-        {"folio/data/shards.py": "NAME = 'folio.training.loader'"},
-        "folio.data.shards imports folio.training.loader, upward",
-    ),
-    "training imports decoding": (
-        {"folio/training/state.py": "import folio.decoding.language_model"},
+UPWARD = "folio.data.shards imports folio.training.loader, upward"
+VIOLATIONS = [  # the problem, and the files that are added to a small tree
+    ("folio.x is in no package", {"folio/x.py": ""}),
+    ("folio.utils is in no package", {"folio/utils/__init__.py": "'x'"}),
+    (UPWARD, {"folio/data/shards.py": "from folio.training import loader"}),
+    (UPWARD, {"folio/data/shards.py": "def f():\n    from folio.training.loader import x"}),
+    (UPWARD, {"folio/data/shards.py": "NAME = 'folio.training.loader'"}),
+    (
         "folio.training.state imports folio.decoding.language_model, upward",
+        {"folio/training/state.py": "import folio.decoding.language_model"},
     ),
-    "a module that does not exist": (
-        {"folio/data/shards.py": "from folio.base import nothing\nimport folio.gone"},
+    (
         "folio.data.shards imports folio.gone, which does not exist",
+        {"folio/data/shards.py": "from folio.base import nothing\nimport folio.gone"},
     ),
-    "a cycle": (
-        {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "def f():\n    import folio.base.a"},
+    (
         "import cycle: folio.base.a -> folio.base.b -> folio.base.a",
+        {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "def f():\n    import folio.base.a"},
     ),
-    "torch in base": ({"folio/base/a.py": "def f():\n    import torch.nn"}, "folio.base.a imports torch"),
-    "data uses torch's part of machine": (
-        {"folio/machine/runtime.py": "", "folio/data/shards.py": "from folio.machine import runtime"},
+    ("folio.base.a imports torch", {"folio/base/a.py": "def f():\n    import torch.nn"}),
+    (
         "folio.data.shards imports folio.machine.runtime",
+        {"folio/machine/runtime.py": "", "folio/data/shards.py": "from folio.machine import runtime"},
     ),
-    "data uses the model": ({"folio/data/shards.py": "from model import GPT"}, "folio.data.shards imports model"),
-    "folio imports more than load needs": ({"folio/__init__.py": "import folio.base"}, "folio imports folio.base"),
-    "a package that re-exports": (
-        {"folio/data/__init__.py": "'data'\nfrom folio.base import files"},
-        "folio.data has more than a docstring",
-    ),
-    "a folder that is not a package": (
-        {"folio/data/more/x.py": ""},
-        "folio.data.more.x is in a folder without __init__.py",
-    ),
-    "sixteen modules": ({f"folio/base/m{i}.py": "" for i in range(15)}, "folio.base has 16 modules"),
-    "two modules with one name": ({"folio/data/files.py": ""}, "two modules are called files"),
-    "two classes with one name": (
-        {"folio/base/a.py": "class Step: ...", "train.py": "class Step: ..."},
-        "two classes are called Step",
-    ),
-    "a test that imports a test": ({"tests/test_b.py": "from test_a import f"}, "test_b.py imports test_a"),
-}
+    ("folio.data.shards imports model", {"folio/data/shards.py": "from model import GPT"}),
+    ("folio imports folio.base", {"folio/__init__.py": "import folio.base"}),
+    ("folio.data has more than a docstring", {"folio/data/__init__.py": "'data'\nfrom folio.base import files"}),
+    ("folio.data.more.x is in a folder without __init__.py", {"folio/data/more/x.py": ""}),
+    ("folio.base has 16 modules", {f"folio/base/m{i}.py": "" for i in range(15)}),
+    ("two modules are called files", {"folio/data/files.py": ""}),
+    ("two classes are called Step", {"folio/base/a.py": "class Step: ...", "train.py": "class Step: ..."}),
+    ("test_b.py imports test_a", {"tests/test_b.py": "from test_a import f"}),
+]
 
 
-@pytest.mark.parametrize("case", [None, *VIOLATIONS])
-def test_layout_violations_are_detected(case, tmp_path):
+def write_tree(root: Path, files: dict[str, str | None]) -> None:
+    """Write files, except those whose content is None."""
+    for name, content in files.items():
+        if content is not None:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(content)
+
+
+@pytest.mark.parametrize("problem, files", [(None, {}), *VIOLATIONS])
+def test_layout_violations_are_detected(problem, files, tmp_path):
     clean = {
         "folio/__init__.py": "def load():\n    from folio.decoding.language_model import x",
         "folio/base/files.py": "from folio import UserError",
@@ -221,15 +212,10 @@ def test_layout_violations_are_detected(case, tmp_path):
         "train.py": "from folio.training import state",
         "tests/test_a.py": "from tests.support import b",
     }
-    clean |= {
-        f"folio/{package}/__init__.py": f"'{package}'"
-        for package in ("base", "machine", "data", "training", "decoding")
-    }
-    files, problem = VIOLATIONS[case] if case else ({}, None)
-    for name, content in (clean | files).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert layout_problems(tmp_path) == ([problem] if case else [])
+    packages = ("base", "machine", "data", "training", "decoding")
+    clean |= {f"folio/{package}/__init__.py": f"'{package}'" for package in packages}
+    write_tree(tmp_path, clean | files)
+    assert layout_problems(tmp_path) == ([problem] if problem else [])
 
 
 def test_torch_and_its_compiler_are_imported_only_where_needed():
@@ -308,50 +294,35 @@ def test_each_module_has_a_test_file_with_its_name():
     assert problems_of_test_files(ROOT, EXEMPT, CROSS_CUTTING) == []
 
 
-MISPLACED = {  # files of a small tree, and the problem
-    "a module without tests": ({"folio/data/x.py": ""}, "folio/data/x.py has no tests/data/test_x.py"),
-    "a module of a package in a package": (
-        {"folio/data/more/x.py": "", "tests/data/test_x.py": "", "folio/data/x.py": ""},
+MISPLACED = [  # the problem, and the files that are added to a small tree, or removed from it
+    ("folio/data/x.py has no tests/data/test_x.py", {"folio/data/x.py": ""}),
+    (
         "folio/data/more/x.py has no tests/data/more/test_x.py",
+        {"folio/data/more/x.py": "", "tests/data/test_x.py": "", "folio/data/x.py": ""},
     ),
-    "an exempt module that has tests": (
-        {"tests/data/test_few.py": ""},
-        "folio/data/few.py is exempt and has tests/data/test_few.py",
-    ),
-    "an exempt module without tests": (
-        {"tests/data/test_shards.py": None, "folio/data/shards.py": None},
+    ("folio/data/few.py is exempt and has tests/data/test_few.py", {"tests/data/test_few.py": ""}),
+    (
         "folio/data/few.py is exempt, and tests/data/test_shards.py does not exist",
+        {"tests/data/test_shards.py": None, "folio/data/shards.py": None},
     ),
-    "an exempt module that does not exist": (
-        {"folio/data/few.py": None},
-        "folio/data/few.py is exempt, and it does not exist",
-    ),
-    "tests of a module that does not exist": ({"tests/data/test_x.py": ""}, "tests/data/test_x.py names no module"),
-    "tests of a script that does not exist": ({"tests/tools/test_x.py": ""}, "tests/tools/test_x.py names no module"),
-    "a folder without a package": ({"tests/more/test_x.py": ""}, "tests/more/test_x.py names no module"),
-    "two test files with one name": ({"tests/test_shards.py": ""}, "two files are called test_shards.py"),
-    "a listed file that does not exist": (
-        {"tests/data/test_everything.py": None},
-        "tests/data/test_everything.py is listed, and does not exist",
-    ),
-}
+    ("folio/data/few.py is exempt, and it does not exist", {"folio/data/few.py": None}),
+    ("tests/data/test_x.py names no module", {"tests/data/test_x.py": ""}),
+    ("tests/tools/test_x.py names no module", {"tests/tools/test_x.py": ""}),
+    ("tests/more/test_x.py names no module", {"tests/more/test_x.py": ""}),
+    ("two files are called test_shards.py", {"tests/test_shards.py": ""}),
+    ("tests/data/test_everything.py is listed, and does not exist", {"tests/data/test_everything.py": None}),
+]
 
 
-@pytest.mark.parametrize("case", [None, *MISPLACED])
-def test_misplaced_test_files_are_detected(case, tmp_path):
-    clean = dict.fromkeys(
-        ["folio/__init__.py", "folio/data/__init__.py", "folio/data/shards.py", "folio/data/few.py"], ""
-    )
-    clean |= dict.fromkeys(["tests/data/test_shards.py", "tests/data/test_everything.py", "tests/test_layout.py"], "")
-    clean |= {"tools/view.py": "", "tests/tools/test_view.py": "", "folio/web/page/x.js": ""}
-    clean |= {"tests/web/page/test_page_x.py": ""}  # tests of JavaScript may have any name
-    files, problem = MISPLACED[case] if case else ({}, None)
-    for name, content in (clean | files).items():
-        if content is not None:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content)
+@pytest.mark.parametrize("problem, files", [(None, {}), *MISPLACED])
+def test_misplaced_test_files_are_detected(problem, files, tmp_path):
+    clean = ["folio/__init__.py", "folio/data/__init__.py", "folio/data/shards.py", "folio/data/few.py"]
+    clean += ["tests/data/test_shards.py", "tests/data/test_everything.py", "tests/test_layout.py"]
+    clean += ["tools/view.py", "tests/tools/test_view.py", "folio/web/page/x.js"]
+    clean += ["tests/web/page/test_page_x.py"]  # tests of JavaScript may have any name
+    write_tree(tmp_path, dict.fromkeys(clean, "") | files)
     exempt, cross_cutting = {"folio/data/few.py": "tests/data/test_shards.py"}, ["tests/data/test_everything.py"]
-    assert problems_of_test_files(tmp_path, exempt, cross_cutting) == ([problem] if case else [])
+    assert problems_of_test_files(tmp_path, exempt, cross_cutting) == ([problem] if problem else [])
 
 
 # --- all files --------------------------------------------------------------------------------------------------------
@@ -400,6 +371,18 @@ def test_nothing_runs_at_import(path):
             assert not isinstance(node, (ast.For, ast.While, ast.With, ast.Try))
 
 
+RUN_SCRIPT = f"""
+import os, runpy, sys
+own_path = [*sys.path]
+
+def run_script(path, name="<run_path>"):
+    '''Run a script that imports the project's modules again, and only from where it looks for them.'''
+    for module in [*sys.modules]:
+        if module.split(".")[0] in {[*ALLOWED]!r}:
+            del sys.modules[module]
+    sys.path[:] = [os.path.dirname(path), *own_path]
+    runpy.run_path(path, run_name=name)
+"""
 COMPUTING = [  # scripts with large batches
     ROOT / "train.py",
     *(ROOT / "tools" / name for name in ("compare.py", "evaluate.py", "memorized.py", "plan.py")),
@@ -411,8 +394,7 @@ def test_computing_scripts_configure_openmp_before_importing_torch(tmp_path):
 
     This test failed if the virtual environment was in the project's folder: it imported numpy more than once.
     """
-    code = f"""
-import os, runpy, sys
+    code = """
 class TorchImported(BaseException):
     pass
 class ImportObserver:
@@ -420,22 +402,17 @@ class ImportObserver:
         if name == "torch":
             raise TorchImported
 sys.meta_path.insert(0, ImportObserver())
-own_path = [*sys.path]
 for script in sys.argv[1:]:
     for value in None, "ACTIVE":
         os.environ.pop("OMP_WAIT_POLICY", None)
         if value:
             os.environ["OMP_WAIT_POLICY"] = value
         try:
-            sys.path[:] = [os.path.dirname(script), *own_path]
-            runpy.run_path(script)
+            run_script(script)
         except TorchImported:
             print(os.path.basename(script), os.environ.get("OMP_WAIT_POLICY"))
-        for name in [*sys.modules]:  # the next script imports the project's modules again
-            if name.split(".")[0] in {[*ALLOWED]!r}:
-                del sys.modules[name]
 """
-    command = [sys.executable, "-c", code, *map(str, COMPUTING)]
+    command = [sys.executable, "-c", RUN_SCRIPT + code, *map(str, COMPUTING)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     expected = [f"{path.name} {value}" for path in COMPUTING for value in ("PASSIVE", "ACTIVE")]
     assert result.stdout.splitlines() == expected, result.stderr
@@ -455,18 +432,13 @@ data/          mine/prepare.py
 tests/         the tests of folio/x/y.py are in tests/x/test_y.py
 ```
 """
-    (tmp_path / "docs" / "code").mkdir(parents=True)
-    (tmp_path / "docs" / "code" / "code-tour.md").write_text(listing)
+    write_tree(tmp_path, {"docs/code/code-tour.md": listing})
     files = ["data/mine/prepare.py", "folio/base/settings.py", "prepare/pairs.py", "prepare/text.py", "train.py"]
-    for file in [*files, "prepare/mine.py", "config/mine.py", "mine.py"]:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("import nothing_that_exists\n")
+    own = [*files, "prepare/mine.py", "config/mine.py", "mine.py"]
+    write_tree(tmp_path, dict.fromkeys(own, "import nothing_that_exists\n"))
     assert [path.relative_to(tmp_path).as_posix() for path in shipped(tmp_path)] == files
-    assert {
-        ROOT / "prepare" / "text.py",
-        ROOT / "config" / "gpt2_124m.py",
-        ROOT / "folio" / "training" / "optim.py",
-    } <= {*shipped()}
+    for file in ("prepare/text.py", "config/gpt2_124m.py", "folio/training/optim.py"):
+        assert ROOT / file in shipped()
 
 
 def test_a_failed_test_of_the_architecture_says_what_to_edit(request):
@@ -486,10 +458,22 @@ def test_no_file_has_a_vague_name():
     assert not {path.name for path in FILES if path.parent == ROOT} & {"config.py", "data.py", "prepare.py"}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_scripts_run_from_any_folder(path, tmp_path):
-    result = run([path, "--help"], tmp_path)
-    assert result.returncode == 0 and path.name in result.stdout and result.stderr == ""
+def test_scripts_run_from_any_folder(tmp_path):
+    code = f"""
+for script in {[*map(str, SCRIPTS)]!r}:
+    print(f"<<{{script}}>>")
+    sys.argv = [script, "--help"]
+    try:
+        run_script(script, "__main__")
+    except SystemExit as exit:
+        if exit.code:
+            raise
+"""
+    (tmp_path / "all.py").write_text(RUN_SCRIPT + code, encoding="utf-8")
+    result = run([tmp_path / "all.py"], tmp_path)
+    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    for path, help in zip(SCRIPTS, re.split(r"^<<.*>>$", result.stdout, flags=re.MULTILINE)[1:], strict=True):
+        assert path.name in help, path
 
 
 def test_prepare_scripts_run_as_modules():

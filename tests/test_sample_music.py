@@ -1,7 +1,6 @@
 """sample.py with models of music: MIDI prompts, MIDI output, and tunes."""
 
 import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,14 @@ symusic = pytest.importorskip("symusic")
 from folio import UserError
 from folio.base.settings import ConfigError, load
 from folio.data.sources.music import EventFormat, events_of_file, notes_of_events
-from prepare import tunes as prepare_tunes
-from prepare.tunes import TunesConfig
 from sample import SampleConfig, Sampler
-from tests.support.music import tune, write_pieces
+from tests.support.music import write_pieces
 from tests.support.sampling import sample_text
-from train import train
 
 FORMAT = EventFormat("beats", steps=4, longest_shift=4, tempo=120.0)
 
 
-def test_a_piece_is_saved_as_midi_that_begins_with_the_prompt(music_run, tmp_path):
+def test_a_piece_is_saved_as_midi_that_begins_with_the_prompt(music_run, tmp_path, capsys):
     prompt, saved = tmp_path / "pieces" / "1.mid", tmp_path / "new.mid"
     events = events_of_file(prompt, FORMAT).split()[:40]
     line = sample_text(music_run, start=f"FILE:{prompt}", start_tokens=40, save=str(saved), max_new_tokens=100)
@@ -34,42 +30,30 @@ def test_a_piece_is_saved_as_midi_that_begins_with_the_prompt(music_run, tmp_pat
     printed = sample_text(music_run, start=f"FILE:{prompt}", start_tokens=40, max_new_tokens=100).split()
     assert printed[:40] == events and len(printed) > 40
     assert notes_of_events(" ".join(printed), FORMAT) == notes_of_events(events_of_file(saved, FORMAT), FORMAT)
-
-
-def test_a_line_after_printed_events_says_how_to_save_them(music_run, capsys):
-    sample_text(music_run, max_new_tokens=5)
     assert "to save a MIDI file instead: --save=piece.mid" in capsys.readouterr().err
 
 
-def test_running_out_of_memory_saves_nothing(music_run, tmp_path, monkeypatch):
-    """Files of prompts alone were saved, and the command could not be repeated, because they existed."""
-
-    def fails(*_):
-        raise MemoryError
-        yield
-
-    monkeypatch.setattr(Sampler, "texts", fails)
-    with pytest.raises(UserError, match="memory ran out"):
-        sample_text(music_run, start="NoteOn_60 TimeShift_1.0.4", save=str(tmp_path / "a.mid"))
-    assert not list(tmp_path.glob("*.mid"))
-
-
-def test_a_piece_without_notes_is_not_saved(music_run, tmp_path, capsys):
+def test_only_pieces_with_notes_are_saved(music_run, tmp_path, monkeypatch):
+    """When memory ran out, files of prompts alone were saved, and the command could not be repeated, because they
+    existed. Ctrl-C saves what was generated.
+    """
+    start, saved = "NoteOn_60 Velocity_63 TimeShift_1.0.4", tmp_path / "a.mid"
     with pytest.raises(UserError, match=r"no piece has a note; set a larger --max_new_tokens"):
-        sample_text(music_run, start="TimeShift_1.0.4", save=str(tmp_path / "a.mid"), max_new_tokens=1, num_samples=2)
-    assert not list(tmp_path.glob("*.mid"))
+        sample_text(music_run, start="TimeShift_1.0.4", save=str(saved), max_new_tokens=1, num_samples=2)
+    texts = Sampler.texts
+    for n_tokens, error, raised, line in (
+        (0, MemoryError, UserError, "memory ran out"),
+        (10, KeyboardInterrupt, KeyboardInterrupt, "^$"),
+    ):
 
+        def stopped(*arguments, n_tokens=n_tokens, error=error):
+            yield from itertools.islice(texts(*arguments), n_tokens)
+            raise error
 
-def test_ctrl_c_saves_the_piece_generated_so_far(music_run, tmp_path, monkeypatch):
-    texts, saved = Sampler.texts, tmp_path / "a.mid"
-
-    def interrupted(*arguments):
-        yield from itertools.islice(texts(*arguments), 10)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sampler, "texts", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        sample_text(music_run, start="NoteOn_60 Velocity_63 TimeShift_1.0.4", save=str(saved))
+        assert not list(tmp_path.glob("*.mid"))
+        monkeypatch.setattr(Sampler, "texts", stopped)
+        with pytest.raises(raised, match=line):
+            sample_text(music_run, start=start, save=str(saved))
     assert notes_of_events(events_of_file(saved, FORMAT), FORMAT)[0].pitch == 60
 
 
@@ -82,17 +66,12 @@ def test_several_pieces_are_numbered_and_do_not_overwrite_files(music_run, tmp_p
         sample_text(music_run, start=start, save=str(tmp_path / "new.mid"), num_samples=2)
 
 
-def test_tunes_are_saved_as_abc(tiny, tmp_path):
-    (tmp_path / "all.abc").write_text("\n".join(tune(random.Random(k)) for k in range(60)))
-    data = str(tmp_path / "data")
-    prepare_tunes.main(TunesConfig(inputs=(str(tmp_path / "all.abc"),), data_dir=data, num_workers=0))
-    cfg = tiny(dataset="all", data_dir=data, out_dir=str(tmp_path / "out-all"))
-    train(cfg)
+def test_tunes_are_saved_as_abc(tunes_run, tmp_path):
     start, saved = "X:1\\nM:2/4\\nL:1/8\\nK:G\\nABc", tmp_path / "new.abc"
-    line = sample_text(cfg.out_dir, start=start, save=str(saved))
+    line = sample_text(tunes_run, start=start, save=str(saved))
     text = saved.read_text()
     assert text.startswith("X:1\nM:2/4\nL:1/8\nK:G\nABc") and line == f"{saved}: {len(text)} characters\n"
-    line = sample_text(cfg.out_dir, start="ABc", save=str(tmp_path / "half.ABC"))
+    line = sample_text(tunes_run, start="ABc", save=str(tmp_path / "half.ABC"))
     assert ", which are not a tune in ABC notation: it has no key, K:" in line
 
 
@@ -123,12 +102,6 @@ def test_a_text_model_neither_reads_nor_saves_midi(run, tmp_path):
             sample_text(run, **settings)
     assert sample_text(run, start="The", save=str(tmp_path / "a.txt")) == f"{tmp_path / 'a.txt'}: 43 characters\n"
     assert Path(tmp_path / "a.txt").read_text() == sample_text(run, start="The").removesuffix("\n")
-
-
-def test_save_excludes_other_kinds_of_output():
+    assert sample_text(run, start="The king shall", start_tokens=5) == sample_text(run, start="The k")
     with pytest.raises(ConfigError, match=r"save=a\.mid: .* prompts, interactive,? or logprobs"):
         load(SampleConfig, ["--save=a.mid", "--interactive=True"])
-
-
-def test_start_tokens_truncates_the_prompt(run):
-    assert sample_text(run, start="The king shall", start_tokens=5) == sample_text(run, start="The k")

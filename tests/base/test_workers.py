@@ -28,33 +28,25 @@ from folio.base.settings import run_script
 """
 # Python can miss a signal that arrives just before a blocking call, until the call returns; so it sleeps briefly.
 CHILD = f"{HEADER}\nrun_script(lambda arguments: [time.sleep(0.1) for _ in range(6000)])\n"
-PARENTS = {  # each starts one or two processes and waits for them
-    "workers": """
-import multiprocessing
-from folio.base.workers import LAUNCHERS, TORCHRUN, check_launch, child_options, map_in_order
-multiprocessing.set_start_method("fork", force=True)  # Linux's default until Python 3.13
-list(map_in_order(time.sleep, [600] * 9, 2))
-""",
-    "train.py prepares data": """
-from folio.data.find_data import run_script
-run_script(Path("train.py"), Path())
-""",
-    "sweep": """
+PARENT = """
+import multiprocessing, threading
+from folio.base.workers import map_in_order
+from folio.data.find_data import run_script as prepare
 from folio.experiments.sweep import trial
-trial.train_command = lambda folder, arguments: [sys.executable, "train.py"]
-trial.run_training(Path(), [], {}, lambda *progress: "train")
-""",
-    "verify_resume": """
 from tools import verify_resume
-verify_resume.ROOT = Path.cwd()
-verify_resume.start(verify_resume.VerifyConfig(dataset="a"), Path("out")).wait()
-""",
-    "busy processes": """
 from tools.bench.timing import busy_processes
+
+multiprocessing.set_start_method("fork", force=True)  # Linux's default until Python 3.13
+results = map_in_order(time.sleep, [0] + [600] * 9, 2)
+next(results)
+verify_resume.ROOT = Path.cwd()
+verify_resume.start(verify_resume.VerifyConfig(dataset="a"), Path("out"))
+trial.train_command = lambda folder, arguments: [sys.executable, "train.py"]
+threading.Thread(target=trial.run_training, args=(Path(), [], {}, lambda *progress: "train")).start()
 with busy_processes(2):
-    time.sleep(600)
-""",
-}
+    prepare(Path("train.py"), Path())
+"""
+N_CHILDREN = 2 + 2 + 1 + 1 + 1
 
 
 def is_running(child: psutil.Process) -> bool:
@@ -80,21 +72,16 @@ def has_ended(pipe: int) -> bool:
 def test_processes_end_when_their_parent_is_killed(number, tmp_path):
     """Workers and trials kept running. They held their parent's standard output, so that a pipe never closed."""
     (tmp_path / "train.py").write_text(CHILD)
-    output, children, parents = tmp_path / "output", [], []
+    (tmp_path / "parent.py").write_text(HEADER + PARENT)
+    output, errors, children = tmp_path / "output", tmp_path / "errors", []
     os.mkfifo(output)
     pipe = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
+    parent = processes.start([tmp_path / "parent.py"], [os.devnull, output, errors], cwd=tmp_path, daemon=False)
     try:
-        for name, code in PARENTS.items():
-            (tmp_path / f"{name}.py").write_text(HEADER + code)
-            files = [os.devnull, output, tmp_path / f"{name}.errors"]
-            parents.append(processes.start([tmp_path / f"{name}.py"], files, cwd=tmp_path, daemon=False))
-        for name, parent in zip(PARENTS, parents, strict=True):
-            expected = 2 if name in ("workers", "busy processes") else 1
-            errors = tmp_path / f"{name}.errors"
-            wait_until(lambda parent=parent, n=expected: len(psutil.Process(parent.pid).children()) == n, 60)
-            children += psutil.Process(parent.pid).children()
-            os.kill(parent.pid, number)
-            assert processes.wait(parent) == -number, errors.read_text()
+        wait_until(lambda: len(psutil.Process(parent.pid).children()) == N_CHILDREN or not parent.is_alive(), 60)
+        children = psutil.Process(parent.pid).children()
+        os.kill(parent.pid, number)
+        assert processes.wait(parent) == -number, errors.read_text()
         with suppress(AssertionError):
             wait_until(lambda: not any(is_running(child) for child in children), 60)
         assert [(child, child.cmdline(), child.threads()) for child in children if is_running(child)] == []
@@ -104,8 +91,8 @@ def test_processes_end_when_their_parent_is_killed(number, tmp_path):
         for child in children:
             if is_running(child):
                 child.kill()
-        for parent in parents:
-            parent.kill()
+        parent.kill()
+    assert len(children) == N_CHILDREN
 
 
 def test_standard_input_of_a_child_is_empty(tmp_path):
@@ -195,20 +182,24 @@ def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
     script.write_text(
         "import sys, time\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from folio.base.workers import LAUNCHERS, TORCHRUN, check_launch, child_options, map_in_order\n"
+        "from folio.base.workers import map_in_order\n"
         "print('started', flush=True)\n"
         "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
     )
-    for pause in (0, 0.0002, 0.001, 0.005):
-        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    command = [sys.executable, script]
+    pauses = (0, 0.0002, 0.001, 0.005)
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in pauses]
+    for process in started:
         process.stdout.readline()
-        time.sleep(0.3)
+    time.sleep(0.3)
+    for process, pause in zip(started, pauses, strict=True):
         process.send_signal(signal.SIGINT)
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
-        try:
-            assert process.wait(60)
-        finally:
+    try:
+        assert all(process.wait(60) for process in started)
+    finally:
+        for process in started:
             process.kill()
             process.stdout.close()
 

@@ -18,38 +18,39 @@ from tests.support.evaluations import compare_models, measure_of
 from tests.support.tolerances import binomial_range
 
 
+def assert_matches(comparison: dict, expected) -> None:
+    """Assert that a comparison has the p-value and interval of one of scipy's tests."""
+    assert comparison["p"] == pytest.approx(expected.pvalue)
+    assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+
+
 def test_equal_weights_give_the_paired_t_test(seed):
     rng = np.random.default_rng(seed)
     a = rng.normal(3, 1, 50)
     b = a + rng.normal(0.1, 0.3, 50)
     (comparison,) = compare_models([measure_of(a)], [measure_of(b)])
-    expected = stats.ttest_rel(b, a)
-    assert comparison["p"] == pytest.approx(expected.pvalue)
-    assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+    assert_matches(comparison, stats.ttest_rel(b, a))
 
 
 def test_a_comparison_names_the_better_checkpoint_or_none():
     """Only one seed was compared, and the sentence read as if it were about the settings."""
-    same, worse, noise = measure_of([2, 3, 2, 3]), measure_of([2.5, 3.6, 2.5, 3.5]), measure_of([2.5, 2.4, 2.1, 3])
-    sentence = compare_models([same], [worse])[0]["sentence"]
-    assert "on this text, the checkpoint a is better than b. The difference b minus a is +0.5250" in sentence
-    assert "these two checkpoints, not their settings" in sentence
-    assert (
-        "the checkpoint b is better than a. The difference b minus a is -0.5250"
-        in compare_models([worse], [same])[0]["sentence"]
-    )
-    sentence = compare_models([same], [noise])[0]["sentence"]
-    assert "the checkpoints a and b do not differ significantly" in sentence and "not their settings" in sentence
-    high = measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher")
-    low = measure_of([0, 0, 0, 0, 0, 0, 0, 1], better="higher")
-    assert "a is better than b" in compare_models([high], [low])[0]["sentence"]
-    identical = compare_models([same], [same])[0]
+
+    def sentence_of(first: list[float], second: list[float], **settings: str) -> str:
+        (comparison,) = compare_models([measure_of(first, **settings)], [measure_of(second, **settings)])
+        assert "these two checkpoints, not their settings" in comparison["sentence"]
+        return comparison["sentence"]
+
+    same, worse = [2, 3, 2, 3], [2.5, 3.6, 2.5, 3.5]
+    assert "the checkpoint a is better than b. The difference b minus a is +0.5250" in sentence_of(same, worse)
+    assert "the checkpoint b is better than a. The difference b minus a is -0.5250" in sentence_of(worse, same)
+    assert "the checkpoints a and b do not differ significantly" in sentence_of(same, [2.5, 2.4, 2.1, 3])
+    assert "a is better than b" in sentence_of([1, 1, 1, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0, 1], better="higher")
+    (identical,) = compare_models([measure_of(same)], [measure_of(same)])
     assert identical["p"] == 1 and identical["difference"] == 0
-    # the same difference for every document
-    shifted = compare_models([measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[0]
+    (shifted,) = compare_models([measure_of([1, 2, 3])], [measure_of([2, 3, 4])])  # by the same for every document
     assert shifted["p"] == 0 and shifted["low"] == shifted["high"] == 1
     with pytest.raises(UserError, match="different documents"):
-        compare_models([same], [measure_of([1, 2])])
+        compare_models([measure_of(same)], [measure_of([1, 2])])
 
 
 def run_of(rng: np.random.Generator, difficulty: np.ndarray, seed_effect: float) -> Evaluation:
@@ -74,9 +75,8 @@ def test_equal_settings_rarely_differ_and_a_true_difference_is_detected(paired, 
         better = [run_of(rng, difficulty, effect - 1) for effect in effects[1]]
         design = Design([["run"] * 4] * 2, paired)
         between_settings += "are better" in compare(sides, design)[0]["sentence"]
-        real_differences += (
-            "the settings of B are better than those of A" in compare([sides[0], better], design)[0]["sentence"]
-        )
+        (improvement,) = compare([sides[0], better], design)
+        real_differences += "the settings of B are better than those of A" in improvement["sentence"]
         checkpoints = [side[:1] for side in sides]
         between_checkpoints += "is better" in compare(checkpoints, Design([["a"], ["b"]]))[0]["sentence"]
     assert between_settings in binomial_range(300, 0.05, comparisons=2)
@@ -99,16 +99,13 @@ def test_a_comparison_of_settings_is_over_runs():
         (False, stats.ttest_ind(*values[::-1], equal_var=False), "Welch's t-test"),
     ):
         (comparison,) = compare([first, second], Design([["run"] * 3] * 2, paired))
-        assert comparison["p"] == pytest.approx(expected.pvalue)
-        assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+        assert_matches(comparison, expected)
         assert comparison["over"] == "runs" and comparison["n"] == 6
-        assert (
-            "of A are better than those of B. The difference of the means, B minus A, is 2.6333 - 1.6000 = +1.0333 ±"
-            in comparison["sentence"]
-        )
-        assert f"3 + 3 runs, {name})." in comparison["sentence"] and "checkpoint" not in comparison["sentence"]
+        sentence = comparison["sentence"]
+        assert "of A are better than those of B" in sentence and "2.6333 - 1.6000 = +1.0333 ±" in sentence
+        assert f"3 + 3 runs, {name})." in sentence and "checkpoint" not in sentence
     (comparison,) = compare([side(1.0, 1.1), side(1.1, 1.3)], Design([["run"] * 2] * 2, True))
-    assert "no significant difference between the settings of A and B with 2 + 2 runs" in comparison["sentence"]
+    assert "no significant difference between the settings" in comparison["sentence"]
     assert comparison["high"] - comparison["low"] > 1  # t of one degree of freedom is 12.7
 
 
@@ -134,11 +131,8 @@ def test_runs_with_the_same_seeds_are_paired(recorded_settings):
     recorded_settings["gpt2"] = recorded_settings["gpt2-medium"] = {"model": {}}
     design = design_of("r1,r2,r3", "r4,r5,r6")
     assert design.paired and design.sides == [["r1", "r2", "r3"], ["r5", "r6", "r4"]]
-    assert design.lines[:3] == [
-        "A: r1, r2, r3",
-        "B: r5, r6, r4",
-        "Settings that differ: learning_rate 0.1 (A) and 0.2 (B).",
-    ]
+    assert design.lines[:2] == ["A: r1, r2, r3", "B: r5, r6, r4"]
+    assert design.lines[2] == "Settings that differ: learning_rate 0.1 (A) and 0.2 (B)."
     assert "both sides have the seeds 1, 2, 3" in design.lines[3]
     design = design_of("r1,r2,r3", "r5,r6")
     assert not design.paired and "different seeds (1, 2, 3; 1, 2)" in design.lines[3]
@@ -178,11 +172,8 @@ def test_sides_that_cannot_be_compared_are_an_error(tmp_path, monkeypatch):
 
 def test_different_validation_sets_are_an_error():
     """Two data sets with the same number of blocks were compared as if they were the same text."""
-    sides = [
-        [Evaluation(name, [measure_of([1, 2, 3])], {f"{name}, validation": Coverage(bytes=size)})]
-        for name, size in (("a", 300), ("b", 301))
-    ]
-    with pytest.raises(UserError, match=r"different texts \(a, validation and b, validation\)"):
+    sides = [[Evaluation(name, [measure_of([1, 2, 3])], {name: Coverage(bytes=ord(name))})] for name in "ab"]
+    with pytest.raises(UserError, match=r"different texts \(a and b\)"):
         compare(sides, Design([["a"], ["b"]]))
 
 
@@ -196,9 +187,8 @@ def test_models_that_read_different_characters_get_no_verdict(seed):
     assert sides[0][0].coverage["text"].unknown == {"d": 1, "x": 1, "y": 1, "z": 1}
     (comparison,) = compare(sides[:2], Design([["a"], ["b"]]))
     assert "no verdict, because the models left out different characters" in comparison["sentence"]
-    assert comparison["p"] is None and comparison["difference"] == pytest.approx(
-        sides[1][0].measures[0].ratio - sides[0][0].measures[0].ratio
-    )
+    first, second = (side[0].measures[0].ratio for side in sides[:2])
+    assert comparison["p"] is None and comparison["difference"] == pytest.approx(second - first)
     for runs in (sides[0] * 2, sides[2] * 2):  # several runs per side
         (comparison,) = compare([sides[1] * 2, runs], Design([["b"] * 2, ["a"] * 2]))
         assert "no verdict" in comparison["sentence"]
@@ -220,9 +210,7 @@ def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
     (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
     counts = ", ".join(["a: 2"] * runs + ["b: 3"] * runs)
     assert comparison["p"] < 0.05 and comparison["low"] == pytest.approx(1) and "than" in comparison["sentence"]
-    assert comparison["sentence"].endswith(
-        f" The models left out a few different characters ({counts} of 3,005), which is less than 0.1% of the text."
-    )
+    assert f"left out a few different characters ({counts} of 3,005)" in comparison["sentence"]
     texts.append("x")  # 4 of 3,006 characters exceed the limit
     (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
     assert "no verdict" in comparison["sentence"] and comparison["p"] is None

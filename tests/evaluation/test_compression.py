@@ -5,6 +5,7 @@ import lzma
 import random
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_a_validation_set_that_is_in_the_training_set_needs_almost_nothing(monke
     """The window is the whole text, so that xz also uses text that is far back."""
     text = random_text(20_000)
     (unseen,) = rows_of(dataset_of([random_text(30_000)], text))
-    assert unseen["bits_per_byte"] == pytest.approx(4, rel=0.05)
+    assert 4 < unseen["bits_per_byte"] < 4.2
     (seen,) = rows_of(dataset_of([text, random_text(30_000)], text))
     assert seen["bits_per_byte"] < 0.1
     preset = compression.compressed_size
@@ -100,9 +101,5 @@ def test_results_are_cached(monkeypatch):
         patch.setattr(compression, "cache_folder", lambda: cached / "below a file")  # which cannot be written
         assert rows_of(dataset) == rows
     monkeypatch.delenv("FOLIO_CACHE")
-    monkeypatch.setattr(Path, "home", raise_runtime_error)  # no cache
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))  # no cache
     assert rows_of(dataset) == rows
-
-
-def raise_runtime_error() -> None:
-    raise RuntimeError

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -22,14 +23,7 @@ from folio.evaluation.intervals import (
 )
 from folio.evaluation.scores import Measure
 from tests.support.evaluations import half_width_of
-from tests.support.tolerances import binomial_range
-
-
-def test_a_mean_by_hand():
-    """Mean 4, standard deviation 2, standard error 2 / sqrt(3); Student's t of two degrees of freedom is 4.3027."""
-    estimate = estimate_mean(np.array([2.0, 4.0, 6.0]))
-    assert (estimate.value, estimate.half_width) == pytest.approx((4, 4.9683), abs=1e-4)
-    assert (estimate.low, estimate.high) == pytest.approx((4 - 4.9683, 4 + 4.9683), abs=1e-4)
+from tests.support.tolerances import binomial_range, rounding_error
 
 
 def test_means_and_differences_match_scipy(seed):
@@ -49,7 +43,11 @@ def test_means_and_differences_match_scipy(seed):
 
 def test_quantiles_of_students_t_match_scipy():
     for degrees_of_freedom in (1, 1.5, 2, 3, 7, 29.4, 100, 5152, 1e6):
-        assert student_t_975(degrees_of_freedom) == pytest.approx(stats.t(degrees_of_freedom).ppf(0.975), rel=1e-8)
+        expected = stats.t(degrees_of_freedom).ppf(0.975)
+        # Newton's method stops at a step of 1e-12, and Simpson's rule errs by less. The density has the rounding of two
+        # values of lgamma, and the quantile about four times as much: 0.475 / (density * quantile).
+        error = 1e-11 + 4 * 2 * np.spacing(math.lgamma((degrees_of_freedom + 1) / 2))
+        assert student_t_975(degrees_of_freedom) == pytest.approx(expected, rel=error)
 
 
 def test_intervals_of_shares_match_scipy(seed):
@@ -57,7 +55,8 @@ def test_intervals_of_shares_match_scipy(seed):
     for n in (1, 2, 10, 997):
         for successes in (0, int(rng.integers(n + 1)), n):
             expected = stats.binomtest(successes, n).proportion_ci(method="wilson")
-            assert share_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+            error = 2 * rounding_error(20, torch.float64)  # each computation has fewer than 20 operations
+            assert share_interval(successes, n) == pytest.approx((expected.low, expected.high), rel=error, abs=error)
 
 
 @pytest.mark.parametrize("n, sigma", [(2, 1), (3, 0), (5, 2), (40, 0.5), (40, 1), (200, 1.8)])
@@ -66,7 +65,7 @@ def test_the_interval_of_a_ratio_matches_matrices(n, sigma, seed):
     weights = np.exp(sigma * rng.normal(size=n))
     values = weights * rng.normal(2, 1, n)
     estimate = estimate_ratio(2.0, ratio_influence(values, weights), weights)
-    assert estimate.half_width == pytest.approx(half_width_of(values, weights), rel=1e-6)
+    assert estimate.half_width == pytest.approx(half_width_of(values, weights))
     difference = ratio_difference(2.0, ratio_influence(values, weights), weights)
     assert difference.half_width == estimate.half_width
     assert difference.p == pytest.approx(ratio_difference(2.0, ratio_influence(values, weights), 7 * weights).p)
@@ -85,36 +84,23 @@ def simulated_ratios(n: int, sigma: float, rho: float, texts: int) -> tuple[np.n
     return means * weights, weights
 
 
-@pytest.mark.parametrize("sigma", [0, 0.5, 1, 1.8])
-@pytest.mark.parametrize("n", [2, 5, 12, 40, 200])
-def test_intervals_of_documents_of_different_lengths(n, sigma):
-    """With lengths of sigma 1, they contained the true value in 86 % of the texts of 12 documents; 1.8: 59 to 78 %."""
-    hits = 0
-    for values, weights in zip(*simulated_ratios(n, sigma, 0, 600), strict=True):
-        estimate = estimate_ratio(float(values.sum() / weights.sum()), ratio_influence(values, weights), weights)
+LEAST = {(n, sigma, 0): 0.93 for n in (2, 5, 12, 40, 200) for sigma in (0, 0.5, 1, 1.8)}  # its deviation is 0.9 %
+LEAST |= {(12, 1, 0.5): 0.92, (40, 1, 0.5): 0.92, (12, 1.8, 0.5): 0.91, (200, 1.8, 0.5): 0.88}  # documented limits
+
+
+@pytest.mark.parametrize("n, sigma, rho", LEAST)
+def test_intervals_of_documents_of_different_lengths(n, sigma, rho):
+    """With lengths of sigma 1, they contained the true value in 86 % of the texts of 12 documents; 1.8: 59 to 78 %.
+    Two equally good models differed "significantly" on a quarter of the texts with a few long documents.
+    """
+    hits = false_positives = 0
+    for values, weights in zip(*simulated_ratios(n, sigma, rho, 600), strict=True):
+        ratio = float(values.sum() / weights.sum()), ratio_influence(values, weights), weights
+        estimate = estimate_ratio(*ratio)
         hits += estimate.low < 0 < estimate.high
-    assert hits >= 0.93 * 600  # 95 % of 600 has a standard deviation of 0.9 %
-
-
-@pytest.mark.parametrize("n, sigma, least", [(12, 1, 0.92), (40, 1, 0.92), (12, 1.8, 0.91), (200, 1.8, 0.88)])
-def test_intervals_of_losses_that_depend_on_the_length(n, sigma, least):
-    """Their documented limits: with a correlation of 0.5, somewhat fewer than 95 % contain the true value."""
-    hits = 0
-    for values, weights in zip(*simulated_ratios(n, sigma, 0.5, 600), strict=True):
-        estimate = estimate_ratio(float(values.sum() / weights.sum()), ratio_influence(values, weights), weights)
-        hits += estimate.low < 0 < estimate.high
-    assert hits >= least * 600
-
-
-@pytest.mark.parametrize("sigma", [1, 1.8])
-def test_false_positives_with_documents_of_different_lengths(sigma):
-    """Two equally good models differed "significantly" on a quarter of the texts with a few long documents."""
-    values, weights = simulated_ratios(12, sigma, 0, 400)
-    tests = [
-        ratio_difference(float(v.sum() / w.sum()), ratio_influence(v, w), w)
-        for v, w in zip(values, weights, strict=True)
-    ]
-    assert sum(test.p < 0.05 for test in tests) <= 0.07 * 400
+        false_positives += n == 12 and ratio_difference(*ratio).p < 0.05
+    assert hits >= LEAST[n, sigma, rho] * 600
+    assert false_positives <= (1 - LEAST[n, sigma, rho]) * 600
 
 
 def test_one_document_with_all_the_weight_has_no_interval():
@@ -146,21 +132,8 @@ def test_few_or_equal_values(difference):
     assert difference(one, one + 1) == (1, None, 1)
     assert difference(ones, ones) == (0, 0, 1) and difference(ones, twos) == (1, 0, 0)
     assert difference(ones, twos).low == difference(ones, twos).high == 1
-
-
-def test_the_interval_of_a_share_has_95_percent_coverage():
-    """Approximately: numbers of successes are integers."""
-    for probability in (0.02, 0.3):
-        intervals = [share_interval(k, 200) for k in range(201)]
-        covered = [k for k, (low, high) in enumerate(intervals) if low < probability < high]
-        assert stats.binom.pmf(covered, 200, probability).sum() == pytest.approx(0.95, abs=0.02)
-    z2 = stats.norm.ppf(0.975) ** 2
-    assert share_interval(0, 10) == pytest.approx((0, z2 / (10 + z2))) and share_interval(10, 10)[1] == 1
-
-
-def test_one_group_without_variance():
-    estimate = welch_difference(np.ones(3), np.array([1.0, 2.0, 3.0]))
-    assert estimate.p == pytest.approx(stats.ttest_1samp([0.0, 1.0, 2.0], 0).pvalue)
+    # One group without variance: both tests are that of the other group.
+    assert difference(ones, np.arange(1.0, 4)).p == pytest.approx(stats.ttest_1samp([0.0, 1.0, 2.0], 0).pvalue)
 
 
 def test_leave_one_out_influence_is_exact_for_a_mean_and_close_for_a_ratio(seed):
@@ -180,24 +153,23 @@ def test_two_settings_are_compared_by_the_paired_t_test(seed):
     best = int(losses.mean(axis=1).argmin())
     estimate = differences_to_best(losses)[1 - best]
     expected = stats.ttest_rel(losses[1 - best], losses[best])
-    assert estimate.p == pytest.approx(expected.pvalue, rel=1e-4)
-    assert (estimate.low, estimate.high) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-4)
+    assert estimate.p == pytest.approx(expected.pvalue)
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
 
 def test_tukeys_intervals_match_a_published_example():
     """Montgomery, Design and Analysis of Experiments, vascular grafts: 4 pressures (settings) in 6 batches (blocks)."""
-    rejects = np.array(
-        [
-            [90.3, 89.2, 98.2, 93.9, 87.4, 97.9],
-            [92.5, 89.5, 90.6, 94.7, 87.0, 95.8],
-            [85.5, 90.8, 89.6, 86.2, 88.0, 93.4],
-            [82.5, 89.5, 85.6, 87.4, 78.9, 90.7],
-        ]
-    )
-    # with mean squares of 7.33 for error (15 degrees of freedom) and q(0.05; 4, 15) = 4.08
-    estimates = _tukey_differences(rejects, 3)
-    assert all(math.isclose(e.half_width, 4.08 * math.sqrt(7.33 / 6), rel_tol=2e-3) for e in estimates)
-    assert np.allclose([e.value for e in estimates], [7.05, 5.9167, 3.15, 0], atol=1e-4)
+    rejects = """
+        90.3 89.2 98.2 93.9 87.4 97.9
+        92.5 89.5 90.6 94.7 87.0 95.8
+        85.5 90.8 89.6 86.2 88.0 93.4
+        82.5 89.5 85.6 87.4 78.9 90.7"""
+    estimates = _tukey_differences(np.array(rejects.split(), float).reshape(4, 6), 3)
+    # Mean squares of 7.33 for error (15 degrees of freedom) and q(0.05; 4, 15) = 4.08, each rounded to 0.01.
+    error = 0.005 / 7.33 / 2 + 0.005 / 4.08
+    for estimate, value in zip(estimates, [7.05, 71 / 12, 3.15, 0], strict=True):
+        assert estimate.value == pytest.approx(value)
+        assert estimate.half_width == pytest.approx(4.08 * math.sqrt(7.33 / 6), rel=error)
 
 
 @pytest.mark.parametrize("spreads", [[1, 10], [1, 1, 1, 1, 10]])
@@ -214,10 +186,8 @@ def test_a_true_effect_is_detected_next_to_a_noisy_bad_setting(seed):
     """The variance of a diverging setting must not hide the other differences."""
     rng = np.random.default_rng(seed)
     means, spreads = np.array([[1.50], [1.56], [1.60], [3.00]]), np.array([[0.004], [0.004], [0.004], [0.2]])
-    detected = sum(
-        all(e.low > 0 for e in differences_to_best(means + spreads * rng.normal(size=(4, 3)))[1:]) for _ in range(12)
-    )
-    assert detected == 12  # differences of 15 standard deviations
+    for _ in range(12):  # differences of 15 standard deviations
+        assert all(e.low > 0 for e in differences_to_best(means + spreads * rng.normal(size=(4, 3)))[1:])
 
 
 def test_settings_without_an_effect_do_not_differ():

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,17 +86,15 @@ def test_unique_spans_match_all_windows(length, seed):
     for _ in range(50):
         datasets, _, eot = random_case(rng)
         index = TrainingIndex(datasets, eot)
-        windows: dict[tuple[int, ...], list[int]] = {}
+        expected: dict[tuple[int, ...], list[int]] = {}
         shards = [shard.ids for dataset in datasets for shard in dataset.train]
         for ids, start in zip(shards, index.starts, strict=False):
             for at in range(len(ids) - length + 1):
-                if eot not in ids[at : at + length].tolist():
-                    windows.setdefault(tuple(ids[at : at + length].tolist()), []).append(int(start) + at)
-        firsts, counts = index.unique_spans(length)
-        spans = {
-            tuple(index.ids_at(first, length).tolist()): (first, n) for first, n in zip(firsts, counts, strict=True)
-        }
-        assert spans == {window: (positions[0], len(positions)) for window, positions in windows.items()}
+                if eot not in (window := ids[at : at + length].tolist()):
+                    expected.setdefault(tuple(window), []).append(int(start) + at)
+        unique = np.stack(index.unique_spans(length), axis=1)
+        spans = {tuple(index.ids_at(first, length)): (first, n) for first, n in unique}
+        assert spans == {window: (positions[0], len(positions)) for window, positions in expected.items()}
 
 
 @pytest.mark.parametrize("n_tokens", [255, 256, 65_535, 65_536])
@@ -105,21 +104,6 @@ def test_tokens_differ_where_their_codes_need_another_byte(n_tokens):
     text = np.array([0, n_tokens - 3, n_tokens - 2, n_tokens - 1, n_tokens, 5, 6, 0])
     assert index.longest(text).tolist() == [1, 3, 2, 1, 0, 2, 1, 1]
     assert index.find(text[1:4]) == (1, 0, 0, n_tokens - 3)
-
-
-def test_a_planted_quote_is_found_at_its_exact_offset(seed):
-    rng = np.random.default_rng(seed)
-    ids = [rng.integers(50_257, size=20_000).astype("<u2") for _ in range(4)]
-    datasets, quote = [dataset_of(ids[0]), dataset_of(*ids[1:])], rng.integers(50_257, size=40)
-    ids[3][12_345 : 12_345 + 40] = quote
-    text = rng.integers(50_257, size=200)
-    text[100:140] = quote
-    index = TrainingIndex(datasets, 50_256)
-    spans = maximal_spans(index.longest(text))
-    assert [s for s in spans if s[1] - s[0] > index.chance(200)] == [(100, 140)]
-    assert index.find(quote) == (1, 1, 2, 12_345)
-    ids[2][77 : 77 + 40] = quote
-    assert TrainingIndex(datasets, 50_256).find(quote) == (2, 1, 1, 77)
 
 
 def corpus_with_runs(rng: np.random.Generator) -> np.ndarray:
@@ -251,26 +235,21 @@ def test_probes_are_evenly_spaced_and_within_a_document():
     assert choose_probes(np.arange(2), np.arange(20)) == []
 
 
-@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_matches_begin_at_token_boundaries(dtype, seed):
-    ids = np.random.default_rng(seed).integers(60_000, size=5000).astype(dtype)
-    assert memorization.occurs(ids[:32], ids.tobytes()) and memorization.occurs(ids[-32:], ids.tobytes())
-    shifted = np.frombuffer(b"\0" + ids.tobytes() + b"\0" * (ids.itemsize - 1), dtype)
-    assert not memorization.occurs(ids[10:42], shifted.tobytes())
-    both = np.concatenate([shifted, ids])  # first in the middle of a token, then at a boundary
-    assert memorization.occurs(ids[10:42], both.tobytes())
-
-
 def test_the_probe_search_covers_all_shards_up_to_a_limit(seed):
     ids = np.random.default_rng(seed).integers(60_000, size=3000).astype("<u2")
     probes = [ids[start : start + 32].astype(np.int64) for start in (0, 1900, 2900)]
     shards = dataset_of(ids[:1000], ids[1000:2000].astype("<u4"), ids[2000:])
-    assert memorization.count_matches(probes, [shards]) == (3, True)
-    assert memorization.count_matches(probes, [dataset_of(ids[:50]), dataset_of(ids[2800:])]) == (2, True)
-    assert memorization.count_matches(probes, [shards], limit=2500) == (2, False)
-    # the limit is per data set
-    assert memorization.count_matches(probes, [dataset_of(ids[:50]), shards], limit=2500) == (2, False)
-    assert memorization.count_matches(probes, [shards], limit=1931) == (1, False)  # the limit is inside a probe
+    count = partial(memorization.count_matches, probes)
+    assert count([shards]) == (3, True)
+    assert count([dataset_of(ids[:50]), dataset_of(ids[2800:])]) == (2, True)
+    assert count([shards], limit=2500) == (2, False)
+    assert count([dataset_of(ids[:50]), shards], limit=2500) == (2, False)  # the limit is per data set
+    assert count([shards], limit=1931) == (1, False)  # the limit is inside a probe
+    for dtype in ("<u2", "<u4"):  # a match begins at a token
+        tokens = ids.astype(dtype)
+        shifted = np.frombuffer(b"\0" + tokens.tobytes() + b"\0" * (tokens.itemsize - 1), dtype)
+        assert count([dataset_of(shifted)]) == (0, True)
+        assert count([dataset_of(np.concatenate([shifted, tokens]))]) == (3, True)
 
 
 # --- the viewer's answer ----------------------------------------------------------------------------------------------
@@ -335,13 +314,10 @@ def test_the_index_is_built_once(viewed, monkeypatch):
 
 
 def test_the_reason_for_not_searching(viewed, data_dir, tmp_path):
-    question = {"kind": "memorized", "ids": [1, 2, 3]}
-    moved = {
-        **viewed.checkpoint.state,
-        "config": {**viewed.checkpoint.state["config"], "data_dir": str(tmp_path / "nowhere")},
-    }
-    changed = {**viewed.checkpoint.state, "dataset": {"hash": "another"}}
-    foreign = {"model": viewed.checkpoint.state["model"]}
+    question, state = {"kind": "memorized", "ids": [1, 2, 3]}, viewed.checkpoint.state
+    moved = {**state, "config": {**state["config"], "data_dir": str(tmp_path / "nowhere")}}
+    changed = {**state, "dataset": {"hash": "another"}}
+    foreign = {"model": state["model"]}
     for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
         viewed.checkpoint = replace(viewed.checkpoint, state=state)
         for kind in ("memorized", "overlap"):

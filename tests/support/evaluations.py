@@ -11,6 +11,7 @@ from folio.evaluation import benchmarks
 from folio.evaluation.comparison import Design, compare
 from folio.evaluation.scores import Coverage, Evaluation, Measure
 from model import GPT, GPTConfig
+from tests.support.tolerances import logits_error
 
 
 def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: str = "learned") -> GPT:
@@ -21,6 +22,11 @@ def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: s
     for p in model.parameters():
         torch.nn.init.normal_(p, std=std)
     return model.eval()
+
+
+def loss_error(config: GPTConfig, T: int) -> float:
+    """How far two computations of a loss differ: in a logit and in a log-sum-exp, with logits of at most 10."""
+    return 2 * 10 * logits_error(config, T)
 
 
 @torch.inference_mode()

@@ -25,13 +25,13 @@ def running(server: Server, listener: socket.socket) -> Iterator[None]:
         thread.join()
 
 
-def start_server(words: list, folder: Path) -> tuple[BaseProcess, int]:
-    """Start `python WORDS`, which serves until a signal. Returns the process and its port.
+def start_server(words: list, folder: Path, cwd: Path = processes.ROOT) -> tuple[BaseProcess, int]:
+    """Start `python WORDS` in the folder cwd, which serves until a signal. Returns the process and its port.
 
     The process writes to the files "printed" and "errors" in the folder.
     """
     printed, errors = folder / "printed", folder / "errors"
-    process = processes.start(words, [os.devnull, printed, errors])
+    process = processes.start(words, [os.devnull, printed, errors], cwd)
     address = re.compile(r"http://\S+:(\d+)/.*\n")
     wait_until(lambda: process.exitcode is not None or (printed.exists() and address.search(printed.read_text())))
     assert process.exitcode is None, errors.read_text()
