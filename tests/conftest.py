@@ -1,8 +1,6 @@
 """Fixtures shared by all tests: a small text and data set, short runs, and browsers. Seeds are in support/seeds.py."""
 
 import gc
-import hashlib
-import json
 import logging
 import os
 import random
@@ -31,6 +29,7 @@ from prepare import text as prepare_text
 from prepare.midi import MidiConfig
 from prepare.tunes import TunesConfig
 from tests.support.music import tune, write_pieces
+from tests.support.prepared import edit_split, ids_of
 from train import TrainConfig, train
 from train import main as train_and_print
 
@@ -193,16 +192,12 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 def masked_dir(data_dir, tmp_path, seed) -> str:
     """A folder with the data set "verse", masked in stretches of at least 97 tokens."""
     shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
-    folder = tmp_path / "masked" / "verse"
-    meta = json.loads((folder / "meta.json").read_text())
     rng = np.random.default_rng(seed)
-    for split, (entry,) in meta["splits"].items():
-        counted = rng.random(entry["tokens"] // 97 + 1) > 0.7
+    for split in ("train", "val"):
+        n_tokens = len(ids_of(tmp_path / "masked" / "verse", split))
+        counted = rng.random(n_tokens // 97 + 1) > 0.7
         counted[0] |= split == "val"  # any evaluation has a target
-        mask = np.repeat(counted, 97)[: entry["tokens"]].astype(np.uint8)
-        (folder / f"{split}_mask.bin").write_bytes(mask.tobytes())
-        entry["mask_sha256"] = hashlib.sha256(mask.tobytes()).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(meta))
+        edit_split(tmp_path / "masked" / "verse", split, mask=np.repeat(counted, 97)[:n_tokens].astype(np.uint8))
     return str(tmp_path / "masked")
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def referenced_modules(path: Path, modules: dict[str, Path]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield full if full in modules else node.module
@@ -84,22 +86,6 @@ def referenced_modules(path: Path, modules: dict[str, Path]) -> Iterator[str]:
 
 def package_of(module: str) -> str:
     return module.split(".")[1]
-
-
-def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A cycle of imports, or an empty list."""
-    finished: set[str] = set()
-
-    def search(module: str, path: list[str]) -> list[str]:
-        if module in path:
-            return [*path[path.index(module) :], module]
-        if module in finished:
-            return []
-        cycle = next((c for imported in sorted(graph[module]) if (c := search(imported, [*path, module]))), [])
-        finished.add(module)
-        return cycle
-
-    return next((cycle for module in graph if (cycle := search(module, []))), [])
 
 
 def layout_problems(root: Path) -> list[str]:
@@ -125,9 +111,7 @@ def layout_problems(root: Path) -> list[str]:
                 problems.append(f"{module} imports {name}, upward")
             elif package == "data" and package_of(name) == "machine" and name not in USED_BY_DATA:
                 problems.append(f"{module} imports {name}")
-        if package == "base" and re.search(
-            r"^\s*(import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE
-        ):
+        if package == "base" and "torch" in imports(path):
             problems.append(f"{module} imports torch")
         if path.name == "__init__.py":
             if [type(node) for node in parsed(path).body] != [ast.Expr]:
@@ -136,16 +120,14 @@ def layout_problems(root: Path) -> list[str]:
                 problems.append(f"{module} has {len(siblings)} modules")
         elif path.parent / "__init__.py" not in modules.values():
             problems.append(f"{module} is in a folder without __init__.py")
-    if cycle := find_cycle(graph):
-        problems.append("import cycle: " + " -> ".join(cycle))
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        problems.append("import cycle: " + " <- ".join(error.args[1]))
     stems = [path.stem for path in modules.values() if path.name != "__init__.py"]
     problems += [f"two modules are called {name}" for name in sorted({name for name in stems if stems.count(name) > 1})]
-    classes = [
-        node.name
-        for path in [*modules.values(), *root.glob("*.py")]
-        for node in parsed(path).body
-        if isinstance(node, ast.ClassDef)
-    ]
+    paths = [*modules.values(), *root.glob("*.py")]
+    classes = [node.name for path in paths for node in parsed(path).body if isinstance(node, ast.ClassDef)]
     problems += [f"two classes are called {name}" for name in sorted({c for c in classes if classes.count(c) > 1})]
     for path in sorted((root / "tests").rglob("test_*.py")):
         tests = {name for name in referenced_modules(path, modules) if name.split(".")[-1].startswith("test_")}
@@ -173,7 +155,7 @@ VIOLATIONS = [  # the problem, and the files that are added to a small tree
         {"folio/data/shards.py": "from folio.base import nothing\nimport folio.gone"},
     ),
     (
-        "import cycle: folio.base.a -> folio.base.b -> folio.base.a",
+        "import cycle: folio.base.a <- folio.base.b <- folio.base.a",
         {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "def f():\n    import folio.base.a"},
     ),
     ("folio.base.a imports torch", {"folio/base/a.py": "def f():\n    import torch.nn"}),
@@ -330,14 +312,7 @@ def test_misplaced_test_files_are_detected(problem, files, tmp_path):
 
 def imports(path: Path) -> set[str]:
     """The top-level packages of all modules that the file imports."""
-    names = set()
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: relative import"
-            names.add(node.module.split(".")[0])
-    return names
+    return {name.split(".")[0] for name in referenced_modules(path, {})}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -10,13 +10,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from torch.distributed.run import get_args_parser as torchrun_options
 
-from folio.base.settings import load
 from tests.support import processes
 from tests.support.repository import ROOT, copy_repository, run_commands, shell_commands
 from tests.support.servers import start_server
-from train import TrainConfig
 
 SMALL = (
     "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=3 --warmup_iters=1 --eval_iters=1"
@@ -80,7 +77,7 @@ def test_commands(repo_copy):
 @pytest.mark.slow
 def test_torchrun(repo_copy):
     """With two processes instead of eight, and a data set that exists."""
-    command = torchrun_command()
+    (command,) = [command for command in README if command.startswith("torchrun ")]
     run_commands(["python prepare/text.py novel.txt"], repo_copy)
     args = shlex.split(command.replace("nproc_per_node=8", "nproc_per_node=2"))[1:]
     args += ["--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
@@ -88,14 +85,3 @@ def test_torchrun(repo_copy):
     result = subprocess.run(process, cwd=repo_copy, capture_output=True, encoding="utf-8")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Warning" not in result.stderr, result.stderr
-
-
-def test_torchrun_and_train_accept_the_options_of_the_command():
-    options = torchrun_options().parse_args(shlex.split(torchrun_command())[1:])
-    assert options.training_script == "train.py"
-    assert load(TrainConfig, options.training_script_args).origins
-
-
-def torchrun_command() -> str:
-    (command,) = [command for command in README if command.startswith("torchrun ")]
-    return command

@@ -36,13 +36,17 @@ def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
     saved |= dict(optimizer={"state": {}}, iter_num=7, best_val_loss=torch.tensor(1.5), config={"dataset": "abc"})
     path.parent.mkdir(parents=True)
     torch.save(saved, path)
-    data = path.parent.parent / "data" / "abc"
-    data.mkdir(parents=True)
-    for split in ("train", "val"):
-        (data / f"{split}.bin").write_bytes(bytes([0, 0, 1, 0, 2, 0] * 200))
-    itos = dict(enumerate("\nab"))
-    (data / "meta.pkl").write_bytes(pickle.dumps(dict(vocab_size=3, itos=itos, stoi={c: i for i, c in itos.items()})))
+    write_nanogpt_data(path.parent.parent / "data" / "abc")
     return model
+
+
+def write_nanogpt_data(folder: Path) -> None:
+    """Write the data set of the text "\\nab\\nab..." like nanoGPT's prepare.py."""
+    folder.mkdir(parents=True)
+    for split in ("train", "val"):
+        (folder / f"{split}.bin").write_bytes(bytes([0, 0, 1, 0, 2, 0] * 200))
+    itos = dict(enumerate("\nab"))
+    (folder / "meta.pkl").write_bytes(pickle.dumps(dict(vocab_size=3, itos=itos, stoi={c: i for i, c in itos.items()})))
 
 
 def save_changed_checkpoint(path: Path, **changes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from folio.base.files import read_json, write_json
+from folio.base.files import read_json, sha256, write_json
 from folio.data import tokenizer
 from folio.data.blocks import Field
 from folio.data.builder import DatasetBuilder
@@ -46,6 +46,17 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def ids_of(folder: Path, split: str) -> np.ndarray:
     return np.concatenate([shard.ids for shard in getattr(open_dataset(folder), split)])
+
+
+def edit_split(folder: Path, split: str, **arrays: np.ndarray) -> None:
+    """Replace the `ids` or the `mask` of a split of one shard, and their checksum."""
+    meta = read_json(folder / "meta.json")
+    (entry,) = meta["splits"][split]
+    for name, array in arrays.items():
+        file, checksum = ("", "sha256") if name == "ids" else ("_mask", "mask_sha256")
+        array.tofile(folder / f"{split}{file}.bin")
+        entry[checksum] = sha256(folder / f"{split}{file}.bin")
+    write_json(folder / "meta.json", meta)
 
 
 def read_back(folder: Path, split: str) -> list[str]:
