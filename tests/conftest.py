@@ -1,12 +1,15 @@
 """Fixtures shared by all tests: a small text and data set, short runs, and browsers. Seeds are in support/seeds.py."""
 
 import gc
+import io
 import logging
 import os
 import random
 import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
+from contextlib import redirect_stdout
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,6 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are slower with several threads
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
-
-import io
-import os
-from contextlib import redirect_stdout
-from itertools import count
 
 from folio.base.workers import cores
 from folio.data import find_data, shards

@@ -13,7 +13,7 @@ from folio.evaluation.answers import EXACT
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load_model, name_problems, write_results
 from folio.evaluation.scores import LOSS
 from folio.machine import data_parallel
-from tests.support.evaluations import replace_fetch
+from tests.support.evaluations import loss_error, replace_fetch
 
 CPU = dict(device="cpu", dtype="float32")
 
@@ -33,17 +33,9 @@ def test_texts_are_measured_in_contexts_of_the_given_length(run, tmp_path):
         context = ids[begin : begin + 17]
         with torch.inference_mode():
             total += float(F.cross_entropy(model.logits(context[None, :-1])[0], context[1:], reduction="sum"))
-    assert evaluation.measures[0].ratio == pytest.approx(total / (len(ids) - 1), abs=1e-5)
+    assert evaluation.measures[0].ratio == pytest.approx(total / (len(ids) - 1), abs=loss_error(model.config, 16))
     by_position = evaluate_model(run, cfg.replace(block_size=None), context=20)
     assert not by_position.measures and by_position.positions[0].counted.shape == (len(ids) // 21, 20)
-
-
-def test_training_data_is_searched_unless_the_text_is_the_runs_own_validation_set(run, data_dir):
-    (coverage,) = evaluate_model(run, MeasurementConfig(**CPU)).coverage.values()
-    assert coverage.probes is None
-    cfg = MeasurementConfig(text=str(data_dir / "verse.txt"), **CPU)
-    (coverage,) = evaluate_model(run, cfg).coverage.values()
-    assert coverage.probes == 20 and coverage.probes_matched >= 17
 
 
 def test_quantization_prints_the_change_of_the_loss(run, capsys):
