@@ -75,7 +75,7 @@ def test_each_tokenizer_trains_and_samples_without_its_data(kind, tiny, tmp_path
     assert "<|endoftext|>" not in sample_text(cfg.out_dir, max_new_tokens=300)
 
 
-def test_sample_k_does_not_depend_on_num_samples_batch_size_or_stream(run):
+def test_sample_k_does_not_depend_on_num_samples_or_stream(run):
     separator = "\n---------------\n"
     samples = sample_text(run, num_samples=3).removesuffix("\n").split(separator)
     assert len(samples) == 3 and len(set(samples)) == 3
