@@ -1,6 +1,5 @@
 """Apply the diffs of docs/code/change-it.md to a copy of Folio, and run that page's commands with tiny models."""
 
-import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -12,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from folio.base.files import read_json
 from tests.support.repository import ROOT, copy_repository, run_commands
+from tests.support.runs import read_metrics, same_tensors
 
 PAGE = (ROOT / "docs" / "code" / "change-it.md").read_text(encoding="utf-8")
 SMALL = (
@@ -89,14 +90,6 @@ def changed(changed_folder: Path) -> Callable[[str], Path]:
     return find
 
 
-def state(run: Path) -> dict:
-    return json.loads((run / "step-000004" / "state.json").read_text())
-
-
-def tensors(run: Path, file: str) -> dict[str, torch.Tensor]:
-    return load_file(run / "step-000004" / f"{file}.safetensors")
-
-
 @pytest.mark.parametrize(
     "change", CHANGES, ids=lambda change: re.search(r"^\+\+\+ b/(\S+)", change.diff, re.MULTILINE)[1]
 )
@@ -113,51 +106,51 @@ def test_a_diff_that_does_not_fit_is_reported(tmp_path):
     changed = path.read_text(encoding="utf-8").replace("LayerNorm(config.n_embd, bias=config.bias)", "norm(config)")
     path.write_text(changed, encoding="utf-8")
     problems = {change.diff: problem for change in CHANGES if (problem := apply(change.diff, tmp_path))}
-    assert (
-        all("RMSNorm" in diff and "patch does not apply" in problem for diff, problem in problems.items()) and problems
-    )
+    assert problems
+    for diff, problem in problems.items():
+        assert "RMSNorm" in diff and "patch does not apply" in problem
+
+
+def tensors(run: Path, file: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
+    return load_file(run / f"step-{step:06d}" / f"{file}.safetensors")
 
 
 def test_activation(changed):
-    assert state(changed("out-relu2"))["model"]["activation"] == "relu2"
+    assert read_json(changed("out-relu2") / "step-000004" / "state.json")["model"]["activation"] == "relu2"
 
 
 def test_position_encoding(changed):
-    run = changed("out-kerple")
-    first, last = (load_file(run / step / "model.safetensors") for step in ("step-000002", "step-000004"))
-    assert first["transformer.log_r.weight"].shape == (2, 1)
-    assert not torch.equal(first["transformer.log_r.weight"], last["transformer.log_r.weight"])  # it is trained
+    first, last = (tensors(changed("out-kerple"), step=step)["transformer.log_r.weight"] for step in (2, 4))
+    assert first.shape == (2, 1) and not torch.equal(first, last)  # it is trained
 
 
 def test_norm(changed):
-    names = tensors(changed("out-rms"), "model").keys()
+    names = tensors(changed("out-rms")).keys()
     assert "transformer.h.0.mlp.c_fc.bias" in names and "transformer.h.0.ln_1.weight" in names
     assert not any(".ln_" in name and name.endswith("bias") for name in names)
 
 
 def test_schedule(changed):
-    run = changed("out-sqrt")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rates = {line["step"]: line["lr"] / state(run)["config"]["learning_rate"] for line in lines[1:]}
+    lines = read_metrics(str(changed("out-sqrt")))
+    rates = {line["step"]: line["lr"] / lines[1]["lr"] for line in lines}  # step 2 has the full rate
     expected = {1: 0.5} | {step: 1 - ((step - 2) / 3) ** 0.5 for step in (2, 3, 4)}  # a warmup of 1 step, a decay of 3
     assert rates == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "name, keys", [("nadam", {"step", "mu_product", "exp_avg", "exp_avg_sq"}), ("lion", {"exp_avg"})]
-)
-def test_optimizers_resume_exactly(name, keys, changed):
+KEYS = {"nadam": {"step", "mu_product", "exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_optimizers_resume_exactly(name, changed):
     runs = changed(f"out-{name}"), changed(f"out-{name}-straight")
-    assert {key.rpartition("/")[2] for key in tensors(runs[0], "optimizer")} == keys
+    assert {key.rpartition("/")[2] for key in tensors(runs[0], "optimizer")} == KEYS[name]
     for file in ("model", "optimizer"):
-        resumed, straight = (tensors(run, file) for run in runs)
-        assert resumed.keys() == straight.keys()
-        assert all(torch.equal(resumed[key], straight[key]) for key in straight)
+        assert same_tensors(*(tensors(run, file) for run in runs))
 
 
 def test_tokenizer(changed, text):
     folder = changed("data/words")
-    words = json.loads((folder / "tokenizer.json").read_text())["words"]
+    words = read_json(folder / "tokenizer.json")["words"]
     shards = [np.fromfile(folder / f"{split}.bin", dtype="<u2") for split in ("train", "val")]
     assert "".join(words[token] for token in np.concatenate(shards)) == text
     assert max(map(len, words)) > 1 and sorted(words) == words
@@ -165,7 +158,7 @@ def test_tokenizer(changed, text):
 
 def test_data_set_counts_only_the_answers(changed):
     folder = changed("data/questions")
-    characters = json.loads((folder / "tokenizer.json").read_text())["characters"]
+    characters = read_json(folder / "tokenizer.json")["characters"]
     counted, all_text = [], []
     for split in ("train", "val"):
         ids, mask = np.fromfile(folder / f"{split}.bin", dtype="<u2"), np.fromfile(folder / f"{split}_mask.bin", "u1")

@@ -15,7 +15,6 @@ from train import TrainConfig
 
 PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages()}
 TOUR = PAGES["docs/code/code-tour.md"]
-every_page = pytest.mark.parametrize("name", PAGES)
 
 
 def without_code(content: str) -> str:
@@ -32,19 +31,15 @@ def anchors(content: str) -> set[str]:
     return found
 
 
-@every_page
-def test_links_and_anchors_exist(name):
+@pytest.mark.parametrize("name", PAGES)
+def test_lines_fit_on_a_screen_and_links_and_anchors_exist(name):
+    assert not [line for line in PAGES[name].splitlines() if len(line) > 120]
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", without_code(PAGES[name])):
         path, _, anchor = target.partition("#")
         linked = (ROOT / name).parent / path if path else ROOT / name
         assert linked.exists(), target
         if anchor and not re.fullmatch(r"L\d+", anchor):
             assert anchor in anchors(linked.read_text(encoding="utf-8")), target
-
-
-@every_page
-def test_lines_fit_on_a_screen(name):
-    assert not [line for line in PAGES[name].splitlines() if len(line) > 120]
 
 
 def test_each_page_is_on_a_shelf():
@@ -56,23 +51,17 @@ def test_each_page_is_on_a_shelf():
         assert f"(docs/{shelf}/" in PAGES["README.md"]
 
 
-def test_pages_that_the_code_names_exist():
-    named = {
-        page
-        for folder in ("folio", "prepare", "config", "tools")
-        for path in (ROOT / folder).rglob("*.py")
-        for page in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
-    }
-    assert named and named <= PAGES.keys(), named - PAGES.keys()
+def matches(pattern: str, *folders: str) -> set[str]:
+    """What matches the pattern in the Python files of these folders."""
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return {match for path in paths for match in re.findall(pattern, path.read_text(encoding="utf-8"))}
 
 
-def test_tests_that_the_docs_name_exist():
+def test_pages_that_the_code_names_exist_and_tests_that_the_docs_name():
+    pages = matches(r"docs/[\w/-]+\.md", "folio", "prepare", "config", "tools")
+    assert pages and pages <= PAGES.keys(), pages - PAGES.keys()
     named = {test for content in PAGES.values() for test in re.findall(r"::(test_\w+)`", content)}
-    existing = {
-        test
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for test in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
-    }
+    existing = matches(r"def (test_\w+)", "tests")
     assert named and named <= existing, named - existing
 
 

@@ -156,11 +156,6 @@ def test_the_special_text_is_the_special_token(name, tmp_path, monkeypatch, seen
     assert ids == [ord("a"), *eots, ord("b")]
 
 
-def test_chats_do_not_contain_the_special_text():
-    with pytest.raises(RequestError, match="which ends a message"):
-        CHAT(ByteTokenizer(), f"a{EOT_TEXT}b")
-
-
 @pytest.mark.parametrize("name", INPUTS)
 def test_without_the_special_token_a_line_says_that_it_is_ordinary_text(name, tmp_path, monkeypatch, seen, capsys):
     """Nothing said so."""
@@ -200,10 +195,7 @@ def test_warnings_about_a_prompt_do_not_name_the_special_text():
     (line,) = prompt_warnings(prompt, text, "the prompt", tokenizer, model_of(tokenizer).model.config)
     assert line == "left out 1 of 16 characters of the prompt, not in the vocabulary: 'é'"
     assert prompt.truncate(3, tokenizer) == prompt and prompt.truncate(2, tokenizer).text == "a\n"
-
-
-def test_a_truncated_prompt_shows_the_special_text():
-    """The text before it and the text after it were printed as one."""
+    # The text before it and the text after it were printed as one.
     prompt = encode_prompt(ByteTokenizer(), f"a{EOT_TEXT}bc")
     assert prompt.truncate(3, ByteTokenizer()).text == f"a{EOT_TEXT}b"
 
@@ -232,6 +224,8 @@ def test_stop_strings():
 
 def test_the_error_of_the_server_names_the_special_text():
     """It listed its characters as missing in the vocabulary."""
+    with pytest.raises(RequestError, match="which ends a message"):
+        CHAT(ByteTokenizer(), f"a{EOT_TEXT}b")
     for tokenizer, is_named in ((CharTokenizer("ab"), True), (CharTokenizer("ab", eot=True), False)):
         with pytest.raises(RequestError, match="'é'") as error:
             completions.encode(f"é{EOT_TEXT}", "prompt", tokenizer)

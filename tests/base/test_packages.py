@@ -27,6 +27,8 @@ def test_the_requirements_files_are_those_of_pyproject_toml():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert FILES == sorted(requirements_files(project))
     requirements.main(RequirementsConfig(check=True))
+    names = [name for file in FILES for name in packages_in(ROOT / file)]
+    assert len(names) == len(set(names))  # a package is in one file
 
 
 def test_a_file_that_differs_is_written_or_reported(tmp_path, monkeypatch):
@@ -40,11 +42,6 @@ def test_a_file_that_differs_is_written_or_reported(tmp_path, monkeypatch):
     requirements.main(RequirementsConfig(check=True))
     lines = (tmp_path / "requirements-dev.txt").read_text().splitlines()
     assert lines[1:] == ["-r requirements.txt", "-r requirements-a.txt", "c"]
-
-
-def test_a_package_is_in_one_file():
-    names = [name for file in FILES for name in packages_in(ROOT / file)]
-    assert len(names) == len(set(names))
 
 
 FILE_OF = {"torch": "requirements.txt", "annotated_types": "requirements.txt", "pytest": "requirements-dev.txt"}

@@ -88,16 +88,13 @@ def test_scores_and_intervals_match_sacrebleu(seed):
         # The width between two quantiles of 1,000 samples has a standard error of 3 %. Ours is also exact only for
         # small differences, and the score of a bootstrap sample differs by several percent.
         assert (row["high"] - row["low"]) / 2 == pytest.approx(ci, rel=normal_limit() * 0.03 + 0.1)
-
-
-def test_signatures_are_sacrebleus():
     _, signatures = measure_answers("x", [pair_of("a b"), pair_of("c d")], ["a b", "c"])
     assert signatures["chrF"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
     assert signatures["BLEU"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
 
 
 def test_intervals_are_over_items(seed):
-    """Copies of an item do not narrow the interval."""
+    """Copies of an item do not narrow the interval. One item has none."""
     expected, answers = random_texts(np.random.default_rng(seed), 60, 0.2)
     once = measured(expected, answers, item=list(range(60)))
     thrice = measured(expected * 3, answers * 3, item=list(range(60)) * 3)
@@ -106,10 +103,7 @@ def test_intervals_are_over_items(seed):
         assert copies["n"] == row["n"] == 60 and copies["over"] == "items"
         for key in ("value", "low", "high"):
             assert copies[key] == pytest.approx(row[key])
-
-
-def test_one_pair_has_no_interval():
-    assert {measure.row()["low"] for measure in measured([" a"], ["b"]).values()} == {None}
+    assert {measure.row()["low"] for measure in measured([" a"], ["b"]).values()} == {None}  # one pair
 
 
 def test_groups():
