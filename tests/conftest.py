@@ -22,11 +22,10 @@ os.environ["WANDB_SILENT"] = "true"
 
 from folio.base.workers import cores
 from folio.data import find_data, shards
-from prepare import midi, tunes
+from prepare import midi
 from prepare import text as prepare_text
 from prepare.midi import MidiConfig
-from prepare.tunes import TunesConfig
-from tests.support.music import tune, write_pieces
+from tests.support.music import write_pieces
 from tests.support.prepared import edit_split, ids_of
 from train import TrainConfig, train
 from train import main as train_and_print
@@ -236,17 +235,6 @@ def music_run(tiny, tmp_path, capsys) -> str:
     midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
     cfg = tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out-pieces"), block_size=64)
     train_and_print(cfg)
-    return cfg.out_dir
-
-
-@pytest.fixture
-def tunes_run(tiny, tmp_path) -> str:
-    """The folder of a short run on 60 random tunes, which are in tmp_path / "all.abc"."""
-    (tmp_path / "all.abc").write_text("\n".join(tune(random.Random(k)) for k in range(60)))
-    data = str(tmp_path / "data")
-    tunes.main(TunesConfig(inputs=(str(tmp_path / "all.abc"),), data_dir=data, num_workers=0))
-    cfg = tiny(dataset="all", data_dir=data, out_dir=str(tmp_path / "out-all"))
-    train(cfg)
     return cfg.out_dir
 
 

@@ -197,16 +197,12 @@ def run_command(out_dir: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("--start=FILE:", r"start=FILE:: .*--start=-"),
         ("--start=FILE:pipe", r"start=FILE:pipe: .*--start=-"),
         (["--start=A", "--prompts=a.jsonl"], "prompts=a.jsonl: .*set only one"),
         ("--compile=True", "compile=True: .*leave it out"),
         ("--prompts=pipe", r"prompts=pipe: .* \.jsonl file"),
-        ("--prompts=-", r"prompts=-: .* \.jsonl file"),
         ("--prompts=gone.jsonl", r"gone\.jsonl: no such file"),
-        ("--prompts=empty.jsonl", r"prompts=empty\.jsonl: .* write \{"),
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: .* not JSON"),
-        ("--prompts=other.jsonl", r'other\.jsonl:1: .* write \{"prompt": "TEXT"\}'),
         ("--prompts=unknown.jsonl", r"prompts=unknown\.jsonl: in prompt 2, the character 'Ω'"),
         ("--prompts=binary", r"binary:1, byte 2 .* zero byte"),
         ("--temperature=1e-300", r"temperature=1e-300: .* from 1e-6 to 1e6, or 0"),
@@ -218,10 +214,8 @@ def run_command(out_dir: str, *arguments: str) -> str:
 def test_invalid_arguments_are_one_line_errors(argument, message, trained, tmp_path, monkeypatch):
     """Some of these ended in a traceback, or without a message."""
     monkeypatch.chdir(tmp_path)
-    files = {"empty": "\n", "bad": '{"prompt": "A"}\n{"prompt": ', "other": '{"text": "A"}'}
-    files |= {"unknown": '{"prompt": "A"}\n{"prompt": "A Ω"}'}
-    for name, content in files.items():
-        (tmp_path / f"{name}.jsonl").write_text(content, encoding="utf-8")
+    Path("bad.jsonl").write_text('{"prompt": "A"}\n{"prompt": ')
+    Path("unknown.jsonl").write_text('{"prompt": "A"}\n{"prompt": "A Ω"}', encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"A\xff\x00")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")  # reading it waited forever

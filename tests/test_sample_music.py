@@ -11,7 +11,6 @@ from folio import UserError
 from folio.base.settings import ConfigError, load
 from folio.data.sources.music import EventFormat, events_of_file, notes_of_events
 from sample import SampleConfig, Sampler
-from tests.support.music import write_pieces
 from tests.support.sampling import sample_text
 
 FORMAT = EventFormat("beats", steps=4, longest_shift=4, tempo=120.0)
@@ -66,40 +65,7 @@ def test_several_pieces_are_numbered_and_do_not_overwrite_files(music_run, tmp_p
         sample_text(music_run, start=start, save=str(tmp_path / "new.mid"), num_samples=2)
 
 
-def test_tunes_are_saved_as_abc(tunes_run, tmp_path):
-    start, saved = "X:1\\nM:2/4\\nL:1/8\\nK:G\\nABc", tmp_path / "new.abc"
-    line = sample_text(tunes_run, start=start, save=str(saved))
-    text = saved.read_text()
-    assert text.startswith("X:1\nM:2/4\nL:1/8\nK:G\nABc") and line == f"{saved}: {len(text)} characters\n"
-    line = sample_text(tunes_run, start="ABc", save=str(tmp_path / "half.ABC"))
-    assert ", which are not a tune in ABC notation: it has no key, K:" in line
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(start="ROMEO:"), "'ROMEO:' is not an event"),
-        (dict(save="{tmp}/a.txt"), "use .mid"),
-        (dict(save="{tmp}/none/a.mid"), "none does not exist; create it"),
-        (dict(start="FILE:{tmp}/broken.mid"), "this MIDI file cannot be used: it is not a MIDI file"),
-        (dict(start="FILE:{tmp}/none.mid"), "none.mid cannot be read"),
-    ],
-)
-def test_invalid_arguments_for_a_music_model_are_one_line_errors(settings, message, music_run, tmp_path):
-    (tmp_path / "broken.mid").write_text("hello")
-    with pytest.raises(UserError) as error:
-        sample_text(music_run, **{name: value.format(tmp=tmp_path) for name, value in settings.items()})
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_text_model_neither_reads_nor_saves_midi(run, tmp_path):
-    write_pieces(tmp_path / "pieces", 1)
-    for settings, message in (
-        (dict(save=str(tmp_path / "a.mid")), "use .txt"),
-        (dict(start=f"FILE:{tmp_path / 'pieces' / '0.mid'}"), "use a text file"),
-    ):
-        with pytest.raises(UserError, match=message):
-            sample_text(run, **settings)
+def test_a_text_is_saved(run, tmp_path):
     assert sample_text(run, start="The", save=str(tmp_path / "a.txt")) == f"{tmp_path / 'a.txt'}: 43 characters\n"
     assert Path(tmp_path / "a.txt").read_text() == sample_text(run, start="The").removesuffix("\n")
     assert sample_text(run, start="The king shall", start_tokens=5) == sample_text(run, start="The k")

@@ -273,8 +273,6 @@ def test_a_mixture_trains_resumes_and_reports_its_epochs(tiny, mixed_dir, tmp_pa
     for other in ("verse:0.5,prose:0.5", "verse"):
         with pytest.raises(UserError, match="is not this run's original data"):
             train(tiny(**{**mixed, "dataset": other}, out_dir=resumed, init_from="resume", max_iters=20))
-    with pytest.raises(UserError, match=r"bytes was made with another tokenizer \(byte, 257 tokens\) than .*verse"):
-        train(tiny(dataset="verse,bytes", data_dir=mixed_dir, out_dir=str(tmp_path / "new")))
 
 
 @pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
@@ -285,43 +283,12 @@ def test_a_nanogpt_data_set_trains_and_samples(tiny, tmp_path, capsys):
     assert sample_text(cfg.out_dir, start="\na", max_new_tokens=6, temperature=0.0) == "\nab\nab\na\n"
 
 
-def test_finetuning_with_another_tokenizer_is_refused(tiny, tmp_path):
-    train(tiny(max_iters=3))
-    write_nanogpt_data(tmp_path / "other")
-    with pytest.raises(UserError, match=r"another tokenizer \(char, 4\d tokens\) than .*\(char, 3 tokens\)"):
-        train(tiny(init_from=tiny().out_dir, out_dir="new", dataset=str(tmp_path / "other")))
-
-
-@pytest.mark.parametrize("split, name", [("train", "training"), ("val", "validation")])
-def test_data_without_counted_targets_is_refused(tiny, masked_dir, split, name):
-    """Steps had a loss of 0, and the first evaluation raised IndexError."""
+def test_validation_data_without_counted_targets_is_refused(tiny, masked_dir):
+    """The first evaluation raised IndexError."""
     folder = Path(masked_dir, "verse")
-    edit_split(folder, split, mask=np.zeros(len(ids_of(folder, split)), np.uint8))
-    with pytest.raises(DatasetError, match=f"no token of the {name} data counts as a target"):
+    edit_split(folder, "val", mask=np.zeros(len(ids_of(folder, "val")), np.uint8))
+    with pytest.raises(DatasetError, match="no token of the validation data counts as a target"):
         train(tiny(data_dir=masked_dir))
-
-
-def test_an_id_outside_the_vocabulary_stops_the_run(tiny, data_dir, tmp_path):
-    """The shard has a valid checksum, but ids that the tokenizer lacks."""
-    folder = shutil.copytree(data_dir / "verse", tmp_path / "verse")
-    ids = ids_of(folder, "train")
-    ids[::1000] = 60_000
-    edit_split(folder, "train", ids=ids)
-    with pytest.raises(UserError, match="token id 60000 in the shards is outside the vocabulary"):
-        train(tiny(dataset=str(folder), max_iters=100))
-
-
-def test_a_missing_data_set_is_prepared_by_the_projects_script_with_its_name(tiny, other_project, tmp_path):
-    """A data set given by its path once ran the Python file next to it."""
-    (tmp_path / "other.py").write_text("raise SystemExit('this must not run')")
-    with pytest.raises(UserError, match="no such data set"):
-        train(tiny(dataset=str(tmp_path / "other")))
-    with pytest.raises(UserError, match=r"prepared data sets: verse\); to prepare a text: python prepare"):
-        train(tiny(dataset="prose"))
-    with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
-        train(tiny(dataset="broken"))
-    train(tiny(dataset="mine", data_dir=None, max_iters=3))
-    assert (other_project / "data" / "mine" / "meta.json").exists()
 
 
 # --- bad steps --------------------------------------------------------------------------------------------------------

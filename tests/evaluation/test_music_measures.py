@@ -29,11 +29,15 @@ from folio.evaluation.music_measures import (
     parse_tune,
     split_pieces,
 )
+from prepare import tunes as prepare_tunes
+from prepare.tunes import TunesConfig
 from sample import SampleConfig
 from tests.support.datasets import dataset_of
+from tests.support.music import tune
 from tests.support.tolerances import binomial_range, normal_limit
 from tools import evaluate
 from tools.evaluate import EvaluateConfig
+from train import train
 
 pytestmark = pytest.mark.needs("miditok", "symusic", "music21")
 
@@ -159,6 +163,17 @@ def test_end_of_text_tokens_separate_pieces():
 
 
 # --- tools/evaluate.py ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tunes_run(tiny, tmp_path) -> str:
+    """The folder of a short run on 60 random tunes, which are in tmp_path / "all.abc"."""
+    (tmp_path / "all.abc").write_text("\n".join(tune(random.Random(k)) for k in range(60)))
+    data = str(tmp_path / "data")
+    prepare_tunes.main(TunesConfig(inputs=(str(tmp_path / "all.abc"),), data_dir=data, num_workers=0))
+    cfg = tiny(dataset="all", data_dir=data, out_dir=str(tmp_path / "out-all"))
+    train(cfg)
+    return cfg.out_dir
 
 
 def evaluated(*words: str, folder: Path) -> dict[tuple[str, str], float]:
