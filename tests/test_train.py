@@ -678,13 +678,8 @@ def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, ca
     assert f"stopped by {signal.Signals(number).name} and saved after step 3" in out and "continue: " in out
 
 
-def test_empty_names_and_huge_numbers_are_refused_at_once(tiny):
-    """--out_dir=$UNSET wrote the checkpoints into the current folder. Huge numbers ended in a traceback, also by an
-    overflow of a division, or in a search for a smaller batch size.
-    """
-    for setting in ("out_dir", "init_from", "dataset"):
-        with pytest.raises(UserError, match=rf"{setting}=: .*not be empty"):
-            train(tiny(**{setting: ""}))
+def test_huge_numbers_are_refused_at_once(tiny):
+    """They ended in a traceback, also by an overflow of a division, or in a search for a smaller batch size."""
     for setting in ("n_embd", "batch_size", "gradient_accumulation_steps", "max_iters"):
         with pytest.raises(UserError):
             train(tiny(**{setting: 10**23}))
