@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from folio.decoding.cpu_decoder import FORMATS, CPUBatch
@@ -15,7 +14,6 @@ from folio.machine.kernels import attention_weights
 from model import (
     GPT,
     POSITIONS,
-    AttentionFunction,
     AttentionKernel,
     CausalSelfAttention,
     GPTConfig,
@@ -254,31 +252,3 @@ def test_invalid_position_settings_are_refused():
         GPTConfig(position="rope")
     with pytest.raises(ValueError, match="rotary positions need an even head size"):
         GPTConfig(position="rotary", n_head=4, n_embd=12)
-
-
-# --- heads ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_one_projection_is_equivalent_to_separate_heads(bias, seed):
-    """Section 3.2.2 of Vaswani et al. 2017: each head has its own W_Q, W_K and W_V, and W_O combines the heads.
-
-    c_attn contains all of them: rows h D to (h + 1) D of its first, second and last third belong to head h.
-    """
-    torch.manual_seed(seed)
-    B, T, C, H = 2, 10, 24, 3
-    D = C // H
-    layer = GPT(GPTConfig(block_size=T, n_layer=1, n_head=H, n_embd=C, bias=bias)).transformer.h[0].attn
-    x, heads = torch.randn(B, T, C), []
-    for h in range(H):
-        q, k, v = torch.nn.Linear(C, D, bias=bias), torch.nn.Linear(C, D, bias=bias), torch.nn.Linear(C, D, bias=bias)
-        for part, projection in enumerate((q, k, v)):
-            rows = slice(part * C + h * D, part * C + (h + 1) * D)
-            projection.weight.data = layer.c_attn.weight[rows]
-            if bias:
-                projection.bias.data = layer.c_attn.bias[rows]
-        scores = q(x) @ k(x).transpose(1, 2) / math.sqrt(D) + causal(T)  # (B, T, T)
-        heads.append(F.softmax(scores, dim=-1) @ v(x))  # (B, T, D)
-    expected = layer.c_proj(torch.cat(heads, dim=-1))
-    actual = layer(x, AttentionFunction(AttentionKernel(), None, None))
-    torch.testing.assert_close(actual, expected, **within(expected, 2 * rounding_error(C + D + 2 * T + C + 5)))
