@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -53,22 +54,13 @@ def by_sample(make_settings: Callable[[str, Path], dict]) -> Input:
     def encode(tokenizer, text, folder, monkeypatch, seen):
         monkeypatch.setattr(sample, "load_sampler", lambda cfg: model_of(tokenizer, Sampler))
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-        monkeypatch.setattr("builtins.input", typed([text]))
+        monkeypatch.setattr("builtins.input", Mock(side_effect=[text, EOFError]))
         sample.main(SampleConfig(**make_settings(text, folder)))
         return seen[0]
 
     return encode
 
 
-def typed(lines: list[str]) -> Callable[[str], str]:
-    """A replacement of input() that returns the lines, and then Ctrl-D."""
-
-    def read(prompt: str) -> str:
-        if not lines:
-            raise EOFError
-        return lines.pop(0)
-
-    return read
 
 
 def file_of(text: str, folder: Path, name: str = "prompt.txt") -> str:
