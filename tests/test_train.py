@@ -179,17 +179,17 @@ def assert_same_steps(actual: TrainConfig, expected: TrainConfig) -> None:
     """Assert that losses, gradient norms, and moments of two runs with FROZEN differ only by rounding."""
     a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (actual, expected))
     assert a.state["next_sequence"] == b.state["next_sequence"]
-    B, T, config = expected.batch_size, expected.block_size, a.config()
+    T, config = expected.block_size, a.config()
     # Logits, which are smaller than the loss here, a log-sum-exp, and a mean.
-    loss_error = 2 * rounding_error(network_operations(config, T) + config.vocab_size + B * T)
-    grad_error = gradients_error(config, B, T)
+    loss_error = 2 * rounding_error(network_operations(config, T) + config.vocab_size + expected.step_tokens)
+    grad_error = gradients_error(config, expected.step_tokens // T, T)
     lines, others = (np.array(read_losses(cfg.out_dir), dtype=float) for cfg in (actual, expected))  # NaN: not measured
     for column, error in ((1, loss_error), (2, loss_error), (4, grad_error)):
         np.testing.assert_allclose(lines[:, column], others[:, column], rtol=error)
-    moments = b.optimizer()
-    for name in [name for name in moments if name.endswith("exp_avg")]:
-        error = (a.optimizer()[name] - moments[name]).norm()
-        assert error <= grad_error * moments[name].norm(), name
+    moments, expected_moments = a.optimizer(), b.optimizer()
+    for name in [name for name in moments if name.endswith(("exp_avg", "momentum_buffer"))]:
+        error = (moments[name] - expected_moments[name]).norm()
+        assert error <= grad_error * expected_moments[name].norm(), name
 
 
 def test_several_workers_compute_what_one_does(tiny, tmp_path, set_threads):
