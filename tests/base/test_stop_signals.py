@@ -71,9 +71,8 @@ def test_a_closing_terminal_does_not_interrupt_the_cleanup():
 
 def test_a_line_names_the_signal_and_what_was_kept():
     assert stop_signals.describe(KeyboardInterrupt()) == "stopped by SIGINT"
-    assert (
-        stop_signals.describe(StopSignal(signal.SIGTERM, "nothing was kept")) == "stopped by SIGTERM; nothing was kept"
-    )
+    stop = StopSignal(signal.SIGTERM, "nothing was kept")
+    assert stop_signals.describe(stop) == "stopped by SIGTERM; nothing was kept"
 
 
 def test_in_a_wait_of_other_code_a_signal_ends_the_process_at_once():
