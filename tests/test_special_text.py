@@ -61,8 +61,6 @@ def by_sample(make_settings: Callable[[str, Path], dict]) -> Input:
     return encode
 
 
-
-
 def file_of(text: str, folder: Path, name: str = "prompt.txt") -> str:
     (folder / name).write_bytes(text.encode())
     return str(folder / name)
