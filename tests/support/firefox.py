@@ -45,6 +45,10 @@ class Firefox:
         """Load a page, and wait until it is complete."""
         self.command("browsingContext.navigate", context=self.tab, url=url, wait="complete")
 
+    def before_pages(self, function: str) -> None:
+        """Call a function in each page loaded from now on, before its scripts. It is not called in workers."""
+        self.command("script.addPreloadScript", functionDeclaration=function)
+
     def evaluate(self, script: str, argument: Any = None) -> Any:
         """The value of an expression or of a function for the argument, or of its promise, as in Playwright."""
         expression = f"(value => typeof value === 'function' ? value({json.dumps(argument)}) : value)({script})"
@@ -66,11 +70,9 @@ def python_value(remote: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def firefox(**preferences: bool | int | str) -> Iterator[Firefox]:
-    """A Firefox with an empty profile and these preferences (about:config), with "_" instead of "."."""
+def firefox() -> Iterator[Firefox]:
+    """A Firefox with an empty profile."""
     with tempfile.TemporaryDirectory() as profile:
-        lines = [f'user_pref("{name.replace("_", ".")}", {json.dumps(value)});' for name, value in preferences.items()]
-        Path(profile, "user.js").write_text("\n".join(lines), encoding="utf-8")
         options = ["--headless", "--no-remote", "--profile", profile, "--remote-debugging-port", "0"]
         process = subprocess.Popen([FIREFOX, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
