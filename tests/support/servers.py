@@ -4,12 +4,12 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from folio.web.server import Server
+from folio.web.server import Guard, Server, host_headers, listen, make_server
 from tests.support import processes
 from tests.support.waiting import wait_until
 
@@ -23,6 +23,15 @@ def running(server: Server, listener: socket.socket) -> Iterator[None]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def serving_app(make_app: Callable[[frozenset[str]], Guard]) -> Iterator[int]:
+    """Serve an application, made for its Host headers, on 127.0.0.1. Yields the port."""
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with running(make_server(make_app(host_headers(["127.0.0.1"], port))), listener):
+        yield port
 
 
 def start_server(words: list, folder: Path, cwd: Path = processes.ROOT) -> tuple[BaseProcess, int]:

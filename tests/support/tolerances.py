@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from model import GPTConfig
+from model import GPT, GPTConfig
 
 FALSE_ALARM = 1e-6  # probability with which a test may fail for a new seed although the code is correct
 
@@ -50,6 +50,13 @@ def logits_error(config: GPTConfig, T: int, dtype: torch.dtype = torch.float32) 
     if dtype == torch.float32:
         return 2 * rounding_error(network_operations(config, T))
     return rounding_error(network_tensors(config), dtype)
+
+
+def largest_logit(model: GPT) -> float:
+    """Bound on the absolute logits of any text: the last norm scales a state to sqrt(C) before its own weights."""
+    norm, rows = model.transformer.ln_f, model.lm_head.weight
+    state = norm.weight.abs().max() * math.sqrt(model.config.n_embd) + (0 if norm.bias is None else norm.bias.norm())
+    return (rows.norm(dim=1).max() * state).item()
 
 
 def within(expected: torch.Tensor | np.ndarray, error: float) -> dict[str, float]:

@@ -22,9 +22,9 @@ from folio.web.api import ServedModel, make_app
 from folio.web.chat import ChatTemplate
 from folio.web.completions import Limits
 from folio.web.engine import Engine
-from folio.web.server import host_headers, listen, make_server
 from tests.support.decoding import random_model
-from tests.support.servers import running
+from tests.support.servers import serving_app
+from tests.support.tolerances import logits_error
 from tests.support.waiting import wait_until
 
 CONTEXT = 32
@@ -83,16 +83,11 @@ class Client:
 
     def connect(self, **body: Any) -> socket.socket:
         """Open a connection and send a request for completions."""
-        connection = socket.socket()
-        self.send(connection, **body)
-        return connection
-
-    def send(self, connection: socket.socket, **body: Any) -> None:
-        connection.settimeout(TIMEOUT)
-        connection.connect(("127.0.0.1", self.port))
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
         content = json.dumps(body)
         lines = ["POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json"]
         connection.sendall("\r\n".join([*lines, f"Content-Length: {len(content)}", "", content]).encode())
+        return connection
 
 
 def language_model(tokenizer: Tokenizer) -> LanguageModel:
@@ -110,10 +105,8 @@ def serving(
     **settings: Any,
 ) -> Iterator[Client]:
     """Run a server in a thread, on a real socket. settings: fields of ServedModel."""
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
     served = ServedModel(Engine(gpt, rows, max_waiting), ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
-    with running(make_server(make_app(served, host_headers(["127.0.0.1"], port), origins, key)), listener):
+    with serving_app(lambda hosts: make_app(served, hosts, origins, key)) as port:
         yield Client(served, port)
 
 
@@ -126,6 +119,7 @@ def gpt() -> LanguageModel:
 def client(gpt: LanguageModel) -> Iterator[Client]:
     with serving(gpt) as client:
         yield client
+        wait_until(lambda: client.engine.active == 0)
 
 
 # --- completions ------------------------------------------------------------------------------------------------------
@@ -148,13 +142,12 @@ def test_choices_equal_the_samples_of_sample_py(client, gpt):
     assert len({client.texts(prompt="a")[0] for _ in range(8)}) > 1  # without a seed
 
 
-def test_completion_metadata(client, gpt):
-    response = client.complete(prompt="ab", model=ID, max_tokens=30, seed=1)
-    answer = response.json()
-    assert (answer["model"], answer["system_fingerprint"]) == (ID, FINGERPRINT)
-    eot = {str(gpt.tokenizer.eot): 100}
-    (choice,) = client.complete(prompt="ab", logit_bias=eot).json()["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+def test_the_end_of_text_ends_a_completion(client):
+    response = client.complete(prompt="ab", model=ID, logit_bias={str(EOT): 100}).json()
+    assert response["model"] == ID
+    assert response["system_fingerprint"] == FINGERPRINT
+    (choice,) = response["choices"]
+    assert choice["text"] == "" and choice["finish_reason"] == "stop"
 
 
 def test_log_probabilities_are_the_models_own(client, gpt):
@@ -167,17 +160,20 @@ def test_log_probabilities_are_the_models_own(client, gpt):
     text_ids = gpt.encode_prompt(choice["text"]).ids
     size = gpt.tokenizer.vocab_size
     with torch.no_grad():
-        expected = gpt.model.logits(torch.tensor([text_ids]))[0].log_softmax(dim=-1)[:, :size]
+        logits = gpt.model.logits(torch.tensor([text_ids]))[0]
+    expected = logits.log_softmax(dim=-1)[:, :size]
+    error = 2 * logits_error(gpt.model.config, len(text_ids)) * logits.abs().max().item()  # of a logit, and of the sum
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     for position, token in enumerate(text_ids[1:]):
         logprob, top = logprobs["token_logprobs"][position + 1], logprobs["top_logprobs"][position + 1]
-        assert logprob == pytest.approx(expected[position, token].item(), abs=1e-4)
+        assert logprob == pytest.approx(expected[position, token].item(), rel=0, abs=error)
         assert top[gpt.tokenizer.decode([token])] == logprob and 3 <= len(top) <= 4
         is_greedy = expected[position].argmax().item() == token
         assert (logprob == max(top.values())) == is_greedy
     (scored,) = client.complete(prompt=ids, echo=True, logprobs=0, max_tokens=0).json()["choices"]
     assert scored["text"] == "ab日é a" and scored["finish_reason"] == "length"
-    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(logprobs["token_logprobs"][1 : len(ids)], abs=1e-5)
+    prompt_logprobs = logprobs["token_logprobs"][1 : len(ids)]
+    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(prompt_logprobs, rel=0, abs=error)
     assert [*map(len, scored["logprobs"]["top_logprobs"][1:])] == [1] * 5
 
 
@@ -212,13 +208,13 @@ def test_completions_do_not_depend_on_concurrent_requests(client, gpt, seed):
     [
         ("GET", "/", None, 404, None),
         ("GET", "/v1/completions", None, 405, None),
-        ("GET", "/v1/models/other", None, 404, "model_not_found"),
         ("GET", "/v1/models/a/b%2f..", None, 404, "model_not_found"),
         ("POST", "/v1/completions", '{"model": "other"}', 404, "model_not_found"),
         ("POST", "/v1/completions", '{"model": 5}', 400, None),
         ("POST", "/v1/completions", "[]", 400, None),
         ("POST", "/v1/completions", '{"max_tokens": 100}', 400, "context_length_exceeded"),
         ("POST", "/v1/chat/completions", '{"messages": []}', 404, "chat_not_supported"),
+        ("POST", "/tokenize", "[]", 400, None),
         ("POST", "/tokenize", "{}", 400, None),
         ("POST", "/tokenize", '{"prompt": "x"}', 400, None),
         ("POST", "/detokenize", '{"tokens": [1, "a"]}', 400, None),
@@ -339,11 +335,10 @@ def test_the_server_stops_during_requests(gpt):
 
 def test_the_model_is_listed(client):
     (model,) = client.request("GET", "/v1/models").json()["data"]
-    assert model["id"] == ID and model["object"] == "model" and model["max_model_len"] == CONTEXT
+    assert model["id"] == ID
+    assert model["object"] == "model"
+    assert model["max_model_len"] == CONTEXT
     assert client.request("GET", f"/v1/models/{ID}").json() == model
-
-
-def test_health(client):
     wait_until(lambda: client.engine.active == 0)
     assert client.request("GET", "/health").json() == {"status": "ok", "rows": 32, "active": 0, "waiting": 0}
 
@@ -363,16 +358,11 @@ def test_tokenizer_routes_of_lm_eval(client, gpt):
 @pytest.mark.parametrize(
     "path, fields, param, remedy",
     [
-        ("/tokenize", {"content": "abc"}, "content", "use prompt in /tokenize"),
         ("/tokenize", {"messages": []}, "messages", "use prompt in /tokenize"),
-        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs", "/detokenize"),
-        ("/tokenize", {"prompt": "a", "parse_special": False}, "parse_special", "<|endoftext|>"),
-        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "context"),
         ("/tokenize", {"prompt": "a", "promt": "b"}, "promt", "did you mean prompt?"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model", "/v1/models"),
         ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, "skip_special_tokens", "<|endoftext|>"),
         ("/detokenize", {"prompt": "a"}, "prompt", "tokens in /detokenize"),
-        ("/detokenize", {"tokens": [1], "a field of the future": 0}, "a field of the future", "leave it out"),
     ],
 )
 def test_the_tokenizer_routes_refuse_fields_that_they_do_not_use(client, path, fields, param, remedy):
@@ -419,7 +409,7 @@ ANYTHING = st.recursive(
 TEXT = st.text("ab é日", max_size=8)
 IDS = st.lists(st.integers(0, 12), max_size=5)
 VALID = {
-    "prompt": TEXT | IDS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(IDS, min_size=1, max_size=3),
+    "prompt": TEXT | IDS.filter(bool) | st.lists(TEXT, min_size=1, max_size=3) | st.lists(IDS, min_size=1, max_size=3),
     "model": st.sampled_from([ID, None]),
     "max_tokens": st.integers(1, 12),
     "n": st.integers(1, 3),
@@ -442,41 +432,27 @@ VALID = {
 }
 
 
-def bodies() -> st.SearchStrategy[dict]:
-    """Valid requests in which up to two fields are replaced by arbitrary values."""
-    odd = ANYTHING | st.sampled_from(["", -1, 3, 99, [[]], [""]])
-    return st.builds(
-        lambda valid, odd: valid | odd,
-        st.fixed_dictionaries({}, optional=VALID),
-        st.dictionaries(st.sampled_from([*VALID, "suffix", "best_of"]), odd, max_size=2),
-    )
+ODD = ANYTHING | st.sampled_from(["", -1, 3, 99, [[]], [""]])
+REQUESTS = st.fixed_dictionaries({}, optional=VALID)
+FEW = hypothesis.settings(max_examples=60)
 
 
-def test_arbitrary_fields_do_not_cause_server_errors(client, seed):
-    statuses = []
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=150, deadline=None, database=None)
-    @hypothesis.given(bodies())
-    def is_answered_or_refused(body: dict) -> None:
-        response = client.complete(**body)
-        statuses.append(response.status)
-        if response.status != 200:
-            assert response.status in (400, 404) and response.error(), body
-        elif response.headers["content-type"] == "application/json":
-            assert {choice["finish_reason"] for choice in response.json()["choices"]} <= {"stop", "length"}
-        else:
-            assert not any("error" in event for event in response.events())
-
-    is_answered_or_refused()
-    assert 0.2 < statuses.count(200) / len(statuses) < 0.95
-    wait_until(lambda: client.engine.active == 0)
+@FEW
+@hypothesis.given(REQUESTS, st.dictionaries(st.sampled_from([*VALID, "suffix", "best_of"]), ODD, max_size=2))
+def test_valid_requests_are_answered_and_others_refused(client, valid, odd):
+    response = client.complete(**valid | odd)
+    if response.status != 200:
+        assert odd and response.status in (400, 404) and response.error()
+    elif response.headers["content-type"] == "application/json":
+        assert {choice["finish_reason"] for choice in response.json()["choices"]} <= {"stop", "length"}
+    else:
+        assert not any("error" in event for event in response.events())
 
 
 @st.composite
 def damaged_bodies(draw: st.DrawFn) -> bytes:
     """Mostly invalid JSON: random bytes, deep nesting, or a truncated, modified, or re-encoded request."""
-    text = json.dumps(draw(bodies()), ensure_ascii=False)
+    text = json.dumps(draw(REQUESTS), ensure_ascii=False)
     body = text.encode("utf-8", "surrogatepass")
     at = draw(st.integers(0, len(body)))
     encoding = draw(st.sampled_from(["utf-16", "utf-32", "utf-8-sig", "utf-7", "cp037"]))
@@ -486,30 +462,20 @@ def damaged_bodies(draw: st.DrawFn) -> bytes:
     return draw(st.one_of(*others, st.sampled_from([nested, body[:at], changed])))
 
 
-def test_arbitrary_bodies_do_not_cause_server_errors(client, seed):
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=100, deadline=None, database=None)
-    @hypothesis.given(st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), damaged_bodies())
-    def is_answered_or_refused(path: str, body: bytes) -> None:
-        response = client.request("POST", path, body)
-        assert response.status == 200 or (response.status in (400, 404) and response.error())
-
-    is_answered_or_refused()
-    wait_until(lambda: client.engine.active == 0)
+@FEW
+@hypothesis.given(st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), damaged_bodies())
+def test_arbitrary_bodies_do_not_cause_server_errors(client, path, body):
+    response = client.request("POST", path, body)
+    assert response.status == 200 or (response.status in (400, 404) and response.error())
 
 
-def test_arbitrary_paths_do_not_cause_server_errors(client, seed):
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=200, deadline=None, database=None)
-    @hypothesis.given(
-        st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"]),
-        st.text(st.characters(min_codepoint=33, max_codepoint=126))
-        | st.sampled_from(["v1/models/%", "%ff", "..", "*"]),
-    )
-    def is_answered_or_refused(method: str, path: str) -> None:
-        response = client.request(method, f"/{path}")
-        assert response.status in (200, 400, 404, 405)
-        if response.status != 200 and method != "HEAD":
-            assert response.error()
+PATHS = st.text(st.characters(min_codepoint=33, max_codepoint=126)) | st.sampled_from(["v1/models/%", "%ff", "..", "*"])
 
-    is_answered_or_refused()
+
+@FEW
+@hypothesis.given(st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"]), PATHS)
+def test_arbitrary_paths_do_not_cause_server_errors(client, method, path):
+    response = client.request(method, f"/{path}")
+    assert response.status in (200, 400, 404, 405)
+    if response.status != 200 and method != "HEAD":
+        assert response.error()

@@ -14,10 +14,10 @@ from folio.evaluation.benchmarks import MultipleChoice, hellaswag, score_endings
 from folio.evaluation.text_loss import token_losses
 from folio.web.api import ServedModel, make_app
 from folio.web.engine import Engine
-from folio.web.server import host_headers, listen, make_server
 from tests.support.decoding import random_model
-from tests.support.servers import running
+from tests.support.servers import serving_app
 from tests.support.tiny_tokenizers import trained
+from tests.support.tolerances import largest_logit, logits_error
 from tests.support.waiting import in_thread
 
 pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai", "lm_eval")
@@ -45,10 +45,8 @@ def gpt() -> LanguageModel:
 @pytest.fixture(scope="module")
 def api(gpt: LanguageModel) -> Iterator[Api]:
     """Run a server with a key."""
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    app = make_app(ServedModel(Engine(gpt), "the-run", "fp_0"), host_headers(["127.0.0.1"], port), key=KEY)
-    with running(make_server(app), listener):
+    served = ServedModel(Engine(gpt), "the-run", "fp_0")
+    with serving_app(lambda hosts: make_app(served, hosts, key=KEY)) as port:
         yield Api(f"http://127.0.0.1:{port}/v1", "the-run", KEY)
 
 
@@ -162,15 +160,20 @@ QUESTIONS = [
 ]
 
 
-def write_task(folder: Path, name: str, documents: list[dict], **fields: Any) -> None:
+def write_task(
+    folder: Path, name: str, rows: list[dict], kind: str, target: str, metric: str, aggregation: str, **fields: Any
+) -> None:
     """Write a task of lm-eval over a local file."""
     data = folder / f"{name}.jsonl"
-    data.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = {
         "task": name,
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
+        "output_type": kind,
+        "doc_to_target": target,
+        "metric_list": [{"metric": metric, "aggregation": aggregation, "higher_is_better": True}],
         "metadata": {"version": 1.0},
         **fields,
     }
@@ -181,40 +184,17 @@ def write_task(folder: Path, name: str, documents: list[dict], **fields: Any) ->
 def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write three tasks: multiple choice, rolling log-likelihood, and generation."""
     folder = tmp_path_factory.mktemp("tasks")
-    choices = [
-        {"context": context, "endings": [ending[1:] for ending in endings], "correct": correct}
-        for context, endings, correct in QUESTIONS
+    rows = [
+        {"text": text, "endings": [ending[1:] for ending in endings], "correct": correct, "whole": text + endings[0]}
+        for text, endings, correct in QUESTIONS
     ]
-    write_task(
-        folder,
-        "choices",
-        choices,
-        output_type="multiple_choice",
-        doc_to_text="{{context}}",
-        doc_to_choice="{{endings}}",
-        doc_to_target="{{correct}}",
-        metric_list=[{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    )
-    texts = [{"text": question.context + question.endings[0]} for question in QUESTIONS]
-    write_task(
-        folder,
-        "texts",
-        texts,
-        output_type="loglikelihood_rolling",
-        doc_to_text="",
-        doc_to_target="{{text}}",
-        metric_list=[{"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}],
-    )
-    write_task(
-        folder,
-        "answers",
-        [{"text": question.context, "answer": "x"} for question in QUESTIONS],
-        output_type="generate_until",
-        doc_to_text="{{text}}",
-        doc_to_target="{{answer}}",
-        generation_kwargs={"until": ["o"], "do_sample": False, "temperature": 0.0, "max_gen_toks": 12},
-        metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    )
+    choices = dict(doc_to_text="{{text}}", doc_to_choice="{{endings}}")
+    write_task(folder, "choices", rows, "multiple_choice", "{{correct}}", "acc", "mean", **choices)
+    texts = ("loglikelihood_rolling", "{{whole}}", "bits_per_byte", "bits_per_byte")
+    write_task(folder, "texts", rows, *texts, doc_to_text="")
+    greedy = {"until": ["o"], "do_sample": False, "temperature": 0.0, "max_gen_toks": 12}
+    answers = dict(doc_to_text="{{text}}", generation_kwargs=greedy)
+    write_task(folder, "answers", rows, "generate_until", "x", "exact_match", "mean", **answers)
     return folder
 
 
@@ -235,13 +215,14 @@ def test_lm_eval_agrees_with_our_evaluation(api, gpt, lm_eval_tasks, monkeypatch
         batch_size=batch_size,
         bootstrap_iters=0,
     )
+    error = 2 * logits_error(gpt.model.config, 64) * largest_logit(gpt.model)  # per token, of a logit and of their sum
     samples = {task: sorted(rows, key=lambda row: row["doc_id"]) for task, rows in results["samples"].items()}
 
     scores = score_endings(gpt.model, gpt.tokenizer, gpt.runtime, "choices", QUESTIONS)
     for question, expected, sample in zip(QUESTIONS, scores, samples["choices"], strict=True):
         for ending, score, (nats, greedy) in zip(question.endings, expected, sample["filtered_resps"], strict=True):
             tokens = len(gpt.tokenizer.encode(ending))
-            assert -float(nats) == pytest.approx(score.nats, abs=1e-4 * tokens)
+            assert -float(nats) == pytest.approx(score.nats, rel=0, abs=error * tokens)
             assert greedy == score.greedy
     (accuracy, _) = hellaswag("hellaswag", QUESTIONS, scores)
     assert results["results"]["choices"]["acc,none"] == pytest.approx(accuracy.ratio)
@@ -250,7 +231,7 @@ def test_lm_eval_agrees_with_our_evaluation(api, gpt, lm_eval_tasks, monkeypatch
         ids = [gpt.tokenizer.eot, *gpt.encode_prompt(question.context + question.endings[0]).ids]
         losses = token_losses(gpt.model, np.array(ids), gpt.runtime, 64)
         (nats,) = sample["filtered_resps"]
-        assert -float(nats) == pytest.approx(losses.sum(), abs=1e-4 * len(losses))
+        assert -float(nats) == pytest.approx(losses.sum(), rel=0, abs=error * len(losses))
 
     for question, sample in zip(QUESTIONS, samples["answers"], strict=True):
         expected_text = gpt.generate(question.context, max_new_tokens=12, temperature=0.0, stop="o")

@@ -24,8 +24,6 @@ def language_model(tokenizer: Tokenizer) -> LanguageModel:
 
 GPT = language_model(CHARACTERS)
 GPT_BYTES = language_model(ByteTokenizer())
-
-
 CHATS, PAIRS = ChatTemplate("chat", has_eot=True), ChatTemplate("pairs", has_eot=True)
 MESSAGES = [{"role": "user", "content": "b"}]
 
@@ -70,13 +68,11 @@ def test_all_fields():
 @pytest.mark.parametrize(
     "prompt, ids",
     [
-        ("ab", [[1, 2]]),
         (["ab", "", "é"], [[1, 2], [14], [12]]),
         ([1, 2], [[1, 2]]),
         ([[1], [], [13, 0]], [[1], [14], [13, 0]]),
         ("a<|endoftext|>b", [[1, 14, 2]]),
         ("", [[14]]),
-        (None, [[14]]),
     ],
 )
 def test_prompts_are_strings_or_ids(prompt, ids):
@@ -92,42 +88,31 @@ def test_prompts_are_strings_or_ids(prompt, ids):
         ({"prompt": ["a", 1]}, "prompt", "must not mix"),
         ({"prompt": [[1], 1]}, "prompt", "must not mix"),
         ({"prompt": [[1], [None]]}, "prompt", "must not mix"),
-        ({"prompt": [15]}, "prompt", "15 is not a token id from 0 to 14"),  # padding
+        ({"prompt": [15]}, "prompt", "from 0 to 14"),  # padding
         ({"prompt": [[1], [-1]]}, "prompt", "-1 is not a token id"),
         ({"prompt": [10**4000]}, "prompt", "1000"),
         ({"prompt": "axbyx本"}, "prompt", "vocabulary: 'x' 'y' '本'"),
         ({"prompt": "\ud800"}, "prompt", r"'\ud800'"),
-        ({"max_tokens": -1}, "max_tokens", "at least 0"),
+        ({"prompt": ["x"] * 129}, "prompt", "at most 128 prompts"),
         ({"max_tokens": 0}, "max_tokens", "0 with echo"),
         ({"temperature": 1e-9}, "temperature", "1e-6"),
-        ({"top_p": 0}, "top_p", "above 0"),
         ({"n": 2, "best_of": 3}, "best_of", "must equal n"),
-        ({"stream": "true"}, "stream", "True or False"),
+        ({"n": "2" * 1000}, "n", "integer"),
         ({"stream_options": True}, "stream_options", "include_usage"),
         ({"stream_options": {"include_usage": 1}}, "stream_options", "include_usage"),
         ({"stream_options": {"continuous_usage_stats": True}}, "stream_options", "without other options"),
-        ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"stop": ""}, "stop", "non-empty"),
         ({"stop": ["a", 1]}, "stop", "strings"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": ["a", "a" * 1001]}, "stop", "at most 1,000 characters"),
-        ({"seed": -1}, "seed", "at least 0"),
-        ({"presence_penalty": 2.1}, "presence_penalty", "at most 2"),
-        ({"frequency_penalty": "1"}, "frequency_penalty", "number"),
         ({"logit_bias": [1]}, "logit_bias", "must be an object"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not a token id from 0 to 14"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "from 0 to 14"),
         ({"logit_bias": {"15": 1}}, "logit_bias", "'15' is not"),
         ({"logit_bias": {"²": 1}}, "logit_bias", "'²' is not"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is not a token id"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
         ({"logit_bias": {"1": True}}, "logit_bias", "from -100 to 100"),
         ({"suffix": "a"}, "suffix", "not supported"),
-        ({"top_k": -2}, "top_k", "at least -1"),
-        ({"n": "2" * 1000}, "n", "integer"),
-        ({"prompt": ["x"] * 129}, "prompt", "at most 128 prompts"),
-        ({"min_p": 2}, "min_p", "at most 1"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "at least 1e-06"),
-        ({"context_stride": 0}, "context_stride", "at least 1"),
     ],
 )
 def test_an_error_names_its_field(body, param, message):
@@ -194,14 +179,11 @@ def test_a_conversation_becomes_a_prompt():
         assert read({"messages": MESSAGES, name: 5}, GPT_BYTES, CHATS).completions[0].max_new_tokens == 5
     top = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}, GPT_BYTES, CHATS)
     assert top.completions[0].logprobs == 3
-    for wrong in (None, "a", [], [1], [{"role": "user"}], [{"role": "a", "content": "x"}], MESSAGES * 2):
-        with pytest.raises(RequestError, match="messages") as raised:
-            read({"messages": wrong}, GPT_BYTES, PAIRS)
-        assert raised.value.param == "messages"
+    with pytest.raises(RequestError, match="messages") as raised:
+        read({"messages": MESSAGES * 2}, GPT_BYTES, PAIRS)
+    assert raised.value.param == "messages"
     with pytest.raises(RequestError, match="vocabulary: 'U'"):
         read({"messages": MESSAGES}, GPT, CHATS)
-    with pytest.raises(RequestError, match=r"logprobs=2.*True or False"):
-        read({"messages": MESSAGES, "logprobs": 2}, GPT_BYTES, CHATS)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +277,18 @@ def token_text(byte: int) -> str:
     return chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}"
 
 
+def answer_all(
+    request: Request, tokens: list[int], gpt: LanguageModel = GPT, kind: type[CompletionAnswer] = CompletionAnswer
+) -> bytes:
+    """The bytes sent for a completion whose tokens arrive together."""
+    completion = request.completions[0]
+    completion.token_logprobs = completion.token_logprobs or [logprobs_of(token) for token in tokens]
+    completion.tokens += tokens
+    completion.finish_reason = "length"
+    answer = kind(request, "the model", "fp_0", gpt.tokenizer)
+    return answer.update() + answer.end()
+
+
 def test_answer_format():
     body = {"prompt": "ab", "max_tokens": 2, "stream_options": {"include_usage": True}}
     sent, events = (answer_all(read({**body, "stream": stream}), [3, 4]) for stream in (False, True))
@@ -349,40 +343,21 @@ def test_chat_log_probabilities_do_not_depend_on_how_tokens_arrive(stop, seed):
             assert all(delta.text or delta is deltas[-1] for delta in deltas if delta.tokens)  # others are not sent
 
 
-def answer_all(
-    request: Request, tokens: list[int], gpt: LanguageModel = GPT, kind: type[CompletionAnswer] = CompletionAnswer
-) -> bytes:
-    """Return the bytes sent for a completion with these tokens."""
-    completion = request.completions[0]
-    completion.token_logprobs += [logprobs_of(token) for token in tokens]
-    completion.tokens += tokens
-    completion.finish_reason = "length"
-    answer = kind(request, "the model", "fp_0", gpt.tokenizer)
-    return answer.update() + answer.end()
-
-
-def test_tokens_with_the_same_text_do_not_hide_the_chosen_one():
-    """Keys of top_logprobs would collide. lm-eval compares the largest with that of the chosen token."""
-    tokenizer = CharTokenizer("a?\ud800")  # both become ?
-    request = read({"prompt": "a", "logprobs": 2, "max_tokens": 1}, language_model(tokenizer))
-    assert score(request, 2, TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]), tokenizer)["top_logprobs"] == [{"?": -0.5}]
-
-
-def test_log_probabilities_of_impossible_tokens_are_numbers():
-    request = read({"prompt": "a", "logprobs": 1, "max_tokens": 1})
-    logprobs = score(request, 1, TokenLogprobs(-math.inf, [(1, -math.inf)]), CHARACTERS)
-    assert logprobs["token_logprobs"] == [-9999] and logprobs["top_logprobs"] == [{"a": -9999}]
-
-
-def score(request: Request, token: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict:
-    """Return the log-probabilities in an answer with one token."""
-    completion = request.completions[0]
-    completion.token_logprobs.append(logprobs)
-    completion.tokens.append(token)
-    completion.finish_reason = "length"
-    answer = CompletionAnswer(request, "m", "fp_0", tokenizer)
-    answer.update()
-    return json.loads(answer.end())["choices"][0]["logprobs"]
+@pytest.mark.parametrize(
+    "tokenizer, scored, expected",
+    [
+        # Keys would collide. lm-eval compares the largest value with that of the chosen token.
+        (CharTokenizer("a?\ud800"), TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]), {"?": -0.5}),  # both become ?
+        (CHARACTERS, TokenLogprobs(-math.inf, [(2, -math.inf)]), {"b": -9999}),  # impossible tokens
+    ],
+)
+def test_log_probabilities_are_numbers_of_the_chosen_token(tokenizer, scored, expected):
+    gpt = language_model(tokenizer)
+    request = read({"prompt": "a", "logprobs": 2, "max_tokens": 1}, gpt)
+    request.completions[0].token_logprobs.append(scored)
+    (choice,) = json.loads(answer_all(request, [2], gpt))["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [expected]
+    assert choice["logprobs"]["token_logprobs"] == [*expected.values()]
 
 
 def test_decode_inverts_encode(seed):

@@ -28,7 +28,7 @@ from tests.support.decoding import random_model
 from tests.support.engine import Engine, engine_in
 from tests.support.questions import entries_of, sample_lines
 from tests.support.tiny_tokenizers import bpe
-from tests.support.tolerances import logits_error, rounding_error, within
+from tests.support.tolerances import largest_logit, logits_error, rounding_error, within
 from tests.support.viewers import CHROMIUM, in_browser
 from tests.support.waiting import in_thread
 from tools.bench import html_file as bench_html
@@ -230,13 +230,9 @@ def test_random_numbers_equal_python(engine, seed):
 def probability_error(model: GPT, temperature: float = 1.0) -> float:
     """Bound on the difference between two computations of a token's probability, or of several tokens together.
 
-    An error e of all logits changes a probability p by at most 2 p (1 - p) e. A logit is at most the norm of its row
-    of the output matrix times that of the state before it, which the last norm scales to sqrt(C).
+    An error e of all logits changes a probability p by at most 2 p (1 - p) e.
     """
-    norm, rows = model.transformer.ln_f, model.lm_head.weight
-    state = norm.weight.abs().max() * math.sqrt(model.config.n_embd) + (0 if norm.bias is None else norm.bias.norm())
-    largest = (rows.norm(dim=1).max() * state).item()
-    return logits_error(model.config, model.config.block_size) * largest / 2 / temperature
+    return logits_error(model.config, model.config.block_size) * largest_logit(model) / 2 / temperature
 
 
 @in_browser
