@@ -71,7 +71,9 @@ def python_value(remote: dict[str, Any]) -> Any:
 
 @contextmanager
 def firefox() -> Iterator[Firefox]:
-    """A Firefox with an empty profile."""
+    """A Firefox with an empty profile. Skips the test if Firefox is not installed."""
+    if FIREFOX is None:
+        pytest.skip("Firefox is not installed")
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--no-remote", "--profile", profile, "--remote-debugging-port", "0"]
         process = subprocess.Popen([FIREFOX, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

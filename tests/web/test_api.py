@@ -266,7 +266,9 @@ def test_requests_beyond_the_queue_are_refused(gpt):
         for stream in (False, True):
             response = client.complete(prompt="a", stream=stream)
             assert response.status == 429 and response.headers["retry-after"] == "1"
-            assert response.error()["type"] == "rate_limit_error"
+            error = response.error()
+            assert error["type"] == "rate_limit_error" and error["code"] == "queue_full"
+    assert not client.served.responses.open
 
 
 def test_a_timeout_ends_the_response_with_an_error(gpt):

@@ -10,19 +10,14 @@ from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, TokenLogprobs
 from folio.decoding.text_stream import TextStream
 from folio.web import streaming
-from folio.web.engine import QueueFull
 from folio.web.server import FAILURE, RequestError
 from folio.web.streaming import CompletionReader, GenerationResponse, NewToken, ResponseFormat, Responses
 
 LETTERS = CharTokenizer("abcdef")
 
 
-def new_completion(**fields: Any) -> Completion:
-    return Completion([0], Sampling(), **fields)
-
-
 def new_reader(stop: str | None = None, **fields: Any) -> CompletionReader:
-    return CompletionReader(new_completion(**fields), TextStream(LETTERS, stop))
+    return CompletionReader(Completion([0], Sampling(), **fields), TextStream(LETTERS, stop))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -53,13 +48,6 @@ def test_tokens_that_arrive_during_a_read_are_read_next():
     reader.completion.finish_reason = "length"
     assert [*tokens] == [] and not reader.has_ended and reader.has_update
     assert [token.text for token in reader.read()] == ["b", ""] and reader.finish_reason == "length"
-
-
-def test_a_stop_string_ends_the_text_before_the_tokens_end():
-    reader = new_reader(stop="bc")
-    reader.completion.tokens += [0, 1, 2, 3]
-    assert [token.text for token in reader.read()] == ["a", "", "", ""]
-    assert reader.stopped and reader.finish_reason == "stop" and reader.tokens == 3 and not reader.has_update
 
 
 @pytest.mark.parametrize("reason, status", [("error", 500), ("cancelled", 503)])
@@ -107,14 +95,11 @@ class Letters(ResponseFormat):
 class ScriptedEngine:
     """An engine whose tokens are set by the test."""
 
-    is_full = False
-
     def __init__(self) -> None:
         self.cancelled: list[Completion] = []
 
     def submit(self, completions: Sequence[Completion]) -> None:
-        if self.is_full:
-            raise QueueFull("full")
+        pass
 
     def cancel(self, completions: Sequence[Completion]) -> None:
         self.cancelled += completions
@@ -129,12 +114,9 @@ class Exchange:
         self.engine, self.responses = ScriptedEngine(), Responses(sending_interval)
         self.status: int | None = None
         self.parts: list[bytes] = []
-        self.has_disconnected = False
 
-    async def receive(self) -> dict[str, str]:
-        while not self.has_disconnected:
-            await asyncio.sleep(0.001)
-        return {"type": "http.disconnect"}
+    async def receive(self) -> None:
+        await asyncio.Event().wait()  # the client does not disconnect
 
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -232,26 +214,6 @@ def test_an_unexpected_error_ends_the_response_and_prints_its_traceback(capfd):
     exchange, reader = Exchange(), new_reader()
     exchange.run(Broken(reader), lambda: exchange.generate(reader, 0))
     assert exchange.parts == [b"?", f"!{FAILURE}".encode()] and "RuntimeError: a secret" in capfd.readouterr().err
-
-
-def test_a_full_queue_is_status_429():
-    exchange = Exchange()
-    exchange.engine.is_full = True
-    with pytest.raises(RequestError) as raised:
-        exchange.run(Letters(new_reader()), lambda: asyncio.sleep(0))
-    assert (raised.value.status, raised.value.code) == (429, "queue_full") and raised.value.headers["retry-after"]
-    assert not exchange.responses.open
-
-
-def test_a_disconnect_frees_the_rows():
-    exchange, readers = Exchange(), [new_reader(), new_reader()]
-
-    async def script() -> None:
-        await exchange.generate(readers[0], 0, finish_reason="length")
-        exchange.has_disconnected = True
-
-    exchange.run(Letters(*readers), script)
-    assert {*exchange.engine.cancelled} == {readers[1].completion}
 
 
 def test_a_timeout_frees_the_rows_of_a_client_that_does_not_read():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from folio import UserError
+from folio.data.shards import Shard
 from folio.data.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.evaluation.memorization import TrainingSearch, covering_lengths, find_overlap
 from folio.web import html_file
 from folio.web.questions import TraceProvider, probe_ids
 from folio.web.viewed_model import ViewedModel
+from tests.support.datasets import dataset_of, random_case
 from tests.support.decoding import random_model
 from tests.support.engine import Engine, engine_in
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
@@ -267,3 +270,50 @@ def test_error_messages_equal_python(cases, name):
     case = cases[name]
     case.check(INVALID_QUESTIONS)
     assert all(isinstance(case.in_python(question), str) for question in INVALID_QUESTIONS[:20])
+
+
+# --- the search of the training data ----------------------------------------------------------------------------------
+
+SEARCHES = 50
+TOKENIZER = """({kind, eot, decode: ids => ids.map(id => `<${id}>`).join(""),
+  tokenBytes: id => id === eot ? new Uint8Array() : new TextEncoder().encode("é".repeat(id % 20))})"""  # the same as:
+
+
+class StrangeTokenizer:
+    def __init__(self, eot: int | None, kind: str):
+        self.eot, self.kind = eot, kind
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == self.eot else ("é" * (token % 20)).encode()
+
+    def decode_prompt(self, ids: np.ndarray) -> str:
+        return "".join(EOT_TEXT if token == self.eot else f"<{token}>" for token in ids)
+
+
+@in_browser
+def test_spans_of_the_training_data_equal_python(engine, seed):
+    rng, quoted = np.random.default_rng(seed), 0
+    for _ in range(SEARCHES):
+        datasets, text, eot = random_case(rng)
+        held_out = Shard(rng.choice(text, size=30).astype("<u4"))
+        tokenizer = StrangeTokenizer(eot, rng.choice(["bpe", "midi"]))
+        search = TrainingSearch([replace(dataset, val=[held_out]) for dataset in datasets], tokenizer)
+        facts, longest = search.search(text)
+        index, content = html_file.pack_index(search, offset := int(rng.integers(3)) * 4)
+        script = f"""(search => [finish(search.search(text)), finish(search.overlap(text))])(
+          TrainingSearch.read(index, bytes, {TOKENIZER}))"""
+        values = dict(index=index, bytes=bytes(offset) + content, text=text.tolist(), eot=eot, kind=tokenizer.kind)
+        answer, overlap = engine(script, **values)
+        assert overlap == find_overlap(search.index, tokenizer, text)._asdict()
+        quoted += overlap["in_training"]
+        assert answer["facts"] == facts
+        assert answer["longest"].tolist() == longest.tolist()
+        covering = engine("coveringLengths(longest)", longest=longest.astype(np.int32))
+        assert covering.tolist() == covering_lengths(longest).tolist()
+    assert quoted
+
+
+def test_too_much_training_data_is_an_error():
+    with pytest.raises(UserError, match=r"6 tokens.*at most 5"):
+        datasets = [dataset_of(np.arange(2), np.arange(4))]
+        html_file.index_training_data(datasets, StrangeTokenizer(None, "bpe"), max_tokens=5)
