@@ -93,16 +93,10 @@ def test_pairs_take_one_unchanged_prompt(train_on, tmp_path):
     template = chat_template(train_on("sums"))
     assert template == ChatTemplate("pairs", has_eot=True) and template.stop == () and template.answer_prefix == ""
     assert template.prompt([{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
-    with pytest.raises(
-        UserError, match=r"messages has 2 .*single prompts.*send only the last.*prepare/pairs\.py with.*role"
-    ):
+    with pytest.raises(UserError, match=r"messages .*send only the last"):
         template.prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
     with pytest.raises(UserError, match=r'messages\[0\].role must be "user"'):
         template.prompt([{"role": "system", "content": "Add."}])
-
-
-def test_a_file_with_chats_and_pairs_has_the_chat_format(tmp_path):
-    assert prepare(tmp_path, "both", [*PAIRS, *CHATS]).prompt_format == "chat"
 
 
 def test_summaries_are_pairs_and_documents_are_text(tmp_path):
@@ -118,12 +112,16 @@ def test_summaries_are_pairs_and_documents_are_text(tmp_path):
 
 
 def test_the_format_of_a_mixture(train_on, data_dir, tmp_path):
-    for name in ("chats", "sums"):
-        prepare(tmp_path, name, CHATS if name == "chats" else PAIRS)
-    text = open_dataset(data_dir / "verse")
-    chats, sums = open_dataset(tmp_path / "chats"), open_dataset(tmp_path / "sums")
-    assert (text.prompt_format, chats.prompt_format, sums.prompt_format) == (None, "chat", "pairs")
-    for datasets, expected in (([chats, sums], "chat"), ([sums, chats], "chat"), ([sums], "pairs"), ([text], None)):
+    chats, sums = prepare(tmp_path, "chats", CHATS), prepare(tmp_path, "sums", PAIRS)
+    both, text = prepare(tmp_path, "both", [*PAIRS, *CHATS]), open_dataset(data_dir / "verse")
+    for datasets, expected in (
+        ([text], None),
+        ([chats], "chat"),
+        ([sums], "pairs"),
+        ([both], "chat"),
+        ([chats, sums], "chat"),
+        ([sums, chats], "chat"),
+    ):
         mixture = Mixture([(dataset, 1.0) for dataset in datasets], 8, 1337, "epoch")
         assert mixture.prompt_format == expected
     assert chat_template(train_on("chats:0.3,sums:0.7")).prompt_format == "chat"
@@ -154,15 +152,17 @@ def test_older_data_may_have_no_end_of_text_token(tmp_path):
     assert template.prompt(CHAT[1:4]) == "User: Who\nare you?\n\nAssistant: Me.User: And I?\n\nAssistant:"
 
 
-@pytest.mark.parametrize("dataset", [{}, {"prompt_format": "a format of the future"}, {"prompt_format": ["chat"]}, 5])
-def test_unknown_formats_in_a_checkpoint_are_ignored(dataset, tmp_path):
-    assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"dataset": dataset}).prompt_format is None
-
-
-def test_checkpoints_without_a_format_have_no_template(tmp_path):
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"model": {}},
+        *({"dataset": dataset} for dataset in ({}, {"prompt_format": "future"}, {"prompt_format": ["chat"]}, 5)),
+    ],
+)
+def test_checkpoints_without_a_known_format_have_no_template(state, tmp_path):
     model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
-    assert load(str(tmp_path)).prompt_format is None and chat_template(LanguageModel(model, ByteTokenizer())) is None
-    assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"model": {}}).prompt_format is None
+    assert Checkpoint(tmp_path, {}, ByteTokenizer(), state).prompt_format is None
+    assert chat_template(LanguageModel(model, ByteTokenizer())) is None
 
 
 def test_unknown_formats_in_a_data_set_are_refused(tmp_path):
@@ -228,17 +228,15 @@ def test_an_answer_of_the_server_can_be_sent_back():
         ([], "messages must be a list"),
         (["Hello"], r"messages\[0\] must be"),
         ([HELLO, {"content": "x"}], r"messages\[1\].role must be one of system, developer, user, assistant"),
-        ([{"role": ["user"], "content": "x"}], r"messages\[0\].role must be one of"),
+        ([{"role": "tool", "content": "5", "tool_call_id": "a"}], r"messages\[0\].role must be one of"),
         ([{"role": "assistant", "content": None}], r"messages\[0\].content must be a string"),
-        ([{"role": "user", "content": ["x"]}], r"messages\[0\].content may only contain parts"),
-        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"\.content may only contain parts"),
-        ([{"role": "user", "content": "<|endoftext|>"}], r"messages\[0\].content must not contain <\|endoftext\|>"),
-        ([{"role": "tool", "content": "5", "tool_call_id": "a"}], r"messages\[0\].role must be one of system, "),
-        ([{**HELLO, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "may only contain parts"),
+        ([HELLO | {"content": ["x"]}], r"messages\[0\].content may only contain parts"),
+        ([HELLO | {"content": [{"type": "text", "text": 1}]}], "may only contain parts"),
+        ([HELLO | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "may only contain parts"),
+        ([HELLO | {"content": "<|endoftext|>"}], r"messages\[0\].content must not contain <\|endoftext\|>"),
         ([{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}], r"messages\[0\].tool_calls is not"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "a"}]}], r"messages\[0\].tool_calls is not"),
         ([HELLO, {"role": "assistant", "content": "He", "prefix": True}], r"messages\[1\].prefix is not supported"),
-        ([HELLO | {"name": "Ann"}, HELLO, HELLO | {"name": "Bob"}], r"messages\[2\].name differs .* user .*content"),
+        ([HELLO | {"name": "Ann"}, HELLO, HELLO | {"name": "Bob"}], r"messages\[2\].name differs .*content"),
     ],
 )
 @pytest.mark.parametrize("prompt_format", ["chat", "pairs"])

@@ -50,12 +50,11 @@ def generate(engine: Engine, completion: Completion) -> Completion:
 
 def test_concurrent_completions_equal_those_of_the_language_model(engine, gpt, seed):
     rng = random.Random(seed)
-    configs = [
-        GenerationConfig(
-            max_new_tokens=rng.randint(1, 40), temperature=rng.choice([0, 1.2]), top_k=None, seed=rng.randrange(9)
-        )
-        for _ in range(60)
-    ]
+    configs = []
+    for _ in range(60):
+        temperature, seed = rng.choice([0, 1.2]), rng.randrange(9)
+        config = GenerationConfig(max_new_tokens=rng.randint(1, 40), temperature=temperature, top_k=None, seed=seed)
+        configs.append(config)
     prompts = [[rng.randrange(5) for _ in range(rng.randint(1, 12))] for _ in configs]
 
     def ask(index: int) -> list[int]:

@@ -39,14 +39,11 @@ def test_losses_of_the_first_tokens(seed):
         error = FLOAT32_ERROR * np.abs(logits).max()  # of a logit and a log-sum-exp
         assert measured[name] == pytest.approx(np.mean(losses), abs=2 * error)
     with pytest.raises(UserError, match=r"^some/data has no tokens for validation"):
-        html_export.measure_losses(replace_val(dataset, Shard(ids, 0 * mask)), model, stored)
+        dataset.val = [Shard(ids, 0 * mask)]
+        html_export.measure_losses(dataset, model, stored)
     assert measured["tokens"] == mask[1:30].sum() and measured["of"] == "data"
     line = html_export.describe_losses({"of": "x", "tokens": 1234, "before": 1.25, "after": 1.2512}, "int8")
     assert line == "loss on 1,234 validation tokens of x: 1.2500 nats per token, 1.2512 as stored in int8 (+0.0012)"
-
-
-def replace_val(dataset: SimpleNamespace, shard: Shard) -> SimpleNamespace:
-    return SimpleNamespace(**{**vars(dataset), "val": [shard]})
 
 
 HEADER = {
@@ -93,6 +90,8 @@ def test_the_training_is_recorded(tmp_path):
         assert losses == pytest.approx(reference.losses.tolist(), rel=1e-3)
         assert best == reference.probabilities[:-1].argmax(-1).tolist()
     assert html_export.record_training(viewed, "a") is None
+    one_checkpoint = save_run(tmp_path / "one", {100: viewed.model}, TOKENIZERS["char"], {})
+    assert html_export.record_training(ViewedModel(one_checkpoint, "best", viewed.device), TEXT) is None
 
 
 def test_the_record_of_the_training_is_small(tmp_path):
@@ -101,8 +100,3 @@ def test_the_record_of_the_training_is_small(tmp_path):
     numbers = [[1.234] * (len(ids) - 1)] * html_export.RECORDED_STEPS
     record = {"ids": ids, "steps": [*range(8)], "losses": numbers, "best": [ids[1:]] * html_export.RECORDED_STEPS}
     assert len(json.dumps(record, separators=(",", ":"))) <= 50_000
-
-
-def test_one_checkpoint_has_no_training(tmp_path):
-    run = save_run(tmp_path / "run", {100: build_model("char", 1)}, TOKENIZERS["char"], {})
-    assert html_export.record_training(ViewedModel(run, "best", torch.device("cpu")), TEXT) is None

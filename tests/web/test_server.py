@@ -32,9 +32,8 @@ async def echo(request: Request) -> Response:
 
 
 async def fail(request: Request) -> Response:
-    raise {"user": UserError("the reason"), "http": HTTPException(409, "busy")}.get(
-        request.path_params["how"], KeyError()
-    )
+    errors = {"user": UserError("the reason"), "http": HTTPException(409, "busy"), "other": KeyError()}
+    raise errors[request.path_params["how"]]
 
 
 @contextmanager
@@ -55,10 +54,13 @@ def port() -> Iterator[int]:
         yield port
 
 
+JSON = {"content-type": "application/json"}
+
+
 def request(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, dict]:
     """Return the status and the JSON of the response."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request(method, path, body, {"content-type": "application/json", **headers})
+        connection.request(method, path, body, JSON | headers)
         with connection.getresponse() as response:
             assert response.headers["content-type"] == "application/json"
             assert response.headers["x-content-type-options"] == "nosniff"
@@ -120,13 +122,10 @@ def test_pages_of_other_sites_are_refused_unless_allowed(port):
 
 @pytest.mark.parametrize("duplicate", ["Host: example.com", "Origin: null", None])
 def test_duplicate_and_missing_headers(port, duplicate):
-    lines = head(port).decode().splitlines()
-    if duplicate == "Origin: null":
-        lines.insert(1, f"Origin: http://127.0.0.1:{port}")
-    if duplicate:
-        lines.insert(2, duplicate)
-    else:
-        lines = [lines[0].replace("1.1", "1.0"), *lines[2:]]  # HTTP/1.0 does not require Host
+    first, *others = head(port).decode().splitlines()
+    lines = [first, f"Origin: http://127.0.0.1:{port}", duplicate, *others]
+    if duplicate is None:
+        lines = [first.replace("1.1", "1.0"), *others[1:]]  # HTTP/1.0 does not require Host
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n12")
         assert connection.recv(4096).split()[1] in (b"400", b"403")
@@ -158,13 +157,7 @@ def is_closed(connection: socket.socket, drip: bytes) -> bool:
 def test_a_slow_request_is_disconnected():
     with serving(request_seconds=0.2) as port:
         full, slow = head(port) + b"12", head(port, 10**6)
-        for part, drip in (
-            (b"", b""),
-            (b"POST /echo HT", b"T"),
-            (slow, b"1"),
-            (full + slow, b"1"),
-            (full, b"T"),
-        ):
+        for part, drip in ((b"", b""), (b"POST /echo HT", b"T"), (slow, b"1"), (full + slow, b"1"), (full, b"T")):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(part)
                 assert is_closed(connection, drip), (part, drip)
@@ -174,7 +167,7 @@ def test_the_timeout_applies_to_each_request_of_a_connection():
     with serving(request_seconds=0.2) as port, closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         for _ in range(4):
             time.sleep(0.1)
-            connection.request("POST", "/echo", "1", {"content-type": "application/json"})
+            connection.request("POST", "/echo", "1", JSON)
             assert connection.getresponse().read() == b"1"
 
 
@@ -246,7 +239,7 @@ def test_connections_are_limited():
 
 def status_of(port: int) -> int:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request("POST", "/echo", "1", {"content-type": "application/json"})
+        connection.request("POST", "/echo", "1", JSON)
         return connection.getresponse().status
 
 
