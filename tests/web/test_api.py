@@ -178,6 +178,7 @@ def test_log_probabilities_are_the_models_own(client, gpt):
 
 
 def test_completions_do_not_depend_on_concurrent_requests(client, gpt, seed):
+    """Also while some wait for a row."""
     rng = random.Random(seed)
 
     def ask(number: int) -> tuple[list[str], list[str]]:

@@ -1,15 +1,12 @@
 import gc
-import random
 import threading
-import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from folio.data.tokenizer import CharTokenizer
-from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.language_model import LanguageModel
 from folio.decoding.scheduler import Completion
 from folio.machine import memory
 from folio.web.engine import Engine, QueueFull, max_rows
@@ -33,41 +30,14 @@ def engine(gpt) -> Iterator[Engine]:
 
 
 def generate(engine: Engine, completion: Completion) -> Completion:
-    """Submit a completion, retrying while the queue is full, and wait for its end."""
+    """Submit a completion, and wait for its end."""
     progress = threading.Event()
     completion.notify = progress.set
-    while True:
-        try:
-            engine.submit([completion])
-            break
-        except QueueFull:
-            time.sleep(0.001)
+    engine.submit([completion])
     while completion.finish_reason is None:
         assert progress.wait(60)
         progress.clear()
     return completion
-
-
-def test_concurrent_completions_equal_those_of_the_language_model(engine, gpt, seed):
-    rng = random.Random(seed)
-    configs = []
-    for _ in range(60):
-        temperature, seed = rng.choice([0, 1.2]), rng.randrange(9)
-        config = GenerationConfig(max_new_tokens=rng.randint(1, 40), temperature=temperature, top_k=None, seed=seed)
-        configs.append(config)
-    prompts = [[rng.randrange(5) for _ in range(rng.randint(1, 12))] for _ in configs]
-
-    def ask(index: int) -> list[int]:
-        config = configs[index]
-        completion = Completion(prompts[index], config.sampling, config.max_new_tokens, config.seed, index % 3)
-        return generate(engine, completion).tokens
-
-    with ThreadPoolExecutor(12) as pool:
-        actual = list(pool.map(ask, range(60)))
-    for index, config in enumerate(configs):
-        steps = gpt.steps([prompts[index]], [index % 3], config)
-        assert actual[index] == [step.tokens[0] for step in steps]
-    assert engine.active == engine.waiting == 0
 
 
 def test_completions_wait_for_rows_and_a_full_queue_is_an_error(engine):
