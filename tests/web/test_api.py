@@ -177,11 +177,11 @@ def test_log_probabilities_are_the_models_own(client, gpt):
     assert [*map(len, scored["logprobs"]["top_logprobs"][1:])] == [1] * 5
 
 
-def test_completions_do_not_depend_on_concurrent_requests(client, gpt, seed):
+def test_completions_do_not_depend_on_concurrent_requests(gpt, seed):
     """Also while some wait for a row."""
-    rng = random.Random(seed)
 
     def ask(number: int) -> tuple[list[str], list[str]]:
+        rng = random.Random(seed + number)
         settings = {"seed": number, "temperature": rng.choice([0, 0.7, 1.3]), "context_stride": 9}
         prompt = "".join(rng.choices("abcd", k=rng.randint(1, 20)))
         body = {"prompt": prompt, "max_tokens": rng.randint(1, 60), "n": 2, **settings}
@@ -196,7 +196,7 @@ def test_completions_do_not_depend_on_concurrent_requests(client, gpt, seed):
             texts = client.texts(**body)
         return texts, list(gpt.complete([(ids, 0), (ids, 1)], 2, config))
 
-    with ThreadPoolExecutor(20) as pool:
+    with serving(gpt, rows=4) as client, ThreadPoolExecutor(20) as pool:
         for texts, expected in pool.map(ask, range(40)):
             assert texts == expected
 
