@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,32 +22,23 @@ from tests.support.waiting import in_thread
 
 pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai", "lm_eval")
 
-SEED = 3  # of the weights
-KEY = "key-of-the-tests"
+MODEL, KEY = "the-run", "key-of-the-tests"
 PROMPT = "hello wör"
 AS_THE_API = {"temperature": 1.0, "top_k": None}  # OpenAI's defaults instead of GenerationConfig's
-
-
-class Api(NamedTuple):
-    """Address, model name, and key of a server."""
-
-    base_url: str  # such as http://127.0.0.1:8080/v1
-    model: str
-    key: str
 
 
 @pytest.fixture(scope="module")
 def gpt() -> LanguageModel:
     """A model with a trained BPE: many tokens are parts of characters, and the vocabulary is padded."""
-    return LanguageModel(random_model(SEED, block_size=64, vocab_size=272), trained(), "cpu", "float32")
+    return LanguageModel(random_model(3, block_size=64, vocab_size=272), trained(), "cpu", "float32")
 
 
 @pytest.fixture(scope="module")
-def api(gpt: LanguageModel) -> Iterator[Api]:
-    """Run a server with a key."""
-    served = ServedModel(Engine(gpt), "the-run", "fp_0")
+def url(gpt: LanguageModel) -> Iterator[str]:
+    """The address of a server with a key."""
+    served = ServedModel(Engine(gpt), MODEL, "fp_0")
     with serving_app(lambda hosts: make_app(served, hosts, key=KEY)) as port:
-        yield Api(f"http://127.0.0.1:{port}/v1", "the-run", KEY)
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 @pytest.fixture(autouse=True)
@@ -62,17 +53,17 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def client(api: Api) -> Iterator[Any]:
+def client(url: str) -> Iterator[Any]:
     import openai
 
-    with openai.OpenAI(base_url=api.base_url, api_key=api.key, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
 
-def test_openai_completes_and_streams(client, api, gpt):
+def test_openai_completes_and_streams(client, gpt):
     (model,) = client.models.list().data
-    assert model == client.models.retrieve(api.model) and model.id == api.model
-    request = dict(model=api.model, prompt=PROMPT, max_tokens=20, seed=7, n=2, extra_body={"top_k": 40})
+    assert model == client.models.retrieve(MODEL) and model.id == MODEL
+    request = dict(model=MODEL, prompt=PROMPT, max_tokens=20, seed=7, n=2, extra_body={"top_k": 40})
     expected = gpt.generate(PROMPT, num_samples=2, max_new_tokens=20, seed=7, temperature=1.0, top_k=40)
     answer = client.completions.create(**request)
     assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [(text, "length") for text in expected]
@@ -87,17 +78,17 @@ def test_openai_completes_and_streams(client, api, gpt):
     assert choice.text == PROMPT + expected[0] and len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
 
 
-def test_openai_raises_its_errors(client, api):
+def test_openai_raises_its_errors(client):
     import openai
 
-    request = dict(model=api.model, prompt=PROMPT)
+    request = dict(model=MODEL, prompt=PROMPT)
     with pytest.raises(openai.NotFoundError) as raised:
         client.completions.create(**{**request, "model": "gpt-4"})
     assert raised.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
     with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model=api.model, messages=[{"role": "user", "content": "hello"}])
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}])
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(**request, extra_body={"logprobs": 1000})
     assert raised.value.param == "logprobs" and "logprobs" in raised.value.message
@@ -108,11 +99,11 @@ def test_openai_raises_its_errors(client, api):
 # --- langchain --------------------------------------------------------------------------------------------------------
 
 
-def test_langchain_invokes_streams_and_batches(api, gpt):
+def test_langchain_invokes_streams_and_batches(url, gpt):
     from langchain_openai import OpenAI
 
     settings = dict(temperature=1, max_tokens=20, seed=7, max_retries=0, timeout=60)
-    model = OpenAI(model=api.model, base_url=api.base_url, api_key=api.key, **settings)
+    model = OpenAI(model=MODEL, base_url=url, api_key=KEY, **settings)
     texts = [PROMPT, "world's", "日本"]
     expected = [gpt.generate(text, max_new_tokens=20, seed=7, **AS_THE_API) for text in texts]
     assert model.invoke(PROMPT) == expected[0]
@@ -133,14 +124,14 @@ def test_langchain_invokes_streams_and_batches(api, gpt):
 # --- llm --------------------------------------------------------------------------------------------------------------
 
 
-def test_llm_prompts_and_streams(api, gpt, tmp_path, monkeypatch):
+def test_llm_prompts_and_streams(url, gpt, tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
-    entry = dict(model_id="folio", model_name=api.model, api_base=api.base_url, completion=True, api_key_name="folio")
+    entry = dict(model_id="folio", model_name=MODEL, api_base=url, completion=True, api_key_name="folio")
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([entry]), encoding="utf-8")  # JSON is valid YAML
     import llm
 
     model = llm.get_model("folio")
-    model.key = api.key
+    model.key = KEY
     expected = gpt.generate(PROMPT, max_new_tokens=20, seed=7, **AS_THE_API)
     for stream in (True, False):
         response = model.prompt(PROMPT, stream=stream, max_tokens=20, seed=7, temperature=1, logprobs=2)
@@ -199,17 +190,17 @@ def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tokenized, batch_size, concurrent", [(True, 2, 1), (False, 1, 4)])
-def test_lm_eval_agrees_with_our_evaluation(api, gpt, lm_eval_tasks, monkeypatch, tokenized, batch_size, concurrent):
+def test_lm_eval_agrees_with_our_evaluation(url, gpt, lm_eval_tasks, monkeypatch, tokenized, batch_size, concurrent):
     """With token ids or text, several prompts per request or several concurrent requests."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.setenv("OPENAI_API_KEY", api.key)
-    arguments = dict(model=api.model, base_url=f"{api.base_url}/completions", tokenizer_backend="remote")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    arguments = dict(model=MODEL, base_url=f"{url}/completions", tokenizer_backend="remote")
     arguments |= dict(tokenized_requests=tokenized, num_concurrent=concurrent, max_retries=1, max_length=64)
     results = simple_evaluate(
         model="local-completions",
-        model_args={**arguments, "auth_token": api.key},
+        model_args={**arguments, "auth_token": KEY},
         tasks=["choices", "texts", "answers"],
         task_manager=TaskManager(include_path=str(lm_eval_tasks), include_defaults=False),
         batch_size=batch_size,
