@@ -99,7 +99,7 @@ def test_prompts_are_strings_or_ids(prompt, ids):
         ("stop", "at most 16", [["a"] * 17]),
         ("stop", "at most 1,000 characters", [["a", "a" * 1001]]),
         ("logit_bias", "must be an object", [[1]]),
-        ("logit_bias", "from 0 to 14", [{"a": 1}, {"15": 1}, {"²": 1}, {"9" * 5000: 1}]),
+        ("logit_bias", "from 0 to 14", [{"a": 1}, {"15": 1}, {"²": 1}, {"٣": 1}, {"9" * 5000: 1}]),
         ("logit_bias", "from -100 to 100", [{"1": 101}, {"1": True}]),
     ],
 )

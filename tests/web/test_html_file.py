@@ -618,6 +618,7 @@ def test_a_large_model_only_generates(exported, open_file, seed):
     assert viewer.page.locator("#menu h2").all_inner_texts() == ["SAMPLING"]
     assert "too large" in viewer.find("too-large").inner_text()
     assert viewer("!!cachedAnswer({kind: 'tokens', text: state.text})")  # later questions did not replace it
+    assert viewer("firstOverview") is None  # no trace
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
 
 
