@@ -188,7 +188,9 @@ def test_filters_equal_python(engine, seed):
             actual = torch.tensor(engine(script, logits=logits, occurred=occurred.to(torch.uint8), settings=settings))
             # exp turns the error of a logit after the penalty and the temperature into a relative one.
             largest = 1.3 * logits.abs().max().item() / (settings["temperature"] or 1)
-            error = dict(rtol=2 * (2 * largest + 2) * rounding_error(3) + 2 * rounding_error(300), atol=0.0)
+            relative = 2 * (2 * largest + 2) * rounding_error(3) + 2 * rounding_error(300)
+            # top-p may keep or remove tokens whose probability is less than the rounding of its sum.
+            error = dict(rtol=relative, atol=rounding_error(300))
             if len(logits.unique()) == 300:
                 torch.testing.assert_close(actual, expected, **error)
             torch.testing.assert_close(actual.sort().values, expected.sort().values, **error)
