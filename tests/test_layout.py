@@ -244,7 +244,6 @@ CROSS_CUTTING = {  # test files without a module of the same name, and what they
     "tests/tools/test_held_out.py": "every command that measures a run on validation data",
     "tests/training/test_soak.py": "a long run",
     "tests/web/test_api_clients.py": "the API with OpenAI's and others' clients",
-    "tests/web/test_html_file_firefox.py": "html_file.py in Firefox",
 }
 
 

@@ -176,12 +176,17 @@ def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write three tasks: multiple choice, rolling log-likelihood, and generation."""
     folder = tmp_path_factory.mktemp("tasks")
     rows = [
-        {"text": text, "endings": [ending[1:] for ending in endings], "correct": correct, "whole": text + endings[0]}
+        {
+            "text": text,
+            "endings": [ending[1:] for ending in endings],
+            "correct": correct,
+            "full_text": text + endings[0],
+        }
         for text, endings, correct in QUESTIONS
     ]
     choices = dict(doc_to_text="{{text}}", doc_to_choice="{{endings}}")
     write_task(folder, "choices", rows, "multiple_choice", "{{correct}}", "acc", "mean", **choices)
-    texts = ("loglikelihood_rolling", "{{whole}}", "bits_per_byte", "bits_per_byte")
+    texts = ("loglikelihood_rolling", "{{full_text}}", "bits_per_byte", "bits_per_byte")
     write_task(folder, "texts", rows, *texts, doc_to_text="")
     greedy = {"until": ["o"], "do_sample": False, "temperature": 0.0, "max_gen_toks": 12}
     answers = dict(doc_to_text="{{text}}", generation_kwargs=greedy)
