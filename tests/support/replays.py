@@ -7,30 +7,29 @@ from pathlib import Path
 
 import numpy as np
 
+from folio.checkpoints import run_folder
 from folio.data.tokenizer import CharTokenizer
 from folio.data.windows import Place
 from folio.experiments.replay import Comparison, ParameterChange, SequenceLosses
 from folio.experiments.replay_report import Report
 from folio.training.guard import JudgedStep
 from tools.replay import ReplayConfig, main
-from train import TrainConfig
 
 
-def replay(cfg: TrainConfig, step: int, **settings) -> dict:
+def replay(out_dir: str, step: int, **settings) -> dict:
     """Replay a step of a run. Returns the content of --json."""
-    path = Path(cfg.out_dir).with_suffix(".json")
-    main(ReplayConfig(run=(cfg.out_dir,), step=step, json=str(path), **settings))
+    path = Path(out_dir).with_suffix(".json")
+    main(ReplayConfig(run=(out_dir,), step=step, json=str(path), **settings))
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def remove_checkpoints(cfg: TrainConfig, *steps: int) -> None:
-    for step in steps:
-        shutil.rmtree(Path(cfg.out_dir, f"step-{step:06d}"))
+def remove_older_checkpoints(out_dir: str) -> None:
+    """Keep only the newest checkpoint of a run."""
+    for path in run_folder.directories(Path(out_dir))[:-1]:
+        shutil.rmtree(path)
 
 
 SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, batch_size=1, dropout=0.0)
-
-
 CHARACTERS = "ab<&\n é'"
 
 
