@@ -132,7 +132,7 @@ def test_losses_gradients_and_updates_match_an_independent_pass(tiny, text):
     model = before.build()
     logits = model.logits(ids[:, :-1])
     log_p = logits.log_softmax(dim=-1)
-    # A loss is the difference of a logit and the logarithm of a sum, which has the largest error of a logit.
+    # A loss is the difference of a logit and the logarithm of a sum, which may have the error of the largest logit.
     limit = within(logits, 2 * logits_error(model.config, cfg.block_size))
     expected = -log_p.gather(2, ids[:, 1:, None])[..., 0]  # (B, T)
     assert_close(torch.tensor([s["losses"] for s in sequences]), expected.detach(), **limit)
@@ -426,8 +426,8 @@ def test_several_processes_replay_the_whole_step(tiny, tmp_path, settings):
     single = replay(cfg.out_dir, 8)
     tokens = [torch.tensor([s["losses"] for s in report["sequences"]]) for report in (facts, single)]
     model = checkpoint.load(before).build()
-    # The largest loss exceeds the largest logit: a loss is the difference of a logit and the logarithm of a sum.
-    assert_close(*tokens, **within(tokens[1], 2 * logits_error(model.config, cfg.block_size)))
+    logits = model.logits(torch.tensor([s["ids"] for s in single["sequences"]])[:, :-1])
+    assert_close(*tokens, **within(logits, 2 * logits_error(model.config, cfg.block_size)))
     for name, p in model.named_parameters():
         norms = [q["gradient_norm"] for report in (facts, single) for q in report["parameters"] if q["name"] == name]
         error = gradients_error(model.config, *tokens[1].shape) + rounding_error(p.numel(), values=1)
