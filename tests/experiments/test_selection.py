@@ -1,6 +1,7 @@
 """Selection of runs, their order, and the settings in which they differ."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,44 +14,37 @@ from tests.support.runs import edit_state, write_run
 from tools.runs import RunsConfig
 
 
-def names(*arguments: str) -> list[str]:
-    """Return the last characters of the selected runs' names."""
-    cfg = settings.load(RunsConfig, [*arguments])
-    return [run.name[-1] for run in cfg.select(runs_under(Path()), Path())]
-
-
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ([], "dcba"),
-        (["--sort=date"], "dcba"),
-        (["--sort=-date"], "abcd"),
-        (["--sort=loss"], "bcad"),
-        (["--sort=-loss"], "acbd"),
-        (["--sort=loss", "--limit=2"], "bc"),
-        (["--sort=name"], "adbc"),
-        (["--sort=tokens"], "dbac"),
-        (["--sort=-time", "--filter=state=finished"], "ac"),
-        (["--sort=learning_rate"], "acbd"),
-        (["--sort=dataset"], "cabd"),
-        (["--filter=n_layer=6"], "cb"),
-        (["--filter=n_layer!=6"], "a"),
-        (["--filter=learning_rate>1e-3"], "cb"),
-        (["--filter=learning_rate>=0.001,learning_rate<0.01"], "ca"),
-        (["--filter=n_layer==6", "--filter=dataset=nov*"], "b"),
-        (["--filter=dataset!=novel"], "c"),
-        (["--filter=bias=true"], "c"),
-        (["--filter=dropout=None"], "a"),
-        (["--filter=loss=None"], "d"),
-        (["--filter=loss<1.8"], "cb"),
-        (["--filter=sweep-x"], "cb"),
-        (["--filter=sweep-?/b"], "b"),
-        (["--filter=date>2023-11-14 22:20"], "dcb"),
-        (["--filter=time<=8"], "db"),
+        ("", "dcba"),
+        ("--sort=-date", "abcd"),
+        ("--sort=loss", "bcad"),
+        ("--sort=-loss", "acbd"),
+        ("--sort=loss --limit=2", "bc"),
+        ("--sort=name", "adbc"),
+        ("--sort=tokens", "dbac"),
+        ("--sort=-time --filter=state=finished", "ac"),
+        ("--sort=learning_rate", "acbd"),
+        ("--sort=dataset", "cabd"),
+        ("--filter=n_layer!=6", "a"),
+        ("--filter=learning_rate>1e-3", "cb"),
+        ("--filter=learning_rate>=0.001,learning_rate<0.01", "ca"),
+        ("--filter=n_layer==6 --filter=dataset=nov*", "b"),
+        ("--filter=dataset!=novel", "c"),
+        ("--filter=bias=true", "c"),
+        ("--filter=dropout=None", "a"),
+        ("--filter=loss=None", "d"),
+        ("--filter=sweep-x", "cb"),
+        ("--filter=sweep-?/b", "b"),
+        ("'--filter=date>2023-11-14 22:20'", "dcb"),
+        ("--filter=time<=8", "db"),
     ],
 )
 def test_runs_are_filtered_sorted_and_limited(four, arguments, expected):
-    assert "".join(names(*arguments)) == expected
+    """The names are their last characters."""
+    runs = settings.load(RunsConfig, shlex.split(arguments)).select(runs_under(Path()), Path())
+    assert "".join(run.name[-1] for run in runs) == expected
 
 
 def test_explicit_settings_are_first_and_step_counts_of_a_time_budget_are_left_out(tmp_path):

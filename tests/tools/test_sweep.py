@@ -260,7 +260,7 @@ def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_checkpoints(a
         steps = [line["step"] for line in steps_of(folder)]
         assert steps == [*range(len(steps))] and (folder / f"step-{steps[-1]:06d}").exists()
 
-    started, train_step = [], train.train_step
+    started, train_step, done = [], train.train_step, read_progress(folders[0])[0]
     monkeypatch.setattr(runner, "run_training", lambda folder, *rest: started.append(folder) or "an error")
     with pytest.raises(UserError, match="no run has finished"):
         sweep.main(words)  # resumes both trials
@@ -268,7 +268,7 @@ def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_checkpoints(a
 
     def step_and_stop(state, *rest):
         train_step(state, *rest)
-        if state.step == read_progress(folders[0])[0]:
+        if state.step == done:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(train, "train_step", step_and_stop)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -72,7 +73,7 @@ def test_two_workers_with_threads_run_each_trial_once(new_worker, jobs):
     started: Counter = Counter()
     both = threading.Barrier(2)
 
-    def work() -> None:
+    def work(worker: int) -> dict:
         queue = new_worker("--seeds=8")
         both.wait()
 
@@ -81,14 +82,10 @@ def test_two_workers_with_threads_run_each_trial_once(new_worker, jobs):
             return finish(queue, trial)
 
         run(queue, train, jobs)
-        states.append(states_of(queue))
+        return states_of(queue)
 
-    states: list = []
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        states = [*pool.map(work, range(2))]
     assert started == {(point, seed): 1 for point in range(2) for seed in range(1337, 1345)}
     assert states == [dict.fromkeys(started, "finished")] * 2  # both wait for the last trial
 

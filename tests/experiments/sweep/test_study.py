@@ -1,8 +1,10 @@
 """The trials of a search in their database, without training."""
 
+import itertools
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,12 +13,7 @@ optuna = pytest.importorskip("optuna")
 from folio import UserError
 from folio.experiments.sweep.outcome import Outcome, Trial
 from folio.experiments.sweep.space import Range, Values
-from folio.experiments.sweep.study import (
-    Study,
-    database_errors,
-    open_storage,
-    open_study,
-)
+from folio.experiments.sweep.study import Study, database_errors, open_storage, open_study
 
 SPACE = [Values("n_layer", (1, 2, 3))]
 POINTS = 3
@@ -41,7 +38,7 @@ def test_two_workers_run_each_trial_once(tmp_path, jobs):
     """With two threads and SQLite, optuna gave both the same trial."""
     started: Counter = Counter()
 
-    def work() -> None:
+    def work(worker: int) -> list[Outcome]:
         study = new_worker(tmp_path)
 
         def train(trial: Trial) -> Outcome:
@@ -49,18 +46,14 @@ def test_two_workers_run_each_trial_once(tmp_path, jobs):
             return finish(trial)
 
         run(study, train, jobs)
-        outcomes.append(study.outcomes())
+        return study.outcomes()
 
-    outcomes: list = []
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
     assert started == {(point, seed): 1 for point in range(POINTS) for seed in SEEDS}
-    assert outcomes[0] == outcomes[1]  # both wait for the last trial
-    assert [(outcome.point, outcome.seed) for outcome in outcomes[0]] == sorted(started)
-    assert {outcome.state for outcome in outcomes[0]} == {"finished"}
+    assert first == second  # both wait for the last trial
+    assert [(outcome.point, outcome.seed) for outcome in first] == sorted(started)
+    assert {outcome.state for outcome in first} == {"finished"}
 
 
 def test_an_interrupted_trial_is_requeued_and_a_failed_one_is_not(tmp_path):
@@ -113,12 +106,8 @@ def test_a_worker_without_heartbeats_loses_its_trial_and_continues(tmp_path):
 def test_importances_do_not_depend_on_the_order_and_need_some_trials():
     """An interrupted search reported other importances than an uninterrupted one."""
     space, seeds = [Values("n_layer", (1, 2)), Values("n_head", (1, 2))], range(10)
-    losses = {  # the best four have one layer, and two of them one head
-        (layers, heads, seed): 10 * layers + 0.1 * heads + seed
-        for layers in (1, 2)
-        for heads in (1, 2)
-        for seed in seeds
-    }
+    points = itertools.product((1, 2), (1, 2), seeds)  # the best four have one layer, and two of them one head
+    losses = {(layers, heads, seed): 10 * layers + 0.1 * heads + seed for layers, heads, seed in points}
     results = []
     for keys in (list(losses), list(losses)[::-1], list(losses)[:19]):
         study = Study(optuna.create_study(), space, 9, list(seeds), exclusive=True)
@@ -142,9 +131,8 @@ def test_workers_that_start_together_search_different_values(tmp_path):
     """Their samplers had the same seed, so both searched the same values."""
     storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", None)
     options = (storage, "sweep", {"seed": 5}, [Range("dropout", 0.0, 0.5)], 6, [5])
-    _, *workers = [
-        open_study(*options, prune_after=None, exclusive=False) for _ in range(3)
-    ]  # the first adds the trials
+    # the first adds the trials
+    _, *workers = [open_study(*options, prune_after=None, exclusive=False) for _ in range(3)]
     values = [worker.suggest(worker.study.ask())["dropout"] for _ in range(3) for worker in workers]
     assert len(set(values)) == 6
 
@@ -172,10 +160,7 @@ def test_a_lost_database_is_a_user_error(tmp_path):
         (tmp_path / "study.db").write_bytes(b"not a database" * 1000)
         return finish(trial)
 
-    with (
-        pytest.raises(UserError, match=r"^the sweep's database failed: .*repeat the command"),
-        database_errors(),
-    ):
+    with pytest.raises(UserError, match=r"the sweep's database.*repeat the command"), database_errors():
         run(study, train)
     with pytest.raises(ZeroDivisionError), database_errors():
         _ = 1 / 0
