@@ -14,10 +14,13 @@ import torch
 from folio import UserError
 from folio.base.settings import load
 from folio.checkpoints import foreign
+from folio.checkpoints.export_formats import write_hugging_face
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.quantize import round_trip
 from folio.evaluation import memorization
 from prepare import text as prepare_text
+from tests.support.exports import checkpoint_of
+from tests.support.tiny_tokenizers import bpe
 from tools import memorized
 from tools.memorized import MemorizedConfig
 from train import TrainConfig, train
@@ -71,10 +74,11 @@ def test_a_model_reproduces_a_frequent_passage(memorizer, tmp_path, capsys):
     assert capsys.readouterr().out == out
 
 
-def test_passages_are_scored_with_quantized_weights(tiny, monkeypatch):
+SHORT = ("--samples=3", "--max_new_tokens=20")
+
+
+def test_passages_are_scored_with_quantized_weights(run, monkeypatch):
     """Passages were scored with the checkpoint's weights instead of those of --dtype=int4."""
-    cfg = tiny(max_iters=2, warmup_iters=1)
-    train(cfg)
     models = []
 
     def record_model(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
@@ -82,18 +86,15 @@ def test_passages_are_scored_with_quantized_weights(tiny, monkeypatch):
         return np.zeros(len(passages), np.int64)
 
     monkeypatch.setattr("folio.evaluation.extraction.tokens_reproduced", record_model)
-    run_tool(cfg.out_dir, "--dtype=int4", "--samples=3", "--max_new_tokens=20")
-    saved = foreign.load(cfg.out_dir).model["transformer.wte.weight"]
+    run_tool(run, "--dtype=int4", *SHORT)
+    saved = foreign.load(run).model["transformer.wte.weight"]
     assert models and torch.equal(models[0].lm_head.weight, round_trip(saved, "int4"))
 
 
-def test_a_partial_search_is_reported(tiny, monkeypatch, capsys):
-    cfg = tiny(max_iters=2, warmup_iters=1)
-    train(cfg)
+def test_a_partial_search_is_reported(run, monkeypatch, capsys):
     small_index = partial(memorization.TrainingIndex, max_tokens=5000)
     monkeypatch.setattr(memorization, "TrainingIndex", small_index)
-    capsys.readouterr()
-    run_tool(cfg.out_dir, "--samples=3", "--max_new_tokens=20")
+    run_tool(run, *SHORT)
     out = capsys.readouterr().out
     assert "Searched: the first 5,000 training tokens of verse; the rest was not searched" in out
     assert "unknown" not in out and "masked" not in out and "empty" not in out
@@ -101,55 +102,38 @@ def test_a_partial_search_is_reported(tiny, monkeypatch, capsys):
 
 def test_masked_training_tokens_are_reported(tiny, masked_dir, capsys):
     """Most samples of a model of pairs were empty, so the shares were over a few tokens, without a message."""
-    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=masked_dir)
-    train(cfg)
+    train(cfg := tiny(max_iters=2, warmup_iters=1, data_dir=masked_dir))
     capsys.readouterr()
-    run_tool(cfg.out_dir, "--samples=3", "--max_new_tokens=20")
+    run_tool(cfg.out_dir, *SHORT)
     assert "Some training tokens, such as prompts, were masked" in capsys.readouterr().out
 
 
-def test_the_training_data_of_a_finetuned_models_base_is_not_searched(tiny, tmp_path, capsys):
-    train(tiny(max_iters=2, warmup_iters=1))
-    cfg = tiny(max_iters=2, warmup_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "fine"))
-    train(cfg)
-    run_tool(cfg.out_dir, "--samples=3", "--max_new_tokens=20")
-    assert f"The training data of {tiny().out_dir}, from which {cfg.out_dir} started, is" in capsys.readouterr().out
-
-
-def test_training_data_that_cannot_be_searched_is_an_error(tiny, tmp_path, data_dir, text):
+def test_the_training_data_must_exist_and_that_of_a_finetuned_models_base_is_not_searched(
+    tiny, tmp_path, data_dir, capsys
+):
+    """test_held_out.py tests data that was prepared again."""
     shutil.copytree(data_dir, tmp_path / "data")
-    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=str(tmp_path / "data"))
-    train(cfg)
+    settings = dict(max_iters=2, warmup_iters=1, data_dir=str(tmp_path / "data"))
+    train(cfg := tiny(**settings))
+    train(fine := tiny(**settings, init_from=cfg.out_dir, out_dir=str(tmp_path / "fine")))
+    run_tool(fine.out_dir, *SHORT)
+    out = capsys.readouterr().out
+    assert f"The training data of {cfg.out_dir}, from which {fine.out_dir} started, is" in out
     (tmp_path / "data").rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"/step-000002: its training data, .*verse, does not exist; set --data_dir"):
-        run_tool(cfg.out_dir)
-    part = tmp_path / "part.txt"
-    part.write_text(text[:9000], encoding="utf-8")
-    prepare_text.main(prepare_text.TextConfig(inputs=(str(part),), name="verse", data_dir=str(tmp_path / "data")))
-    with pytest.raises(UserError, match="its training data, verse, has been prepared again since then"):
         run_tool(cfg.out_dir)
 
 
 @pytest.mark.needs("transformers")
 @pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 def test_weights_without_recorded_data_are_an_error(tmp_path):
-    from folio.checkpoints.export_formats import write_hugging_face
-    from tests.support.exports import checkpoint_of
-    from tests.support.tiny_tokenizers import bpe
-
     write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
     with pytest.raises(UserError, match="hf: its checkpoint does not record the training data"):
         run_tool(str(tmp_path / "hf"))
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ([], r"^runs: .*python tools/memorized\.py out-shakespeare-char$"),
-        (["out", "--text=a.txt"], "text is not a setting"),
-        (["out", "--span=300"], "span=300.*200 tokens; set a smaller --span"),
-    ],
-)
-def test_bad_settings_are_an_error(words, message):
-    with pytest.raises(UserError, match=message):
-        run_tool(*words)
+def test_bad_settings_are_an_error():
+    with pytest.raises(UserError, match=r"^runs: .*python tools/memorized\.py"):
+        run_tool()
+    with pytest.raises(UserError, match=r"span=300.*200 tokens; set a smaller --span"):
+        run_tool("out", "--span=300")
