@@ -1,6 +1,8 @@
-"""Servers in a thread, and in a process."""
+"""Servers in a thread and in a process, and requests."""
 
+import json
 import os
+import queue
 import re
 import socket
 import threading
@@ -8,7 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 
+import pytest
+
+from folio.base.settings import Settings
 from folio.web.server import Guard, Server, host_headers, listen, make_server
 from tests.support import processes
 from tests.support.waiting import wait_until
@@ -34,6 +40,30 @@ def serving_app(make_app: Callable[[frozenset[str]], Guard]) -> Iterator[int]:
         yield port
 
 
+@contextmanager
+def serving_tool(tool: ModuleType, cfg: Settings) -> Iterator[tuple[str, int]]:
+    """Run tools/serve.py or tools/view.py in a thread. Yields the address and the port."""
+    servers: queue.Queue = queue.Queue()
+    make_server = tool.make_server
+
+    def make_recorded_server(app: object) -> Server:
+        server = make_server(app)
+        run = server.run
+        server.run = lambda sockets: (servers.put((server, sockets[0].getsockname())), run(sockets=sockets))
+        return server
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool, "make_server", make_recorded_server)
+        thread = threading.Thread(target=tool.main, args=(cfg,))
+        thread.start()
+        server, (host, port, *_) = servers.get(timeout=300)
+    try:
+        yield host, port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 def start_server(words: list, folder: Path, cwd: Path = processes.ROOT) -> tuple[BaseProcess, int]:
     """Start `python WORDS` in the folder cwd, which serves until a signal. Returns the process and its port.
 
@@ -45,3 +75,12 @@ def start_server(words: list, folder: Path, cwd: Path = processes.ROOT) -> tuple
     wait_until(lambda: process.exitcode is not None or (printed.exists() and address.search(printed.read_text())))
     assert process.exitcode is None, errors.read_text()
     return process, int(address.search(printed.read_text())[1])
+
+
+def open_request(port: int, path: str, body: dict) -> socket.socket:
+    """Send a POST request to a server, and return the connection."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    content = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+    return connection

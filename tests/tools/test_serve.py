@@ -2,15 +2,12 @@ import hashlib
 import http.client
 import json
 import os
-import queue
 import re
 import shlex
 import signal
-import socket
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +19,7 @@ from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web.chat import ChatTemplate
 from tests.support import processes
-from tests.support.servers import start_server
+from tests.support.servers import open_request, serving_tool, start_server
 from tests.support.viewed_models import save_random_run
 from tools import serve
 from tools.serve import ServeConfig
@@ -38,27 +35,11 @@ def run(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[int]:
+def serving(*arguments: object) -> Iterator[int]:
     """Run the tool in a thread, and yield the port."""
-    servers: queue.Queue = queue.Queue()
-    make_server = serve.make_server
-
-    def make_recorded_server(app):
-        server = make_server(app)
-        run = server.run
-        server.run = lambda sockets: (servers.put((server, sockets[0].getsockname()[1])), run(sockets=sockets))
-        return server
-
-    monkeypatch.setattr(serve, "make_server", make_recorded_server)
-    cfg = settings.load(ServeConfig, [*arguments, "--port=0", "--device=cpu", "--rows=2"])
-    thread = threading.Thread(target=serve.main, args=(cfg,))
-    thread.start()
-    server, port = servers.get(timeout=300)
-    try:
+    words = [*map(str, arguments), "--port=0", "--device=cpu", "--rows=2"]
+    with serving_tool(serve, settings.load(ServeConfig, words)) as (_, port):
         yield port
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def ask(port: int, method: str, path: str, body: dict | None = None, **headers: str) -> tuple[int, dict]:
@@ -71,10 +52,10 @@ def ask(port: int, method: str, path: str, body: dict | None = None, **headers: 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], r"models: .*python tools/serve\.py out-shakespeare-char"),
+        ([], r"models: .*python tools/serve\.py"),
         (["a", "b"], "models=a b: name one"),
         (["a", "--host=192.168.1.2"], r"host=192\.168\.1\.2: .*set a key: FOLIO_KEY"),
-        (["a", "--host=::", "--key=b"], r"host=::: .*addresses.*--allowed_hosts=gpu\.example\.org,192\."),
+        (["a", "--host=::", "--key=b"], r"host=::: .*--allowed_hosts=gpu\.example\.org,192\."),
         (["a", "--key=b "], "key=b : .*ASCII"),
         (["a", "--allowed_hosts=http://b"], "allowed_hosts=http://b: .*without http://"),
         (["a", "--allowed_origins=https://b.c/"], r"allowed_origins=https://b\.c/: .*write https://"),
@@ -88,11 +69,11 @@ def test_bad_arguments_are_an_error_in_one_line(monkeypatch, arguments, message)
     assert "\n" not in str(error.value)
 
 
-def test_a_run_is_served_under_its_folder_name(monkeypatch, capsys, run):
+def test_a_run_is_served_under_its_folder_name(capsys, run):
     manifest = (run / "step-000020" / "manifest.json").read_bytes()
     gpt = LanguageModel.load(run)
     for name in (run, run / "step-000020"):
-        with serving(monkeypatch, str(name)) as port:
+        with serving(name) as port:
             _, models = ask(port, "GET", "/v1/models")
             assert [model["id"] for model in models["data"]] == ["the-run"]
             settings = {"seed": 2, "temperature": 0.9}
@@ -106,10 +87,8 @@ def test_a_run_is_served_under_its_folder_name(monkeypatch, capsys, run):
 
 
 def test_the_printed_example_matches_the_model(capsys):
-    for chat, path, field in (
-        (None, "completions", "prompt"),
-        (ChatTemplate("chat", True), "chat/completions", "messages"),
-    ):
+    template = ChatTemplate("chat", True)
+    for chat, path, field in ((None, "completions", "prompt"), (template, "chat/completions", "messages")):
         served = SimpleNamespace(model_id="out", chat=chat, engine=SimpleNamespace(rows=1))
         serve.print_address(ServeConfig(), served, 80)
         address, command = capsys.readouterr().out.splitlines()
@@ -118,9 +97,8 @@ def test_the_printed_example_matches_the_model(capsys):
         assert words[1] == f"http://127.0.0.1:80/v1/{path}" and field in json.loads(words[-1])
 
 
-def test_the_limits_are_settings(monkeypatch, run):
-    limits = ["--max_choices=2", "--max_new_tokens=9", "--max_prompt_tokens=5"]
-    with serving(monkeypatch, str(run), *limits) as port:
+def test_the_limits_are_settings(run):
+    with serving(run, "--max_choices=2", "--max_new_tokens=9", "--max_prompt_tokens=5") as port:
         request = {"prompt": "ab", "n": 2, "max_tokens": 4}
         assert ask(port, "POST", "/v1/completions", request)[0] == 200
         for change in ({"n": 3, "max_tokens": 1}, {"max_tokens": 5}, {"prompt": "abcdef"}):
@@ -130,7 +108,7 @@ def test_the_limits_are_settings(monkeypatch, run):
 
 def test_requests_to_a_public_address_need_a_key_and_an_allowed_host(monkeypatch, capsys, run):
     monkeypatch.setenv(serve.KEY, "secret")
-    with serving(monkeypatch, str(run), "--host=0.0.0.0", "--allowed_hosts=gpu.example.org,Other.example.org") as port:
+    with serving(run, "--host=0.0.0.0", "--allowed_hosts=gpu.example.org,Other.example.org") as port:
         key = {"authorization": "Bearer secret"}
         names = ["gpu.example.org", f"gpu.example.org:{port}", f"other.example.org:{port}", f"localhost:{port}"]
         for host in names:
@@ -161,18 +139,12 @@ def test_the_fingerprint_of_other_programs_files(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for other processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_server_while_requests_are_open(run, tmp_path, number):
-    process, port = start_server(
-        [serve.__file__, run, "--port=0", "--device=cpu", "--max_new_tokens=9999999"], tmp_path
-    )
-    with ExitStack() as opened:
-        connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
-        for connection, stream in zip(connections, (False, True), strict=True):
-            opened.enter_context(connection)
-            body = {"prompt": "a", "max_tokens": 10**6, "context_stride": 9, "logit_bias": {"256": -100}}
-            content = json.dumps({**body, "stream": stream})
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
-        assert connections[1].recv(4096).startswith(b"HTTP/1.1 200 ")
+    words = [serve.__file__, run, "--port=0", "--device=cpu", "--max_new_tokens=9999999"]
+    process, port = start_server(words, tmp_path)
+    body = {"prompt": "a", "max_tokens": 10**6, "context_stride": 9, "logit_bias": {"256": -100}}
+    path, streamed = "/v1/completions", body | {"stream": True}
+    with open_request(port, path, body), open_request(port, path, streamed) as stream:
+        assert stream.recv(4096).startswith(b"HTTP/1.1 200 ")
         os.kill(process.pid, number)
         assert processes.wait(process, timeout=60) == 128 + number
     assert (tmp_path / "errors").read_text() == f"stopped by {number.name}\n"

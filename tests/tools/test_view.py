@@ -1,14 +1,13 @@
 import http.client
 import json
 import os
-import queue
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ from prepare.pairs import PairsConfig
 from prepare.text import TextConfig
 from tests.support import processes
 from tests.support.music import pieces_of, write_pieces
-from tests.support.servers import start_server
+from tests.support.servers import open_request, serving_tool, start_server
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
 from tools import view
@@ -47,28 +46,11 @@ def run(tmp_path: Path) -> str:
 
 
 @contextmanager
-def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.client.HTTPConnection]:
+def viewing(*arguments: object) -> Iterator[http.client.HTTPConnection]:
     """Run the tool in a thread, and connect to it."""
-    servers: queue.Queue = queue.Queue()
-    make_server = view.make_server
-
-    def make_recorded_server(app):
-        server = make_server(app)
-        run = server.run
-        server.run = lambda sockets: (servers.put((server, sockets[0].getsockname())), run(sockets=sockets))
-        return server
-
-    monkeypatch.setattr(view, "make_server", make_recorded_server)
-    cfg = settings.load(ViewConfig, [*arguments, "--open=False", "--device=cpu"])
-    thread = threading.Thread(target=view.main, args=(cfg,))
-    thread.start()
-    server, (host, port, *_) = servers.get(timeout=300)
-    try:
-        with closing(http.client.HTTPConnection(host, port, timeout=300)) as connection:
-            yield connection
-    finally:
-        server.should_exit = True
-        thread.join()
+    cfg = settings.load(ViewConfig, [*map(str, arguments), "--open=False", "--device=cpu"])
+    with serving_tool(view, cfg) as address, closing(http.client.HTTPConnection(*address, timeout=300)) as connection:
+        yield connection
 
 
 def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> dict:
@@ -85,7 +67,7 @@ def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> di
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], r"models: .*python tools/view\.py out-shakespeare-char"),
+        ([], r"models: .*python tools/view\.py"),
         (["a", "b", "c"], "models=a b c: name one model, or two"),
         (["a", "--host=0.0.0.0"], r"host=0\.0\.0\.0: .*127\.0\.0\.1, localhost, ::1"),
         (["a", "--host=192.0.2.1"], r"tools/export\.py --to=html a shared/index\.html, then python -m http\.server --"),
@@ -107,10 +89,10 @@ def test_models_with_different_tokenizers_are_an_error(tmp_path, run):
         view.main(ViewConfig(models=(run, str(tmp_path / "missing"))))
 
 
-def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
+def test_a_taken_port_is_replaced_by_a_free_one(capsys, run):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        with viewing(monkeypatch, run, f"--port={taken}") as connection:
+        with viewing(run, f"--port={taken}") as connection:
             assert connection.port != taken
             for host in ("127.0.0.1", "localhost"):
                 assert ask(connection, "models", host=f"{host}:{connection.port}")["models"][0]["name"] == run
@@ -119,10 +101,7 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
     assert address == f"http://127.0.0.1:{connection.port}/  (Ctrl-C stops)"
     listener = view.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    with (
-        closing(listener),
-        closing(view.listen("127.0.0.1", port)) as second,
-    ):
+    with closing(listener), closing(view.listen("127.0.0.1", port)) as second:
         assert second.getsockname()[1] != port
     with closing(view.listen("127.0.0.1", port)) as third:
         assert third.getsockname()[1] == port
@@ -130,19 +109,19 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
         view.listen("192.0.2.1", 0)
 
 
-def test_serving_on_ipv6(monkeypatch, capsys, run):
+def test_serving_on_ipv6(capsys, run):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
-    with viewing(monkeypatch, run, "--host=::1", "--port=0", "--text=one\\ntwo") as connection:
+    with viewing(run, "--host=::1", "--port=0", "--text=one\\ntwo") as connection:
         assert ask(connection, "models")["text"] == "one\ntwo"
     assert capsys.readouterr().out == f"http://[::1]:{connection.port}/  (Ctrl-C stops)\n"
 
 
-def test_two_models(monkeypatch, tmp_path, run):
+def test_two_models(tmp_path, run):
     save_random_run(tmp_path / "other", ByteTokenizer(), SEED + 1, block_size=32, n_layer=1)
-    with viewing(monkeypatch, run, str(tmp_path / "other"), "--port=0") as connection:
+    with viewing(run, tmp_path / "other", "--port=0") as connection:
         assert [model["limit"] for model in ask(connection, "models")["models"]] == [64, 32]
 
 
@@ -151,10 +130,7 @@ def test_two_models(monkeypatch, tmp_path, run):
 def test_a_signal_stops_the_server_during_a_stream(run, tmp_path, number):
     """The server waited for the end of a stream without a reader."""
     process, port = start_server([view.__file__, run, "--open=False", "--port=0", "--device=cpu"], tmp_path)
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        question = json.dumps({"ids": [1], "num_samples": 16, "max_new_tokens": 4096})
-        head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {len(question)}\r\n\r\n{question}".encode())
+    with open_request(port, "/generate", {"ids": [1], "num_samples": 16, "max_new_tokens": 4096}) as connection:
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
         os.kill(process.pid, number)
         assert processes.wait(process, timeout=60) == 128 + number
@@ -165,60 +141,70 @@ def test_a_signal_stops_the_server_during_a_stream(run, tmp_path, number):
 # --- initial text -----------------------------------------------------------------------------------------------------
 
 
+CPU = torch.device("cpu")
+
+
 def viewed_run(folder: Path, tokenizer, settings: dict) -> ViewedModel:
     save_random_run(folder, tokenizer, SEED, settings, block_size=64)
-    return ViewedModel(str(folder), "best", torch.device("cpu"))
+    return ViewedModel(str(folder), "best", CPU)
 
 
 def sample_of(viewed: ViewedModel) -> str:
     return LanguageModel(viewed.model, viewed.tokenizer).generate("", max_new_tokens=64)
 
 
-def test_the_initial_text_of_shakespeare_and_pretrained_models_is_fixed(tmp_path):
+@pytest.fixture
+def trained_on(tiny, tmp_path) -> Callable[..., ViewedModel]:
+    """A function that prepares a data set in the folder "data", and trains a model on it."""
+
+    def view_trained(prepare: ModuleType, config: type, source: Path, **settings) -> ViewedModel:
+        data = str(tmp_path / "data")
+        prepare.main(config(inputs=(str(source),), data_dir=data, num_workers=0, **settings))
+        train(cfg := tiny(dataset=source.stem, data_dir=data, block_size=64))
+        return ViewedModel(cfg.out_dir, "best", CPU)
+
+    return view_trained
+
+
+def test_the_initial_text_without_data_is_known_or_a_sample(tmp_path):
+    """Of Shakespeare and pretrained models, a known text; of models that compute NaN, too."""
     characters = CharTokenizer.of(KNOWN_TEXT)
     assert choose_text(viewed_run(tmp_path / "a", characters, {"dataset": "shakespeare_char"})) == KNOWN_TEXT
     assert choose_text(viewed_run(tmp_path / "b", trained(), {})) == KNOWN_TEXT
-    pretrained = viewed_run(tmp_path / "c", CharTokenizer("日本語\n"), {})  # lacks its characters
-    assert choose_text(pretrained) == sample_of(pretrained) != ""
+    for name, dataset in (("c", None), ("d", "verse")):  # lack its characters; or the data, which is not here
+        sampled = viewed_run(tmp_path / name, CharTokenizer("日本語\n"), {"dataset": dataset})
+        assert choose_text(sampled) == sample_of(sampled) != ""
+    broken = viewed_run(tmp_path / "e", ByteTokenizer(), {"dataset": "gone"})
+    broken.model.transformer.ln_f.weight[0] = torch.nan
+    assert choose_text(broken) == KNOWN_TEXT
 
 
 @pytest.mark.parametrize("split_on", [None, "\\n\\n"], ids=["one text", "documents"])
-def test_the_initial_text_does_not_occur_in_the_training_data(split_on, tiny, tmp_path, text):
+def test_the_initial_text_does_not_occur_in_the_training_data(split_on, trained_on, tmp_path, text):
     """The first text of a model of Shakespeare was training text, and its loss was shown as if it were new."""
     lines = [f"{KNOWN_TEXT}\n\n", *(f"{line}\n\n" for line in text.splitlines())]
-    source, data = tmp_path / "shakespeare.txt", str(tmp_path / "data")
+    source = tmp_path / "shakespeare.txt"
     source.write_text("".join([*lines[:300], *lines[:40], *lines[300:400]]))  # the beginning occurs twice
-    settings = dict(data_dir=data, val_fraction=0.3, split_on=split_on, tokenizer="char", num_workers=0)
-    plain_text.main(TextConfig(inputs=(str(source),), **settings))
-    train(tiny(dataset="shakespeare", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
-    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    viewed = trained_on(plain_text, TextConfig, source, val_fraction=0.3, split_on=split_on, tokenizer="char")
     (dataset,) = open_training_data(viewed.checkpoint, None)
     training, held_out = (viewed.tokenizer.decode(part[0].ids) for part in (dataset.train, dataset.val))
     chosen = choose_text(viewed)
     assert chosen in held_out and len(chosen) > 30
     assert not any(chosen[start : start + 32] in training for start in range(len(chosen) - 31))
-    assert first_text(viewed, "", data) == KNOWN_TEXT  # an exported file does not quote held-out text
+    assert first_text(viewed, "", str(tmp_path / "data")) == KNOWN_TEXT  # a file quotes no held-out text
     (tmp_path / "data").rename(tmp_path / "moved")
     assert choose_text(viewed) == KNOWN_TEXT
 
 
-def test_the_initial_text_without_data_is_a_sample(tmp_path):
-    viewed = viewed_run(tmp_path / "run", CharTokenizer("abcdef\n"), {"dataset": "verse"})
-    assert choose_text(viewed) == sample_of(viewed) != ""
-
-
-def test_the_initial_text_of_a_model_of_plain_text_is_held_out(tiny, tmp_path):
+def test_the_initial_text_of_a_model_of_plain_text_is_held_out(trained_on, tmp_path):
     """A viewer that was opened on a young run showed the loss of the model's own gibberish."""
     text = "".join(f"Sentence {k} of the text. Is it {k}? " for k in range(100))
     (tmp_path / "tale.txt").write_text(text)
-    data = str(tmp_path / "data")
-    plain_text.main(TextConfig(inputs=(str(tmp_path / "tale.txt"),), data_dir=data, tokenizer="char", num_workers=0))
-    train(tiny(dataset="tale", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
-    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    viewed = trained_on(plain_text, TextConfig, tmp_path / "tale.txt", tokenizer="char")
     held_out, chosen = text[round(0.9 * len(text)) :], choose_text(viewed)
     assert chosen in held_out and 20 < len(chosen) <= 64
     assert chosen[0] in "SI" and chosen[-1] in ".?"  # complete sentences
-    assert first_text(viewed, "", data) == sample_of(viewed)  # an exported file does not quote private text
+    assert first_text(viewed, "", str(tmp_path / "data")) == sample_of(viewed)  # a file quotes no private text
 
 
 @pytest.mark.parametrize(
@@ -237,12 +223,9 @@ def test_first_sentences(text, limit, expected):
     assert first_sentences(text, lambda text: text[:limit]) == expected
 
 
-def test_the_initial_text_of_a_music_model_is_the_start_of_a_held_out_piece(tiny, tmp_path):
+def test_the_initial_text_of_a_music_model_is_the_start_of_a_held_out_piece(trained_on, tmp_path):
     write_pieces(tmp_path / "pieces", 4)
-    data = str(tmp_path / "data")
-    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
-    train(tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
-    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    viewed = trained_on(midi, MidiConfig, tmp_path / "pieces", time="beats", steps=4)
     held_out = [pair.split() for pair in pieces_of(tmp_path / "data" / "pieces", "val")]
     assert choose_text(viewed).split() == held_out[0][:64]
     (tmp_path / "data").rename(tmp_path / "moved")
@@ -254,13 +237,10 @@ def test_the_initial_text_of_a_music_model_is_the_start_of_a_held_out_piece(tiny
     assert choose_text(untrained) == sample_of(untrained)
 
 
-def test_the_initial_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
+def test_the_initial_text_of_a_model_of_pairs_is_a_held_out_pair(trained_on, tmp_path):
     lines = [json.dumps({"prompt": f"{k}:", "completion": f" {k + 1}."}) for k in range(40)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    data = str(tmp_path / "data")
-    pairs.main(PairsConfig(inputs=(str(tmp_path / "pairs.jsonl"),), data_dir=data, tokenizer="byte", num_workers=0))
-    train(tiny(dataset="pairs", data_dir=data, out_dir=str(tmp_path / "out")))
-    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    viewed = trained_on(pairs, PairsConfig, tmp_path / "pairs.jsonl", tokenizer="byte")
     assert choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
 
 
@@ -270,11 +250,11 @@ def test_the_initial_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
     save_random_run(tmp_path / "run", format.tokenizer(), SEED, block_size=64)
     write_pieces(tmp_path / "pieces", 1)
     file, events = tmp_path / "pieces" / "0.mid", events_of_file(tmp_path / "pieces" / "0.mid", format)
-    with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
+    with viewing(tmp_path / "run", "--port=0", f"--text=FILE:{file}") as connection:
         assert ask(connection, "models")["text"] == events
     monkeypatch.setattr(view, "MAX_CHARACTERS", 100)
     capsys.readouterr()
-    with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
+    with viewing(tmp_path / "run", "--port=0", f"--text=FILE:{file}") as connection:
         text = ask(connection, "models")["text"]
         assert events.startswith(f"{text} ") and 80 < len(text) <= 100
     assert f"text: the first 100 of {len(events):,} characters are shown\n" in capsys.readouterr().out
@@ -290,9 +270,3 @@ def test_a_damaged_music_format_is_an_error_in_one_line(tmp_path):
     save_random_run(tmp_path / "run", MidiTokenizer(["NoteOn_60"], {"steps": -1}), SEED)
     with pytest.raises(UserError, match=r"^the format of this music tokenizer is damaged: [^\n]*$"):
         view.main(ViewConfig(models=(str(tmp_path / "run"),)))
-
-
-def test_a_model_that_computes_nan_has_an_initial_text(tmp_path):
-    viewed = viewed_run(tmp_path / "run", ByteTokenizer(), {"dataset": "gone"})
-    viewed.model.transformer.ln_f.weight[0] = torch.nan
-    assert choose_text(viewed) == KNOWN_TEXT
