@@ -1,30 +1,21 @@
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from folio import UserError
 from folio.base import settings
-from folio.base.settings import ConfigError
+from folio.base.files import read_json
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.machine import memory
-from folio.training.planning import forecast
-from model import GPT, GPTConfig
 from tests.support.processes import run_code
 from tests.support.simulated import SimulatedMachine
 from tools import plan
 from train import TrainConfig, train
-
-
-def run_plan(*args: str) -> tuple[plan.PlanConfig, dict]:
-    """Run the tool, and return the settings and the content of plan.json."""
-    cfg = settings.load(plan.PlanConfig, [*args, "--save"])
-    plan.main(cfg)
-    return cfg, json.loads(Path(cfg.out_dir, "plan.json").read_text())
 
 
 def arguments(cfg: TrainConfig) -> list[str]:
@@ -32,26 +23,43 @@ def arguments(cfg: TrainConfig) -> list[str]:
     return [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
 
 
+@pytest.fixture
+def planned(tmp_path, capsys) -> Callable[..., tuple[dict, str]]:
+    """A function that runs the tool. Returns the content of plan.json, and the output."""
+    folders = [f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}"]
+
+    def run_plan(*args: str) -> tuple[dict, str]:
+        capsys.readouterr()
+        cfg = settings.load(plan.PlanConfig, [*folders, *args, "--save"])
+        plan.main(cfg)
+        return read_json(Path(cfg.out_dir, "plan.json")), capsys.readouterr().out
+
+    return run_plan
+
+
 @pytest.mark.architecture("model.py: GPTConfig.flops_per_token; and in this test's counts")
-def test_a_plan_from_a_data_sheet(tmp_path, capsys):
+def test_a_plan_from_a_data_sheet(planned):
     """GPT-2 124M on eight H100, against a manual calculation."""
-    args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=H100"]
-    cfg, planned = run_plan(*args, "--gpus=8", "--mfu=0.5", "--price=2")
-    assert planned["parameters"] == 124_337_664 and planned["tokens"] == cfg.max_iters * 524_288
+    args = ["config/gpt2_124m.py", "--device=H100", "--gpus=8", "--mfu=0.5"]
+    facts, out = planned(*args, "--price=2")
+    assert facts["parameters"] == 124_337_664 and facts["tokens"] == facts["steps"] * 524_288
     flops_per_token = 6 * (12 * 12 * 768**2 + 50257 * 768) + 12 * 12 * 768 * 1024
-    assert planned["flops"] == planned["tokens"] * flops_per_token
-    seconds = planned["flops"] / (8 * 0.5 * 989.4e12)
-    assert planned["seconds"] - planned["evaluation_seconds"] == pytest.approx(seconds)
-    assert planned["kilowatt_hours"] == pytest.approx(8 * 0.7 * planned["seconds"] / 3600)
-    assert planned["price"] == pytest.approx(8 * 2 * planned["seconds"] / 3600)
-    out = capsys.readouterr().out
-    assert "8 x H100" in out and "because openwebtext is not prepared" in out
+    assert facts["flops"] == facts["tokens"] * flops_per_token
+    seconds = facts["flops"] / (8 * 0.5 * 989.4e12)
+    assert facts["seconds"] - facts["evaluation_seconds"] == pytest.approx(seconds)
+    assert facts["kilowatt_hours"] == pytest.approx(8 * 0.7 * facts["seconds"] / 3600)
+    assert facts["price"] == pytest.approx(8 * 2 * facts["seconds"] / 3600)
+    assert "8 x H100, from its data sheet" in out and "because openwebtext is not prepared" in out
     assert re.search(r"memory .* of 74.5 GiB: fits\n", out)
-    _, one_hour = run_plan(*args, "--gpus=8", "--mfu=0.5", "--minutes=60")
-    assert 3570 < one_hour["seconds"] <= 3600
-    assert one_hour["steps"] == pytest.approx(19072 * 3600 / planned["seconds"], rel=0.01)
-    run_plan(*args[:-1], "--device=T4", "--batch_size=64")
-    assert re.search(r"memory .* of 14.9 GiB: does not fit; use --batch_size=\d+", capsys.readouterr().out)
+    tenth, out = planned(*args, "--tflops=98.94")
+    assert tenth["tokens_per_second"] == pytest.approx(facts["tokens_per_second"] / 10)
+    assert "8 x H100, at 50% of 99 TFLOP/s" in out
+    one_hour, _ = planned(*args, "--minutes=60")
+    assert 0.99 * 3600 < one_hour["seconds"] <= 3600  # evaluations are rescaled, too
+    assert one_hour["steps"] == pytest.approx(facts["steps"] * 3600 / facts["seconds"], rel=0.01)
+    _, out = planned(args[0], "--device=T4", "--batch_size=64")
+    assert "1 x T4, from its data sheet, at 40% of 65 TFLOP/s" in out
+    assert re.search(r"memory .* of 14.9 GiB: does not fit; use --batch_size=\d+", out)
 
 
 COUNT_TRAFFIC = """
@@ -148,82 +156,73 @@ def test_the_planned_traffic_and_memory_are_those_of_a_process():
         assert line["held"] == line["forecast"], line
 
 
-def test_a_plan_of_a_short_run_has_only_the_final_evaluation(tmp_path):
+def test_a_plan_of_a_short_run_has_only_the_final_evaluation(planned):
     """The plan included an evaluation before the first step, and exceeded --minutes."""
-    args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=T4"]
-    _, planned = run_plan(*args, "--batch_size=4", "--eval_iters=4000", "--minutes=20")
-    assert 120 < planned["evaluation_seconds"] and planned["seconds"] <= 1200
+    args = ["config/gpt2_124m.py", "--device=T4", "--batch_size=4", "--eval_iters=4000", "--minutes=20"]
+    facts, _ = planned(*args)
+    assert 120 < facts["evaluation_seconds"] and facts["seconds"] <= 1200
 
 
 @pytest.mark.architecture("model.py: GPT.num_params, and this test's counts")
 @pytest.mark.parametrize("position, parameters", [("learned", 1024 * 768), ("relative", 32 * 12), ("rotary", 0)])
-def test_a_plan_counts_the_parameters_of_a_position_encoding(position, parameters, tmp_path):
+def test_a_plan_counts_the_parameters_of_a_position_encoding(position, parameters, planned):
     """Other encodings have no parameters. The FLOPs are independent of the encoding."""
-    args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=H100"]
-    planned, without = (run_plan(*args, f"--position={method}")[1] for method in (position, "none"))
-    assert planned["parameters"] == without["parameters"] + parameters
-    assert planned["flops"] == without["flops"]
+    args = ["config/gpt2_124m.py", "--device=H100"]
+    facts, without = (planned(*args, f"--position={method}")[0] for method in (position, "none"))
+    assert facts["parameters"] == without["parameters"] + parameters
+    assert facts["flops"] == without["flops"]
 
 
-def test_a_plan_writes_files_only_with_save(tmp_path, capsys):
+def test_a_plan_writes_files_only_with_save(planned, tmp_path, capsys):
     """Each plan wrote OUT_DIR/plan.json, even if the run was never started."""
     args = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path}", "--device=4090"]
     plan.main(settings.load(plan.PlanConfig, args))
     out = capsys.readouterr().out
     assert "1 x RTX 4090, from its data sheet" in out and f"add --save to write {tmp_path / 'out' / 'plan.json'}" in out
     assert not list(tmp_path.iterdir())
-    run_plan(*args)
+    planned(*args)
     assert [path.name for path in tmp_path.rglob("*.*")] == ["plan.json"]
 
 
-def test_an_unlisted_gpu_is_planned_by_its_memory(tmp_path, capsys):
+def test_an_unlisted_gpu_is_planned_by_its_memory(planned):
     """Only listed GPUs could be planned."""
-    args = [f"--out_dir={tmp_path}", f"--data_dir={tmp_path}", "--device=24GB", "--gpus=2", "--watts=300", "--price=1"]
-    _, planned = run_plan(*args)
-    out = capsys.readouterr().out
-    assert planned["memory"] and planned["flops"] and planned["tokens"]
+    args = ["--device=24GB", "--gpus=2", "--watts=300", "--price=1"]
+    facts, out = planned(*args)
+    assert facts["memory"] and facts["flops"] and facts["tokens"]
     timed = ("seconds", "tokens_per_second", "evaluation_seconds", "kilowatt_hours", "price")
-    assert [planned[name] for name in timed] == [None] * 5
+    assert [facts[name] for name in timed] == [None] * 5
     assert re.search(r"memory .* of 22.4 GiB: fits\n", out)
     assert re.search(r"time +unknown: .*--device=H100.*--tflops\n", out)
     assert "energy" not in out and "price" not in out
-    cfg, planned = run_plan(*args, "--tflops=100", "--bandwidth=1e9")
-    seconds = planned["flops"] / (2 * cfg.mfu * 100e12)
-    assert planned["seconds"] - planned["evaluation_seconds"] == pytest.approx(seconds)
-    assert planned["kilowatt_hours"] == pytest.approx(2 * 0.3 * planned["seconds"] / 3600)
-    assert "2 x card with 24 GB, at 40% of 100 TFLOP/s" in capsys.readouterr().out
+    facts, out = planned(*args, "--tflops=100", "--bandwidth=1e9", "--mfu=0.25")
+    seconds = facts["flops"] / (2 * 0.25 * 100e12)
+    assert facts["seconds"] - facts["evaluation_seconds"] == pytest.approx(seconds)
+    assert facts["kilowatt_hours"] == pytest.approx(2 * 0.3 * facts["seconds"] / 3600)
+    assert "2 x card with 24 GB, at 25% of 100 TFLOP/s" in out
 
 
-def test_tflops_override_the_data_sheet(tmp_path, capsys):
-    args = [f"--out_dir={tmp_path}", f"--data_dir={tmp_path}", "--device=H100"]
-    default, overridden = run_plan(*args)[1], run_plan(*args, "--tflops=98.94")[1]
-    assert overridden["tokens_per_second"] == pytest.approx(default["tokens_per_second"] / 10)
-    assert "1 x H100, at 40% of 99 TFLOP/s" in capsys.readouterr().out
-
-
-def test_steps_that_do_not_fit_are_not_measured(tiny, capsys, monkeypatch):
+def test_steps_are_measured_only_if_they_fit_with_headroom(tiny, planned, monkeypatch):
     """The model was built and a step was run, which exhausted the machine's memory."""
-    monkeypatch.setattr(memory, "free", lambda device: 2**17)
-    monkeypatch.setattr(plan, "measure_step", lambda *_: pytest.fail("a step was run"))
-    run_plan(*arguments(tiny()))
-    out = capsys.readouterr().out
-    assert "of 0 MiB: does not fit; use a smaller model\n" in out
-    assert re.search(r"time +not measured, because the run does not fit into memory\n", out)
+    measured = []
+    monkeypatch.setattr(plan, "measure_step", lambda *_: measured.append(1) or 1.0)
+    required = planned(*arguments(tiny()))[0]["memory"]
+    for free, shown in (
+        (0.01 * required, "does not fit; use a smaller model"),
+        (1.1 * required, r"does not fit \(1.2 times as much must be available\); use --batch_size="),
+        (2.0 * required, "fits"),
+        (None, ""),
+    ):
+        measured.clear()
+        monkeypatch.setattr(memory, "free", lambda device, free=free: free)
+        facts, out = planned(*arguments(tiny()))
+        fits = shown in ("fits", "")
+        assert bool(measured) == fits == (facts["seconds"] is not None)
+        assert bool(re.search(r"time +not measured, because the run does not fit into memory\n", out)) == (not fits)
+        of = rf" of [\d.]+ .iB: {shown}" if shown else ""
+        assert re.search(rf"\nmemory +[\d.]+ .iB \(weights [^()]*\){of}{'$' if fits else ''}", out, re.MULTILINE)
 
 
-def test_steps_that_fit_only_without_headroom_are_not_measured(tiny, capsys, monkeypatch):
-    """The steps were measured, and the machine ran out of memory."""
-    monkeypatch.setattr(plan, "measure_step", lambda *_: 1.0)
-    _, planned = run_plan(*arguments(tiny()))
-    capsys.readouterr()
-    monkeypatch.setattr(memory, "free", lambda device: 1.1 * planned["memory"])
-    _, planned = run_plan(*arguments(tiny()))
-    assert planned["seconds"] is None
-    out = capsys.readouterr().out
-    assert "(1.2 times as much must be available)" in out and "not measured, because the run does not fit" in out
-
-
-def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, monkeypatch):
+def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, planned, capsys, monkeypatch):
     """All micro-batches of a step were measured several times, without any output before."""
     cfg = tiny(gradient_accumulation_steps=40)
     printed = []
@@ -233,30 +232,16 @@ def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, mon
         return 0.25 * loader.sequences / cfg.batch_size
 
     monkeypatch.setattr(plan, "measure_step", measure_step)
-    _, planned = run_plan(*arguments(cfg))
+    facts, _ = planned(*arguments(cfg))
     assert re.search(r"measuring one micro-batch on cpu; memory: \d+ MiB \(weights .*: fits\n", printed[0])
-    assert planned["tokens_per_second"] == 40 * 4 * 32 / 10
-    assert planned["by"].startswith("one micro-batch of 40 per step measured on cpu")
+    assert facts["tokens_per_second"] == 40 * 4 * 32 / 10
+    assert facts["by"].startswith("one micro-batch of 40 per step measured on cpu")
 
 
-def test_a_run_that_nearly_fits_reports_the_required_headroom(tiny, tmp_path):
-    cfg = plan.PlanConfig(**asdict(tiny()))
-    model = GPT(GPTConfig(block_size=32, vocab_size=43, n_layer=2, n_head=2, n_embd=32))
-    required = forecast.memory_per_process(cfg, model, torch.float32, "cpu", 1).total
-    machine = plan.Machine("", "cpu", torch.float32, required, None, None)
-    assert "does not fit (1.2 times as much must be available); use --batch_size=" in plan.describe_memory(
-        cfg, model, machine
-    )
-    fits = plan.describe_memory(cfg, model, machine._replace(memory=2 * required))
-    assert fits.endswith(": fits")
-    assert plan.describe_memory(cfg, model, machine._replace(memory=None)).endswith(")")
-
-
-def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys, monkeypatch):
+def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, planned, monkeypatch):
     SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
     cfg = tiny(max_iters=40, eval_interval=20, log_interval=4, eval_iters=None)
-    run_plan(*arguments(cfg))
-    assert "steps measured on cpu" in capsys.readouterr().out
+    assert "steps measured on cpu" in planned(*arguments(cfg))[1]
     train(cfg)  # a folder that contains only a plan is not an earlier run
     run = Run.of(Path(cfg.out_dir))
     totals = run.totals()
@@ -276,21 +261,11 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
         (["--tflops=80"], r"tflops=80\.0.*--device=H100.*--device=24GB"),
         (["--device=24GB", "--minutes=5"], "minutes=5.*--device=H100"),
         (["--dataset=nothing"], "dataset=nothing: to measure steps here, prepare it or .*--device=H100"),
-        (
-            ["--dataset=openwebtext", "--data_dir=elsewhere"],
-            r"to measure steps here, prepare it \(python \S*prepare/openwebtext.py --data_dir=elsewhere\) or name a",
-        ),
-        (["--dataset=text", "--data_dir=elsewhere"], "dataset=text: to measure steps here, prepare it or"),
-        (["--gpus=0"], "gpus=0.*at least 1"),
-        (["--mfu=2"], "mfu=2.* 1"),
+        (["--dataset=openwebtext"], r"\(python \S*prepare/openwebtext.py --data_dir=elsewhere\) or name a"),
+        (["--dataset=text"], "dataset=text: to measure steps here, prepare it or"),
+        (["--dataset=x", "--size=auto", "--minutes=5"], "size=auto: the plan is for a given model"),
     ],
 )
-def test_impossible_plans_are_an_error(args, message, tmp_path):
+def test_impossible_plans_are_an_error(args, message, planned):
     with pytest.raises(UserError, match=message):
-        run_plan(*args, f"--out_dir={tmp_path}")
-
-
-def test_a_plan_needs_a_size():
-    """It planned the default model."""
-    with pytest.raises(ConfigError, match="size=auto: the plan is for a given model"):
-        settings.check(settings.load(plan.PlanConfig, ["--dataset=x", "--size=auto", "--minutes=5"]))
+        planned("--data_dir=elsewhere", *args)

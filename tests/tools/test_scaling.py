@@ -10,6 +10,7 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError
 from folio.data.find_data import open_mixture
+from folio.data.windows import Mixture
 from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
 from folio.training.planning.shapes import Shape
@@ -22,14 +23,20 @@ LAW = ScalingLaw(E=1.1, A=25.0, alpha=0.38, B=250.0, beta=0.45)
 
 
 @pytest.fixture
-def own_data(data_dir, tmp_path) -> str:
+def cfg(data_dir, tmp_path) -> ScalingConfig:
     shutil.copytree(data_dir / "verse", tmp_path / "data" / "verse")
-    return str(tmp_path / "data")
+    folders = dict(data_dir=str(tmp_path / "data"), out_dir=str(tmp_path / "out"))
+    return ScalingConfig(dataset=("verse",), minutes=3.0, **folders)
 
 
 @pytest.fixture
-def cfg(own_data, tmp_path) -> ScalingConfig:
-    return ScalingConfig(dataset=("verse",), data_dir=own_data, out_dir=str(tmp_path / "out"), minutes=3.0)
+def data(cfg) -> Mixture:
+    return open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+
+
+def chosen_for(cfg: ScalingConfig, minutes: str) -> TrainConfig:
+    """The settings that the tool chose for a time."""
+    return settings.load(TrainConfig, [str(Path(cfg.out_dir, f"minutes-{minutes}.py"))])
 
 
 @pytest.fixture
@@ -50,73 +57,60 @@ def trained(monkeypatch) -> list[MeasuredRun]:
 
 
 @pytest.mark.parametrize("slower", [0.6, 1.0, 4.0])
-def test_shapes_are_measured_within_the_time(slower, cfg, trained, monkeypatch):
+def test_shapes_are_measured_within_the_time(slower, cfg, data, trained, monkeypatch):
     """Also on a machine that is slower or faster than expected."""
-    data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
     data.training_tokens = 10**7
     monkeypatch.setattr(scaling, "StepTimes", lambda vocab_size: StepTimes(vocab_size, {128: 3.0 / slower}))
     runs = scaling.measure(cfg, data)
-    seconds = [run.size.tokens / run.tokens_per_second for run in runs]
-    assert runs == trained and 60 < sum(seconds) < 200 and runs[-1].shape == max(runs, key=weights).shape
+    seconds = sum(run.size.tokens / run.tokens_per_second for run in runs)
+    assert runs == trained and 60 < seconds < 200
+    assert runs[-1].shape == max(runs, key=lambda run: run.size.weights).shape
     assert len({run.shape for run in runs}) >= 3 and len({(run.shape, run.size.tokens) for run in runs}) == len(runs)
     assert all(run.size.steps >= 490 and run.size.tokens >= 2 * run.size.weights for run in runs)
 
 
-def weights(run: MeasuredRun) -> int:
-    return run.size.weights
-
-
-def test_more_minutes_measure_larger_shapes(cfg):
-    data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+def test_more_minutes_measure_larger_shapes(data):
     plans = [scaling.plan_runs(data, StepTimes(43), (), 60 * minutes) for minutes in (1, 10, 100)]
     assert all(len(plan) == 4 and plan[0][0] == plan[2][0] and plan[2][1] == 4 * plan[0][1] for plan in plans)
     largest = [plan[-1][0].n_embd for plan in plans]
     assert largest == sorted(largest) and len({*largest}) == 3
 
 
-def test_the_answers_are_files_that_train_accepts(cfg, trained, capsys):
+def test_the_answers_are_files_that_train_accepts(cfg, data, trained, capsys):
+    """A GPU gets a larger model."""
     scaling.main(cfg)
     out = capsys.readouterr().out
     assert "| minutes" in out and "python train.py" in out
     for minutes in ("5", "30", "120"):
-        chosen = settings.load(TrainConfig, [str(Path(cfg.out_dir, f"minutes-{minutes}.py"))])
+        chosen = chosen_for(cfg, minutes)
         settings.check(chosen)
         assert chosen.minutes == float(minutes) and chosen.dataset == "verse"
         shape = Shape(chosen.n_layer, chosen.n_head, chosen.n_embd, chosen.block_size)
         assert shape == Shape.of(chosen.n_embd)
     page = Path(cfg.out_dir, "scaling.html").read_text(encoding="utf-8")
     assert "Which size in which time" in page and "Measured runs" in page
-    law = MeasuredLaw.of(open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch"))
     size = RunSize(10**6, 10**7, 2500, 18_581)
-    assert law.laws[0].losses([size]) == pytest.approx(LAW.losses([size]), rel=0.02)
+    assert MeasuredLaw.of(data).laws[0].losses([size]) == pytest.approx(LAW.losses([size]), rel=0.02)
+    here = chosen_for(cfg, "30")
+    scaling.main(replace(cfg, gpu="H100"))
+    assert chosen_for(cfg, "30").n_embd >= here.n_embd
+    assert "a H100, by its data sheet" in Path(cfg.out_dir, "minutes-30.py").read_text()
 
 
-def test_a_gpu_gets_a_larger_model(cfg, trained, capsys):
-    scaling.main(cfg)
-    here = settings.load(TrainConfig, [str(Path(cfg.out_dir, "minutes-30.py"))])
-    scaling.main(
-        settings.load(ScalingConfig, ["verse", f"--data_dir={cfg.data_dir}", f"--out_dir={cfg.out_dir}", "--gpu=H100"])
-    )
-    there = settings.load(TrainConfig, [str(Path(cfg.out_dir, "minutes-30.py"))])
-    assert there.n_embd >= here.n_embd and "a H100, by its data sheet" in Path(cfg.out_dir, "minutes-30.py").read_text()
-
-
-def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, monkeypatch, capsys):
-    data = open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, data, capsys):
     run = scaling.train_one(cfg, data, Shape.of(32), 8 * 2048)
     assert run.size == RunSize(Shape.of(32).matrix_weights(43), 8 * 2048, 8, 18_581)
     assert 2.0 < run.loss < 4.0 and run.tokens_per_second > 0 and capsys.readouterr().out == ""
 
 
-def test_too_little_time_is_an_error(cfg, trained):
-    with pytest.raises(UserError, match="there is no time for"):
-        scaling.main(ScalingConfig(dataset=("verse",), data_dir=cfg.data_dir, out_dir=cfg.out_dir, minutes=0.05))
-
-
-def test_a_time_without_a_step_is_an_error(cfg, trained):
+def test_a_time_without_a_model_is_an_error(cfg, trained):
     """It was an IndexError after the measuring."""
-    with pytest.raises(UserError, match="no model can be trained in 1e-6 minutes"):
-        scaling.main(replace(cfg, times=("1e-6",)))
+    for changes, message in (
+        (dict(minutes=0.05), "there is no time for"),
+        (dict(times=("1e-6",)), "no model can be trained in 1e-6 minutes"),
+    ):
+        with pytest.raises(UserError, match=message):
+            scaling.main(replace(cfg, **changes))
 
 
 @pytest.mark.parametrize(
@@ -129,4 +123,4 @@ def test_a_time_without_a_step_is_an_error(cfg, trained):
 )
 def test_wrong_settings_are_errors(words, message):
     with pytest.raises(ConfigError, match=message):
-        settings.check(settings.load(ScalingConfig, words))
+        settings.load(ScalingConfig, words)

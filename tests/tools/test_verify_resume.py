@@ -15,29 +15,32 @@ from tests.support import processes
 from tests.support.runs import run_with_losses
 from tools import verify_resume
 from tools.verify_resume import VerifyConfig, compare, kill_and_resume, main
-from train import train
 
 
-def start_forked(command, stdout, stderr, **options):
-    """Start a process like subprocess.Popen, but faster."""
-    process = processes.start(command[1:], [os.devnull, stdout.name, stderr.name])
-    process.poll, process.wait = lambda: process.exitcode, lambda: processes.wait(process)
-    return process
+@pytest.fixture
+def fast_start(monkeypatch) -> None:
+    """Start processes like subprocess.Popen, but faster."""
 
+    def start_forked(command, stdout, stderr, **options):
+        process = processes.start(command[1:], [os.devnull, stdout.name, stderr.name])
+        process.poll, process.wait = lambda: process.exitcode, lambda: processes.wait(process)
+        return process
 
-def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, monkeypatch):
-    """A short version of the runs in docs/lab/reproducibility.md."""
     monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked))
-    cfg = tiny(max_iters=300, eval_interval=20, eval_iters=1, patience=1000)
-    main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
+
+
+def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, fast_start):
+    """A short version of the runs in docs/lab/reproducibility.md."""
+    cfg = tiny(max_iters=150, eval_interval=10, eval_iters=1, patience=1000)
+    main(VerifyConfig(**asdict(cfg), kills=2, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
     out = capsys.readouterr().out
     certificate = json.loads(out[out.index("{") :])
-    assert certificate["kills"] == 3 and certificate["runs lost"] == 0
+    assert certificate["kills"] == 2 and certificate["runs lost"] == 0
     assert certificate["differences"].startswith("none")
     assert len(checkpoint.load(tmp_path / "work" / "killed").state["parts"]) >= 2
 
 
-def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path):
+def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path, fast_start):
     cfg = VerifyConfig(**asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=0)
     with pytest.raises(UserError, match=r"ended after .* kills; use more --max_iters"):
         kill_and_resume(cfg, tmp_path / "killed")
@@ -59,20 +62,15 @@ def flip_bit(folder: Path) -> None:
     write_json(folder / "manifest.json", manifest)
 
 
-def test_compare_reports_a_single_bit(tiny, tmp_path):
-    train(tiny())
-    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
-    assert compare(Path(tiny().out_dir), other) == []
-    flip_bit(checkpoint.load(other).path)
-    assert "last: 1 bits of the weights" in compare(Path(tiny().out_dir), other)
-    log = (other / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (other / "metrics.jsonl").write_text("".join(log[:-1]), encoding="utf-8")
-    assert "metrics.jsonl, first at their length" in compare(Path(tiny().out_dir), other)
-
-
-def test_compare_reports_a_bit_of_the_best_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+def test_compare_reports_a_single_bit_of_each_checkpoint(tiny, tmp_path, monkeypatch, capsys):
     run_with_losses(tiny, monkeypatch, capsys, [1.0, 2.0])
-    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
+    run, other = Path(tiny().out_dir), Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
+    assert compare(run, other) == []
     assert checkpoint.load(other, "best").path != checkpoint.load(other).path
     flip_bit(checkpoint.load(other, "best").path)
-    assert compare(Path(tiny().out_dir), other) == ["best: 1 bits of the weights"]
+    assert compare(run, other) == ["best: 1 bits of the weights"]
+    flip_bit(checkpoint.load(other).path)
+    assert "last: 1 bits of the weights" in compare(run, other)
+    log = (other / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(log[:-1]), encoding="utf-8")
+    assert "metrics.jsonl, first at their length" in compare(run, other)
