@@ -57,14 +57,19 @@ def run_in_process(tmp_path, monkeypatch) -> Callable[[str], tuple[int, dict]]:
     return run
 
 
+def statuses_of(parts: dict[str, dict]) -> dict[str, str]:
+    return {name: part["status"] for name, part in parts.items()}
+
+
 # --- rehearsals -------------------------------------------------------------------------------------------------------
 
 
 def test_a_rehearsal_of_the_parts_that_start_no_processes(run_in_process, tmp_path, monkeypatch, capsys):
-    """Without compiling, which takes 3 s."""
+    """Without compiling, which takes 3 s, and with some of the position methods."""
     monkeypatch.setattr(correctness, "can_compile", lambda device: False)
+    monkeypatch.setattr(correctness, "POSITIONS", ["learned", "relative"])
     code, parts = run_in_process("1,2,4,5,6")
-    assert code == 0 and {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12456", "passed")
+    assert code == 0 and statuses_of(parts) == dict.fromkeys("12456", "passed")
     rows = {name: [row for table in part["tables"] for row in table["rows"]] for name, part in parts.items()}
     assert [row[-2:] for row in rows["4"]] == [["passed", "passed"]] * 12
     assert [row[0] for row in rows["2"][2:5]] == ["adamw", "muon", "muon"]
@@ -82,8 +87,7 @@ def test_a_rehearsal_of_all_parts(tmp_path):
     command = [sys.executable, str(ROOT / "tools" / "check_gpu.py"), "--device=cpu", f"--out_dir={tmp_path}"]
     result = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert result.returncode == 0, result.stdout + result.stderr
-    parts = read_json(tmp_path / "gpu-report.json")["parts"]
-    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys("12345678", "passed")
+    assert statuses_of(read_json(tmp_path / "gpu-report.json")["parts"]) == dict.fromkeys("12345678", "passed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu-report.json", "gpu-report.md"]
 
 
@@ -133,10 +137,6 @@ def test_wrong_gradients_of_the_chunked_loss_are_detected(reported, monkeypatch,
     assert {line.partition(":")[0] for line in lines} == variants
 
 
-def test_errors_that_are_not_numbers_are_too_large():
-    assert correctness.relative_error(torch.tensor([math.nan]), torch.ones(1)) == math.inf
-
-
 def test_a_mask_that_is_off_by_one_is_detected(reported, monkeypatch):
     """In bfloat16 only, because a rehearsal uses these weights there only."""
 
@@ -149,6 +149,7 @@ def test_a_mask_that_is_off_by_one_is_detected(reported, monkeypatch):
     lines = reported(correctness.check_correctness)
     assert all("bfloat16" in line for line in lines)
     assert {"the logits", "the loss"} <= {line.split("error of ")[1].split(" is")[0] for line in lines}
+    assert correctness.relative_error(torch.tensor([math.nan]), torch.ones(1)) == math.inf  # too large, too
 
 
 def test_a_loss_that_counts_the_padding_is_detected(reported, monkeypatch):
@@ -260,7 +261,12 @@ def test_a_token_of_another_row_is_detected(new_part, monkeypatch, place):
     monkeypatch.setattr(decoding, "POSITIONS", ["rotary"])
     if place == "the device":
         sample = TorchBatch.sample
-        monkeypatch.setattr(TorchBatch, "sample", lambda self, rows: roll(sample(self, rows)))
+
+        def rolled(self, rows):
+            fetch = sample(self, rows)
+            return lambda: fetch()[1:] + fetch()[:1]
+
+        monkeypatch.setattr(TorchBatch, "sample", rolled)
     else:
         decode = decoding.decode_in_thread
         monkeypatch.setattr(decoding, "decode_in_thread", lambda *arguments: decode(*arguments)[::-1])
@@ -270,10 +276,6 @@ def test_a_token_of_another_row_is_detected(new_part, monkeypatch, place):
     assert [row[-2:].index("FAILED") for row in part.record["tables"][0]["rows"]] == [place == "a thread"] * 2
 
 
-def roll(fetch: Callable[[], list[int]]) -> Callable[[], list[int]]:
-    return lambda: fetch()[1:] + fetch()[:1]
-
-
 def test_nanogpt_is_measured_on_the_same_sizes(new_part, peer, tmp_path):
     part = new_part()
     speed.compare_with_nanogpt(part, peer, speed.SMALL_GPT2, 4, correctness.cpu_runtime(torch.float32))
@@ -281,8 +283,7 @@ def test_nanogpt_is_measured_on_the_same_sizes(new_part, peer, tmp_path):
     words = (tmp_path / "nanogpt" / "words").read_text().split("\n")
     assert {"--n_layer=2", "--block_size=32", "--batch_size=4", "--dtype=float32", "--compile=False"} <= {*words}
     tokens = np.fromfile(tmp_path / "nanogpt" / "data" / "random" / "train.bin", dtype="<u2")
-    assert len(tokens) == 2**20
-    assert tokens.max() == 299
+    assert len(tokens) == 2**20 and tokens.max() == 299
 
 
 # --- branches for CUDA ------------------------------------------------------------------------------------------------
@@ -315,17 +316,11 @@ def test_rates_and_speeds_are_measured_on_cuda(new_part, gpu, monkeypatch):
         assert failures(part, check) == []
     kinds, copies, attention, _, steps, decode = ([row[0] for row in table["rows"]] for table in part.record["tables"])
     assert kinds == ["bfloat16", "float16", "float32", "float32 as TF32"]
-    assert len(copies) == 5
-    assert len(attention) == 4
-    assert steps == ["32", "32", "32", "32", "64", "16", "4"]
-    assert decode == ["1", "64"]
+    assert len(copies) == 5 and len(attention) == 4
+    assert steps == ["32", "32", "32", "32", "64", "16", "4"] and decode == ["1", "64"]
     assert gpu.captures
-
-
-def test_the_report_describes_the_gpu(gpu):
     machine = check_gpu.describe_machine(torch.device("cuda", 0))
-    assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90"
-    assert machine["NCCL"] == "2.30.1"
+    assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90" and machine["NCCL"] == "2.30.1"
 
 
 def test_more_memory_than_the_forecast_is_a_failure(new_part, gpu, monkeypatch):
@@ -370,13 +365,16 @@ def test_the_last_gpu_is_used_in_a_thread(new_part, gpu, monkeypatch):
     assert devices == [("decode_with_torch", "cuda:0"), *in_thread] * 2
 
 
+SAMPLE = "a" * 500 + "500 tokens, 1,234 tokens/s"
+
+
 @pytest.mark.parametrize(
     "is_prepared, loss, sample, expected",
     [
-        (True, 1.45, "a" * 500 + "500 tokens, 1,234 tokens/s", ""),
-        (True, 1.6, "a" * 500 + "500 tokens, 1,234 tokens/s", "loss is 1.6000, and should be below 1.5"),
-        (False, 1.6, "a" * 500 + "500 tokens, 1,234 tokens/s", ""),
-        (False, 2.1, "a" * 500 + "500 tokens, 1,234 tokens/s", "loss is 2.1000, and should be below 2.0"),
+        (True, 1.45, SAMPLE, ""),
+        (True, 1.6, SAMPLE, "loss is 1.6000, and should be below 1.5"),
+        (False, 1.6, SAMPLE, ""),
+        (False, 2.1, SAMPLE, "loss is 2.1000, and should be below 2.0"),
         (True, 1.45, "", "sample.py prints ''"),
     ],
 )
@@ -406,27 +404,21 @@ def test_the_two_commands_run_on_the_gpu(new_part, monkeypatch, is_prepared, los
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def fail(part: Part) -> None:
-    part.check(False, "a fault")
-
-
-def skip(part: Part) -> None:
-    raise Skip("a reason")
-
-
-def raise_error(part: Part) -> None:
-    part.table("a head")
-    part.row("a row")
-    raise ValueError("an error\nand its second line")
-
-
 def test_the_exit_code_is_the_number_of_failed_parts(run_in_process, tmp_path, monkeypatch, capsys):
-    functions = {1: lambda part: part.note("a note"), 2: fail, 3: skip, 4: raise_error}
-    specs = {number: PartSpec(f"part {number}", function, 10) for number, function in functions.items()}
+    def skip(part: Part) -> None:
+        raise Skip("a reason")
+
+    def raise_error(part: Part) -> None:
+        part.table("a head")
+        part.row("a row")
+        raise ValueError("an error\nand its second line")
+
+    functions = [lambda part: part.note("a note"), lambda part: part.check(False, "a fault"), skip, raise_error]
+    specs = {number: PartSpec(f"part {number}", function, 10) for number, function in enumerate(functions, 1)}
     monkeypatch.setattr(check_gpu, "PARTS", specs)
     code, parts = run_in_process("1,2,3,4")
-    statuses = [part["status"] for part in parts.values()]
-    assert code == 2 and statuses == ["passed", "failed", "skipped", "failed"]
+    assert code == 2
+    assert statuses_of(parts) == {"1": "passed", "2": "failed", "3": "skipped", "4": "failed"}
     assert parts["4"]["failures"] == ["error: ValueError: an error"]
     report = (tmp_path / "out" / "gpu-report.md").read_text()
     assert "| a row |" in report and "- skipped: a reason" in report and "- failed: a fault" in report
@@ -449,17 +441,23 @@ def test_a_part_is_stopped_at_its_time_limit(tmp_path, monkeypatch):
     assert part["status"] == "failed" and part["failures"] == ["stopped at its time limit of 0.3 s"]
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda:first", "auto"])
-def test_a_missing_gpu_is_an_error_that_proposes_a_rehearsal(name, monkeypatch):
+@pytest.mark.parametrize(
+    "setting, remedy",
+    [
+        ("device=cuda", "--device=cpu"),
+        ("device=cuda:first", "--device=cpu"),
+        ("device=auto", "--device=cpu"),
+        ("device=tpu", "cuda, mps"),
+        ("parts=9", "1"),
+        ("parts=,", "--parts=1"),
+        ("peer=missing", "nanoGPT"),
+    ],
+)
+def test_bad_settings_are_an_error(setting, remedy, monkeypatch):
+    """A missing GPU proposes a rehearsal."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=rf"device={name}: .*--device=cpu"):
-        settings.load(CheckConfig, [f"--device={name}"])
-
-
-@pytest.mark.parametrize("setting", ["parts=9", "parts=,", "peer=missing", "device=tpu"])
-def test_other_bad_settings_are_an_error(setting):
-    with pytest.raises(ConfigError, match=f"{setting}: "):
+    with pytest.raises(ConfigError, match=f"{setting}: .*{remedy}"):
         settings.load(CheckConfig, ["--device=cpu", f"--{setting}"])
 
 
@@ -467,13 +465,6 @@ def test_an_index_beyond_the_last_gpu_is_an_error(gpu):
     assert settings.load(CheckConfig, ["--device=cuda:1"]).torch_device == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match="device=cuda:2: torch finds no such GPU"):
         settings.load(CheckConfig, ["--device=cuda:2"])
-
-
-def test_a_file_as_the_folder_of_the_report_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    for folder in ("file", "file/folder"):
-        with pytest.raises(UserError, match=r"out_dir=.*: it is not a folder"):
-            Report(tmp_path / folder, {})
 
 
 def test_an_interrupted_part_is_in_the_report(tmp_path, monkeypatch):
@@ -498,8 +489,12 @@ def test_an_interrupted_part_is_in_the_report(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", '{"machine": {}, "par', "[]", "{}", '{"machine": {}, "parts": {"1": 2}}'])
-def test_a_damaged_report_of_an_earlier_run_is_one_line(content, tmp_path):
+def test_a_damaged_report_or_a_file_as_its_folder_is_one_line(content, tmp_path):
     """A truncated gpu-report.json was a traceback."""
-    (tmp_path / "gpu-report.json").write_text(content)
+    path = tmp_path / "gpu-report.json"
+    path.write_text(content)
     with pytest.raises(UserError, match=r"gpu-report\.json is damaged .*; remove it"):
-        check_gpu.Report(tmp_path, {})
+        Report(tmp_path, {})
+    for folder in (path, path / "folder"):
+        with pytest.raises(UserError, match=r"out_dir=.*: it is not a folder"):
+            Report(folder, {})
