@@ -33,10 +33,6 @@ def run_of(name: str, lines: list[dict], state: dict | None = None, folder: Path
     return Run(folder, name, lines, state or {}, "finished")
 
 
-def evaluation_before_the_first_step(val_loss: float) -> dict:
-    return {**metrics(0, val_loss), "loss": None, "lr": None, "grad_norm": None}
-
-
 def test_the_table_compares_the_runs():
     """The table lacked the size, time and last validation loss of runs, and was not sorted."""
     shape = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
@@ -50,13 +46,14 @@ def test_the_table_compares_the_runs():
     assert [row[0] for row in rows] == ["better", "worse", "none"]
     better, worse, none = (dict(zip(heads, row, strict=True)) for row in rows)
     assert better["parameters"] == f"{GPT(GPTConfig(**shape)).num_params()['total']:,}"
-    assert (better["steps"], better["tokens"], better["tokens/s"]) == ("31", "3,100", "14")  # 3,000 in 220 s
-    assert better["time of the steps"] == "3 min 47 s"  # 220 s, and the first step at the same speed
-    assert better["best validation loss"] == "1.5000 at step 21"
-    assert better["last validation loss"] == "2.5000 at step 31"
-    assert (worse["parameters"], worse["time of the steps"], worse["tokens/s"]) == ("", "", "")
-    assert worse["best validation loss"] == worse["last validation loss"] == "1.7500 at step 20"
-    assert none["parameters"] == "" and none["best validation loss"] == none["last validation loss"] == "none yet"
+    measured = {"steps": "31", "tokens": "3,100", "tokens/s": "14"}  # 3,000 tokens in 220 s
+    measured |= {"time of the steps": "3 min 47 s"}  # 220 s, and the first step at the same speed
+    measured |= {"best validation loss": "1.5000 at step 21", "last validation loss": "2.5000 at step 31"}
+    assert better.items() >= measured.items()
+    unknown = {"parameters": "", "time of the steps": "", "tokens/s": ""}
+    losses = ("best validation loss", "last validation loss")
+    assert worse.items() >= {**unknown, **dict.fromkeys(losses, "1.7500 at step 20")}.items()
+    assert none.items() >= {"parameters": "", **dict.fromkeys(losses, "none yet")}.items()
 
 
 def test_the_page_begins_with_a_sentence_on_the_best_run():
@@ -67,29 +64,30 @@ def test_the_page_begins_with_a_sentence_on_the_best_run():
     assert conclusion([new, worse]) == "Only a<b of 2 runs has a validation loss: 1.7500 at step 20."
     assert conclusion([new]) == "No validation loss yet, after 20 steps."
     one = run_of("one", [metrics(1), metrics(11, 1.5, 10.0), metrics(21, 2.0, 10.0)])
-    assert conclusion([one]) == (
-        "Lowest validation loss 1.5000 at step 11 of 21; 3 min 30 s of training at 10 tokens/s."
-    )
+    time = "3 min 30 s of training at 10 tokens/s"
+    assert conclusion([one]) == f"Lowest validation loss 1.5000 at step 11 of 21; {time}."
     page = report_page([worse, best, new])
     assert page.index("0.2500 below a&lt;b.</p>") < page.index("<table>")
 
 
-def test_losses_on_different_data_are_not_compared():
-    """The best of runs of Shakespeare and of music had the data set with the smaller vocabulary."""
-    states = [{"config": {"dataset": name}, "dataset": {"hash": name}} for name in ("verse", "tunes", "verse")]
-    verse, tunes, other = (run_of(str(i), [metrics(20, 2.0 + i)], state) for i, state in enumerate(states))
-    warning = "The runs use different data (verse, tunes), so their losses are not comparable."
-    assert conclusion([verse, tunes, other]) == warning and "best of 2 runs" in conclusion([verse, other])
+def test_losses_on_different_text_are_not_compared():
+    """The best of runs of Shakespeare and of music had the data set with the smaller vocabulary.
 
-
-def test_losses_on_different_parts_of_the_data_are_not_compared():
-    """A run with eval_iters=1 was the best, or the worst, by the text that it evaluated."""
+    A run with eval_iters=1 was the best, or the worst, by the text that it evaluated.
+    """
     part = {"windows": 2, "max_val_tokens": None}
-    state = {"config": {"dataset": "verse", "block_size": 8}, "dataset": {"hash": "a"}, "parts": [part]}
-    limited = {**state, "parts": [{**part, "max_val_tokens": 64}]}
-    one, two, three = (run_of(str(i), [metrics(20, 2.0 + i)], s) for i, s in enumerate((state, limited, limited)))
-    assert "evaluate different parts of their data" in conclusion([one, two])
-    assert "best of 2 runs" in conclusion([two, three])
+    verse = {"config": {"dataset": "verse", "block_size": 8}, "dataset": {"hash": "verse"}, "parts": [part]}
+    tunes = {**verse, "config": {"dataset": "tunes"}, "dataset": {"hash": "tunes"}}
+    limited = {**verse, "parts": [{**part, "max_val_tokens": 64}]}
+
+    def compared(*states: dict) -> str:
+        return conclusion([run_of(str(i), [metrics(20, 2.0 + i)], state) for i, state in enumerate(states)])
+
+    assert compared(verse, tunes, verse) == (
+        "The runs use different data (verse, tunes), so their losses are not comparable."
+    )
+    assert "evaluate different parts of their data" in compared(verse, limited)
+    assert "best of 2 runs" in compared(verse, verse) and "best of 2 runs" in compared(limited, limited)
 
 
 def test_what_has_no_values_is_left_out():
@@ -110,7 +108,7 @@ def test_what_has_no_values_is_left_out():
 
 def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     """All other metrics of step 0 are null."""
-    first = evaluation_before_the_first_step(4.25)
+    first = {**metrics(0, 4.25), "loss": None, "lr": None, "grad_norm": None}
     plan = {"by": "a guess", "steps": 10, "seconds": None, "tokens_per_second": None, "memory": 2**20}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     (tmp_path / "samples.jsonl").write_text('{"step": 0, "text": "abc"}\n')

@@ -13,22 +13,19 @@ OTHER = ScalingLaw(E=1.15, A=25.0, alpha=0.38, B=250.0, beta=0.45)
 RUNS = [RunSize(N, D, D // 2048, 10**7) for N in (10**5, 10**6) for D in (10**6, 4 * 10**6)]
 
 
-def step_seconds(shape: Shape, n_tokens: int) -> float:
-    return n_tokens / 1e5
+@pytest.fixture
+def answers() -> dict:
+    def step_seconds(shape: Shape, n_tokens: int) -> float:
+        return n_tokens / 1e5
+
+    return {m: rank_shapes([LAW, OTHER], step_seconds, 60 * float(m), 10**7, 65) for m in ("1", "30")}
 
 
 @pytest.fixture
-def page() -> str:
+def page(answers) -> str:
     law = MeasuredLaw("", RUNS, LAW.losses(RUNS), [LAW, OTHER])
-    answers = {m: rank_shapes(law.laws, step_seconds, 60 * float(m), 10**7, 65) for m in ("5", "30")}
-    return scaling_page(
-        "<verse>",
-        law,
-        [["2 x 64", "1.0M", "2.0153", "9,000"]],
-        ["minutes", "loss"],
-        [["5", "1.7"], ["30", "1.5"]],
-        answers,
-    )
+    runs, times = [["2 x 64", "1.0M", "2.0153", "9,000"]], [["1", "1.7"], ["30", "1.5"]]
+    return scaling_page("<verse>", law, runs, ["minutes", "loss"], times, answers)
 
 
 def test_the_page_has_the_law_the_answers_and_the_runs(page):
@@ -37,14 +34,11 @@ def test_the_page_has_the_law_the_answers_and_the_runs(page):
     assert "up to 1,000,000 weights and 4,000,000 tokens. The law extrapolates" in page
 
 
-def test_the_page_begins_with_the_expected_losses(page):
-    law = MeasuredLaw("", RUNS, LAW.losses(RUNS), [LAW, OTHER])
-    answers = {m: rank_shapes(law.laws, step_seconds, 60 * float(m), 10**7, 65) for m in ("1", "30")}
+def test_the_page_begins_with_the_expected_losses(page, answers):
     first, second = (f"{candidates[0].forecast.loss:.3f}" for candidates in answers.values())
-    sentence = (
-        f"Expected validation loss of the best model: {first} after 1 minute, {second} after 30 minutes of training."
-    )
-    assert conclusion(answers) == sentence and page.index("<p class='summary'>") < page.index("<table>")
+    times = f"{first} after 1 minute, {second} after 30 minutes of training"
+    assert conclusion(answers) == f"Expected validation loss of the best model: {times}."
+    assert page.index("<p class='summary'>") < page.index("<table>")
     assert describe_time("0.5") == "0.5 minutes"
 
 

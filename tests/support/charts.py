@@ -18,3 +18,16 @@ def lines_in(html: str, name: str = "curves") -> dict[str, dict[str, Any]]:
         for line in group["lines"]:
             lines.setdefault(line["name"], line)
     return lines
+
+
+def ticks_of(page: Any, anchor: str) -> list[tuple[float, float]]:
+    """The ticks of the first panel's x axis ("middle") or y axis ("end") as (number, pixels right or up)."""
+    texts = page.locator(f"figure .drawing > svg > text[text-anchor={anchor}]")
+    script = "all => all.map(t => [t.firstChild.textContent, ...['x', 'y'].map(a => +t.getAttribute(a))])"
+    ticks: list[tuple[float, float]] = []
+    for text, x, y in texts.evaluate_all(script):
+        pixels = x if anchor == "middle" else -y
+        if ticks and pixels <= ticks[-1][1]:
+            break  # the next panel begins
+        ticks.append((float(text.replace(",", "").replace("k", "e3").replace("M", "e6")), pixels))
+    return ticks
