@@ -86,7 +86,6 @@ def test_each_used_variable_is_defined():
     assert used <= defined and {f"--line-{i}" for i in range(6)} <= defined
 
 
-@pytest.fixture
 def example() -> str:
     wide = table([f"column {i}" for i in range(20)], [["long text " * 9] * 20])
     chart = line_chart("curves", "Curves", "step", [Panel("loss")], [LineGroup("a", [])])
@@ -95,17 +94,17 @@ def example() -> str:
 
 @in_browser
 @pytest.mark.parametrize("width", [360, 390, 1400])
-def test_only_tables_and_charts_scroll_sideways(width, example, open_page):
-    opened = open_page(example, width)
+def test_only_tables_and_charts_scroll_sideways(width, open_page):
+    opened = open_page(example(), width)
     opened.locator("summary").click()
     assert opened.evaluate("document.documentElement.scrollWidth") == width
     assert opened.locator(".scroll").first.evaluate("node => node.scrollWidth > node.clientWidth")
 
 
 @in_browser
-def test_dark_mode_is_for_screens(example, open_page):
+def test_dark_mode_is_for_screens(open_page):
     """Paper is white. Colors from the palette are drawn again."""
-    opened = open_page(example, color_scheme="dark")
+    opened = open_page(example(), color_scheme="dark")
     script = "[getComputedStyle(document.body).backgroundColor, css(colorOf('sequential', 0)).replaceAll(',', ', ')]"
     assert opened.evaluate(script) == ["rgb(26, 26, 26)"] * 2
     opened.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -1,9 +1,14 @@
 """Small sweeps, whose runs take a second."""
 
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from folio.experiments.sweep.arguments import parse_sweep
 from folio.experiments.sweep.definition import Sweep
+from folio.experiments.sweep.outcome import Outcome, Trial, TrialSource
 from tools.sweep import SweepConfig
 from train import TrainConfig
 
@@ -21,3 +26,33 @@ def small_sweep(data_dir: Path, out_dir: Path) -> list[str]:
 def parse(words: list[str]) -> tuple[SweepConfig, Sweep]:
     """Parse a sweep's command line."""
     return parse_sweep(SweepConfig, TrainConfig, words)
+
+
+def run(source: TrialSource, train: Callable[[Trial], Outcome], jobs: int = 1) -> None:
+    """Run all trials of a queue or study."""
+    source.run(train, jobs, threading.Event(), after_trial=lambda: None)
+
+
+def run_with_two_workers(
+    new_worker: Callable[[], TrialSource], finish: Callable[[TrialSource, Trial], Outcome], jobs: int
+) -> tuple[Counter, list[list[Outcome]]]:
+    """Run all trials with two workers in threads. Returns how often each was started, and the outcomes of each worker.
+
+    finish: trains a trial of a worker.
+    """
+    started: Counter = Counter()
+    both = threading.Barrier(2)
+
+    def work(number: int) -> list[Outcome]:
+        worker = new_worker()
+        both.wait()
+
+        def train(trial: Trial) -> Outcome:
+            started[trial.key] += 1
+            return finish(worker, trial)
+
+        run(worker, train, jobs)
+        return worker.outcomes()
+
+    with ThreadPoolExecutor(2) as pool:
+        return started, [*pool.map(work, range(2))]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -17,7 +16,7 @@ from folio.experiments.sweep.folder_queue import FolderQueue
 from folio.experiments.sweep.outcome import Outcome, Trial
 from folio.experiments.sweep.trial_folder import LOCK, claim
 from tests.support.runs import write_run
-from tests.support.sweeps import parse, small_sweep
+from tests.support.sweeps import parse, run, run_with_two_workers, small_sweep
 
 
 @pytest.fixture
@@ -28,10 +27,6 @@ def new_worker(data_dir, tmp_path):
 
 
 KEYS = [(0, 1337), (1, 1337), (0, 1338), (1, 1338)]  # in the order of running
-
-
-def run(queue: FolderQueue, train, jobs: int = 1) -> None:
-    queue.run(train, jobs, threading.Event(), after_trial=lambda: None)
 
 
 def finish(queue: FolderQueue, trial: Trial) -> Outcome:
@@ -70,24 +65,10 @@ def test_all_combinations_run_before_the_second_seed(new_worker):
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_two_workers_with_threads_run_each_trial_once(new_worker, jobs):
-    started: Counter = Counter()
-    both = threading.Barrier(2)
-
-    def work(worker: int) -> dict:
-        queue = new_worker("--seeds=8")
-        both.wait()
-
-        def train(trial: Trial) -> Outcome:
-            started[trial.key] += 1
-            return finish(queue, trial)
-
-        run(queue, train, jobs)
-        return states_of(queue)
-
-    with ThreadPoolExecutor(2) as pool:
-        states = [*pool.map(work, range(2))]
+    started, outcomes = run_with_two_workers(lambda: new_worker("--seeds=8"), finish, jobs)
     assert started == {(point, seed): 1 for point in range(2) for seed in range(1337, 1345)}
-    assert states == [dict.fromkeys(started, "finished")] * 2  # both wait for the last trial
+    for worker in outcomes:  # both wait for the last trial
+        assert [outcome.state for outcome in worker] == ["finished"] * 16
 
 
 @pytest.mark.parametrize("jobs", [2, 8])

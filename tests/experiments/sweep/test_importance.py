@@ -1,11 +1,11 @@
-import itertools
-
 import numpy as np
 import pytest
+import torch
 
 from folio.experiments.sweep.importance import grid_importances
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import Values, grid
+from tests.support.tolerances import rounding_error
 
 
 def outcomes_of(space: list[Values], losses: list[list[float]]) -> list[Outcome]:
@@ -30,24 +30,17 @@ def test_a_manual_example():
     assert first_seed == pytest.approx(shares)  # a constant changes nothing
 
 
-def test_shares_are_sums_of_squares_of_explicit_means():
+def test_shares_are_sums_of_squares_of_explicit_means(seed):
     space = [Values("a", (1, 2)), Values("b", (1, 2, 3)), Values("c", (1, 2, 3, 4)), Values("one", (7,))]
-    losses = np.random.default_rng(5).normal(size=(24, 3))
-    outcomes = outcomes_of(space, losses.tolist())
-    points = grid(space)
-    means = [sum(row) / 3 for row in losses.tolist()]
-    total = sum((mean - sum(means) / 24) ** 2 for mean in means)
-    expected = {}
+    losses = np.random.default_rng(seed).normal(size=(24, 3))
+    means, points, expected = losses.mean(axis=1), grid(space), {}
     for dimension in space:
-        groups = [
-            [mean for mean, point in zip(means, points, strict=True) if point[dimension.name] == value]
-            for value in dimension.values
-        ]
-        squares = sum(len(group) * (sum(group) / len(group) - sum(means) / 24) ** 2 for group in groups)
-        expected[dimension.name] = squares / total
-    shares = grid_importances(space, [0, 1, 2], outcomes[::-1])
-    assert shares == pytest.approx(expected, abs=1e-12)
-    assert all(first >= second for first, second in itertools.pairwise(shares.values())) and shares["one"] < 1e-12
+        groups = [means[[point[dimension.name] == value for point in points]] for value in dimension.values]
+        expected[dimension.name] = sum(len(g) * (g.mean() - means.mean()) ** 2 for g in groups) / (24 * means.var())
+    shares = grid_importances(space, [0, 1, 2], outcomes_of(space, losses.tolist())[::-1])
+    error = rounding_error(24 * 3, torch.float64, values=1)  # of sums whose terms are at most the total
+    assert shares == pytest.approx(expected, abs=error)
+    assert [*shares.values()] == sorted(shares.values(), reverse=True) and shares["one"] < error
 
 
 def test_importances_need_all_runs_two_settings_and_a_difference():

@@ -30,22 +30,15 @@ OUTCOMES = [
 ]
 
 
-OTHER_TEXT = [
-    outcome(1, 1, 2.0, params={"dataset": "a"}, text="a"),
-    outcome(2, 1, 1.0, params={"dataset": "b"}, text="b"),
-]
+TWO = [outcome(1, 1, 2.0), outcome(2, 1, 1.0)]
+OTHER_TEXT = [replace(trial, params={"dataset": text}, text=text) for trial, text in zip(TWO, "ab", strict=True)]
 
 
 def test_complete_combinations_are_compared_over_all_seeds():
     rows = summarize(OUTCOMES, SEEDS)
     assert [row.point for row in rows] == [2, 1, 5, 3, 4]
-    assert [row.verdict for row in rows] == [
-        "best",
-        "worse",
-        "1 of 3 seeds are finished",
-        "pruned after 1 evaluation, at 1.7000",
-        "failed with seed 1",
-    ]
+    verdicts = ["best", "worse", "1 of 3 seeds are finished", "pruned after 1 evaluation, at 1.7000"]
+    assert [row.verdict for row in rows] == [*verdicts, "failed with seed 1"]
     best, worse, one, _, failed = rows
     assert best.mean.value == pytest.approx(3.4 / 3) and best.losses == {1: 1.0, 2: 1.1, 3: 1.3}
     low, high = stats.ttest_1samp([2.0, 2.1, 2.2], 0).confidence_interval(0.95)
@@ -71,11 +64,10 @@ def test_notes_list_failures_and_the_cost():
     assert "best of 5 trials is optimistically biased" in text
     assert "Trial 4 failed with seed 1: memory ran out" in text and "--retry_failed" in text
     assert "Cost: 9 runs, 900 tokens, 18 s of training." in text
-    one_seed = [outcome(1, 1, 2.0), outcome(2, 1, 1.0)]
-    rows = summarize(one_seed, [1])
-    assert "--seeds=3" in "\n".join(notes(rows, one_seed, [1], is_search=False))
+    rows = summarize(TWO, [1])
+    assert "--seeds=3" in "\n".join(notes(rows, TWO, [1], is_search=False))
     assert [row.verdict for row in rows] == ["best", "unknown: one seed"]
-    text = "\n".join(notes(summarize(OTHER_TEXT, [1]), one_seed, [1], False))
+    text = "\n".join(notes(summarize(OTHER_TEXT, [1]), TWO, [1], False))
     assert "different parts of the validation text (they differ in dataset)" in text
 
 
@@ -88,8 +80,7 @@ def test_without_scipy_there_are_means_and_a_hint_to_install_it(monkeypatch):
     assert rows[0].verdict == "3 of 3 seeds are finished"
     text = "\n".join(notes(rows, OUTCOMES, SEEDS, is_search=False))
     assert "not compared" in text and "pip install -r requirements" in text
-    one_seed = [outcome(1, 1, 2.0), outcome(2, 1, 1.0)]
-    assert [row.verdict for row in summarize(one_seed, [1])] == ["best", "unknown: one seed"]
+    assert [row.verdict for row in summarize(TWO, [1])] == ["best", "unknown: one seed"]
 
 
 def test_the_conclusion_names_the_best_trial_and_those_that_are_not_worse():

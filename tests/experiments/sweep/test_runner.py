@@ -22,10 +22,6 @@ class FakeTrial(Trial):
         return len(self.reports) == self.prune_after
 
 
-def fake_trial(seed: int, prune_after: int) -> FakeTrial:
-    return FakeTrial(0, seed, {"n_head": 1}, prune_after)
-
-
 @pytest.fixture
 def runner(data_dir, tmp_path, monkeypatch) -> Runner:
     """The runner of a sweep that starts no trial."""
@@ -36,45 +32,42 @@ def runner(data_dir, tmp_path, monkeypatch) -> Runner:
     return runner
 
 
+def watch_of(runner: Runner, seed: int = 1337, prune_after: int = 9) -> Watch:
+    return Watch(runner, FakeTrial(0, seed, {"n_head": 1}, prune_after))
+
+
 def test_a_runner_has_an_environment_for_each_job(runner):
     assert runner.jobs == 3
     assert len({runner.environments.get()["OMP_NUM_THREADS"] for _ in range(3)}) == 1
 
 
 def test_each_evaluation_of_the_first_seed_is_reported_once(runner):
-    """A pruned run does not continue after a later, better evaluation."""
-    trial = fake_trial(seed=1337, prune_after=2)
-    watch = Watch(runner, trial)
+    """A pruned run does not continue after a later, better evaluation. Other seeds are not pruned."""
+    watch = watch_of(runner, prune_after=2)
     assert watch(0, []) == "train"
     assert watch(2, [(2, 3.0)]) == "train"
     assert watch(4, [(2, 3.0), (4, 2.5)]) == "stop"
     assert watch(6, [(2, 3.0), (4, 2.5), (6, 2.0)]) == "stop"
-    assert trial.reports == [(3.0, 1), (2.5, 2), (2.0, 3)] and watch.reported == 3 and watch.is_pruned
+    assert watch.trial.reports == [(3.0, 1), (2.5, 2), (2.0, 3)] and watch.reported == 3 and watch.is_pruned
     assert runner.fractions == {(0, 1337): 6 / 8}
-
-
-def test_other_seeds_are_not_pruned(runner):
-    trial = fake_trial(seed=1338, prune_after=0)
-    watch = Watch(runner, trial)
+    watch = watch_of(runner, seed=1338, prune_after=0)
     assert watch(2, [(2, 3.0)]) == "train"
-    assert trial.reports == [] and watch.reported == 1
+    assert watch.trial.reports == [] and watch.reported == 1
 
 
 def test_the_first_signal_stops_the_trials_and_the_second_kills_them(runner):
-    watch = Watch(runner, fake_trial(seed=1337, prune_after=9))
-    before = signal.getsignal(signal.SIGTERM)
+    watch, before = watch_of(runner), signal.getsignal(signal.SIGTERM)
     with runner.signals():
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert watch(1, []) == "stop"
-        os.kill(os.getpid(), signal.SIGINT)
-        assert watch(1, []) == "kill"
+        for number, action in ((signal.SIGTERM, "stop"), (signal.SIGINT, "kill")):
+            os.kill(os.getpid(), number)
+            assert watch(1, []) == action
     assert signal.getsignal(signal.SIGTERM) is before
     assert runner.stopped_by == signal.SIGTERM  # for the exit status
 
 
 def test_a_closed_terminal_does_not_kill_the_trials(runner):
     """The kernel and the shell each send SIGHUP, so the trials were killed instead of stopped at a checkpoint."""
-    watch = Watch(runner, fake_trial(seed=1337, prune_after=9))
+    watch = watch_of(runner)
     with runner.signals():
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGHUP)

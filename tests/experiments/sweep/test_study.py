@@ -2,9 +2,7 @@
 
 import itertools
 import sys
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +12,7 @@ from folio import UserError
 from folio.experiments.sweep.outcome import Outcome, Trial
 from folio.experiments.sweep.space import Range, Values
 from folio.experiments.sweep.study import Study, database_errors, open_storage, open_study
+from tests.support.sweeps import run, run_with_two_workers
 
 SPACE = [Values("n_layer", (1, 2, 3))]
 POINTS = 3
@@ -25,10 +24,6 @@ def new_worker(tmp_path, exclusive: bool = False, seed: int = 5, grace_period: i
     return open_study(storage, "sweep", {"seed": seed}, SPACE, POINTS, SEEDS, prune_after=None, exclusive=exclusive)
 
 
-def run(study: Study, train, jobs: int = 1) -> None:
-    study.run(train, jobs, threading.Event(), after_trial=lambda: None)
-
-
 def finish(trial: Trial) -> Outcome:
     return trial.outcome("finished", loss=float(trial.params["n_layer"]))
 
@@ -36,20 +31,9 @@ def finish(trial: Trial) -> Outcome:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_two_workers_run_each_trial_once(tmp_path, jobs):
     """With two threads and SQLite, optuna gave both the same trial."""
-    started: Counter = Counter()
-
-    def work(worker: int) -> list[Outcome]:
-        study = new_worker(tmp_path)
-
-        def train(trial: Trial) -> Outcome:
-            started[trial.key] += 1
-            return finish(trial)
-
-        run(study, train, jobs)
-        return study.outcomes()
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(work, range(2))
+    started, (first, second) = run_with_two_workers(
+        lambda: new_worker(tmp_path), lambda study, trial: finish(trial), jobs
+    )
     assert started == {(point, seed): 1 for point in range(POINTS) for seed in SEEDS}
     assert first == second  # both wait for the last trial
     assert [(outcome.point, outcome.seed) for outcome in first] == sorted(started)

@@ -15,6 +15,7 @@ from folio.experiments.sweep.trial_folder import (
     read_results,
     record_failure,
 )
+from tests.support.runs import line_of
 
 DESCRIPTION = {"sweep": {"n_embd": 16}, "params": {"n_head": 2}, "seed": 5}
 
@@ -30,17 +31,14 @@ def test_a_folder_belongs_to_one_trial(tmp_path):
     assert check(tmp_path, DESCRIPTION) is None
 
 
-@pytest.mark.parametrize("content", ["", "5", "[1]", "{}"])
-def test_a_damaged_description_does_not_match(content, tmp_path):
-    (tmp_path / "trial.json").write_text(content)
-    with pytest.raises(UserError, match="another run"):
-        check(tmp_path, DESCRIPTION)
-
-
-def test_a_run_without_a_description_does_not_match(tmp_path):
+def test_a_folder_without_a_valid_description_does_not_match(tmp_path):
     (tmp_path / "step-000002").mkdir()
     with pytest.raises(UserError, match="another run"):
         check(tmp_path, DESCRIPTION)
+    for content in ("", "5", "[1]", "{}"):
+        (tmp_path / "trial.json").write_text(content)
+        with pytest.raises(UserError, match="another run"):
+            check(tmp_path, DESCRIPTION)
 
 
 def test_a_failure_is_recorded_until_it_is_cleared(tmp_path):
@@ -54,20 +52,16 @@ def test_a_failure_is_recorded_until_it_is_cleared(tmp_path):
     assert "damaged" in read_failure(tmp_path)
 
 
-def line_of(step: int, val_loss: float | None) -> dict:
-    """A line of metrics.jsonl, of steps of 64 tokens."""
-    return {"step": step, "val_loss": val_loss, "tokens": 64 * step, "tokens_per_second": 32.0, "peak_memory": None}
-
-
 def test_results_have_the_lowest_loss_after_step_0(tmp_path):
-    lines = [line_of(0, 1.0), line_of(2, 3.0), line_of(4, 2.5), line_of(6, 2.75), line_of(7, None)]
+    losses = {0: 1.0, 2: 3.0, 4: 2.5, 6: 2.75, 7: None}
+    lines = [{**line_of(step, loss), "peak_memory": None} for step, loss in losses.items()]  # of 100 tokens, in 2 s
     assert read_results(Run(tmp_path, "run", lines, {}, "finished")) == {
         "loss": 2.5,
         "text": None,
         "step": 4,
-        "tokens": 448,
+        "tokens": 700,
         "seconds": 14.0,
-        "evaluations": ((128, 3.0), (256, 2.5), (384, 2.75)),
+        "evaluations": ((200, 3.0), (400, 2.5), (600, 2.75)),
     }
     with pytest.raises(TrialFailed, match="without an evaluation"):
         read_results(Run(tmp_path, "run", lines[:1], {}, "stopped"))
