@@ -52,27 +52,31 @@ def test_the_page_contains_the_runs_and_needs_no_network(runs, tmp_path, capsys)
     assert f"{last['val_loss']:.4f}" in page
 
 
-def test_the_default_output_is_in_the_first_runs_folder(runs, tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The working directory, which contains the runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_default_output_is_in_the_first_runs_folder(runs, here):
     """The default was the current folder, which may be the git checkout."""
-    monkeypatch.chdir(tmp_path)
     main(ReportConfig(runs=tuple(map(str, runs))))
-    assert (runs[0] / "report.html").exists() and not list(tmp_path.glob("*.html"))
+    assert (runs[0] / "report.html").exists() and not list(here.glob("*.html"))
 
 
-def test_a_quoted_pattern_selects_runs(runs, tmp_path, monkeypatch):
+def test_a_quoted_pattern_selects_runs(runs, here):
     """The pattern was used as a folder name."""
-    monkeypatch.chdir(tmp_path)
     main(ReportConfig(runs=("a*", "fir*"), sort="name", output="page.html"))
-    assert "a&lt;b&gt;, first" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "a&lt;b&gt;, first" in (here / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
-def test_a_run_whose_name_is_not_utf8_is_shown(runs, tmp_path, monkeypatch):
+def test_a_run_whose_name_is_not_utf8_is_shown(runs, here):
     """The report of a pattern that matches it ended in a traceback."""
-    monkeypatch.chdir(tmp_path)
-    runs[0].rename(tmp_path / os.fsdecode(b"first-\xe9"))
+    runs[0].rename(here / os.fsdecode(b"first-\xe9"))
     main(settings.load(ReportConfig, ["*", "--output=page.html"]))
-    assert "first-\\udce9" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "first-\\udce9" in (here / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_run_of_version_1_has_the_same_page(runs):

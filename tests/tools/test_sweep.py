@@ -1,6 +1,5 @@
 """tools/sweep.py: grids, searches, interruptions, failures, and several workers."""
 
-import json
 import os
 import shutil
 import signal
@@ -18,12 +17,12 @@ import train
 from folio import UserError
 from folio.base import settings
 from folio.base.files import read_json
-from folio.base.settings import ROOT
+from folio.base.settings import ROOT, read_config
 from folio.experiments.sweep import runner
 from folio.experiments.sweep.trial import read_progress
 from prepare import text as prepare_text
 from tests.support import processes
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same_run, read_metrics
 from tests.support.sweeps import small_sweep
 from tests.support.viewers import in_browser
 from tests.support.waiting import wait_until
@@ -64,11 +63,6 @@ def states_of(tmp_path: Path) -> dict[int, str]:
     return {trial["params"]["n_head"]: trial["state"] for trial in results_of(tmp_path)["trials"]}
 
 
-def steps_of(folder: Path) -> list[dict]:
-    """The lines of a run's log."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 @pytest.mark.needs("scipy")
 def test_a_grid_runs_every_combination_with_every_seed(arguments, in_process, tmp_path, capsys):
     """--tokens determines the steps. Seeds can be added, and no run is trained again."""
@@ -82,8 +76,8 @@ def test_a_grid_runs_every_combination_with_every_seed(arguments, in_process, tm
     best = results["combinations"][0]
     assert best["params"]["learning_rate"] == 1e-2 and best["verdict"] == "best"
     for row in results["combinations"]:  # compared with the runs' own logs
-        logs = [steps_of(tmp_path / "sweep" / name) for name in folders if name.startswith(f"trial-{row['point']:03d}")]
-        lowest = [min(line["val_loss"] for line in log if line["step"] and line["val_loss"]) for log in logs]
+        logs = [read_metrics(str(tmp_path / "sweep" / name)) for name in folders if f"-{row['point']:03d}-" in name]
+        lowest = [min(line["val_loss"] for line in log if line["val_loss"]) for log in logs]
         assert row["mean"]["value"] == pytest.approx(np.mean(lowest))
         assert row["tokens"] == 512 and {log[-1]["step"] for log in logs} == {512 // (4 * 16)}
     assert results["importances"]["learning_rate"] > results["importances"]["n_layer"]
@@ -128,7 +122,7 @@ def test_unpruned_trials_of_a_search_are_trained_with_all_seeds(arguments, in_pr
         (["n_head=2,4", "--init_from=resume"], "init_from=resume.*repeat the sweep's command"),
         (["init_from=scratch,resume"], "init_from=resume.*repeat the sweep's command"),
         (["init_from=scratch,latest"], "init_from=latest.*name the run's folder"),
-        (["n_head=2,4", "--out_dir=/dev/null/x"], "out_dir=/dev/null/x.*cannot be written"),
+        (["n_head=2,4", "--out_dir=/dev/null/x"], "out_dir=/dev/null/x.*cannot be written.*choose another"),
         (["n_head=2,4", "--overwrite=True"], "overwrite.*remove the sweep's folder"),
         (["n_head=2,4", "--tokens=100"], "--tokens .*leave out --minutes and max_iters"),  # the fixture has --max_iters
         (["--n_head=2,4"], "; write n_head=2,4 without --"),
@@ -213,6 +207,7 @@ def test_a_config_file_may_be_edited_while_the_sweep_runs(arguments, in_process,
     monkeypatch.setattr(runner, "run_training", edit_config)
     rest = [argument for argument in arguments if "max_iters" not in argument and "dataset" not in argument]
     sweep.main([str(config), "n_layer=1", "--seeds=2", *rest])
+    assert read_config(tmp_path / "sweep" / "0-mine.py") == {"dataset": "verse", "max_iters": 8}
     assert {trial["tokens"] for trial in results_of(tmp_path)["trials"]} == {8 * 4 * 16}
 
 
@@ -257,8 +252,8 @@ def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_checkpoints(a
     outputs = [(folder / "output.txt").read_text(encoding="utf-8") for folder in folders]
     assert [output.count("resuming from") for output in outputs] == [1, 0]
     for folder in folders:  # each step was trained once, and the last one is saved
-        steps = [line["step"] for line in steps_of(folder)]
-        assert steps == [*range(len(steps))] and (folder / f"step-{steps[-1]:06d}").exists()
+        steps = [line["step"] for line in read_metrics(str(folder))]
+        assert steps == [*range(1, len(steps) + 1)] and (folder / f"step-{steps[-1]:06d}").exists()
 
     started, train_step, done = [], train.train_step, read_progress(folders[0])[0]
     monkeypatch.setattr(runner, "run_training", lambda folder, *rest: started.append(folder) or "an error")

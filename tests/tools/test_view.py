@@ -14,7 +14,6 @@ import torch
 
 from folio import UserError
 from folio.base import settings
-from folio.checkpoints.identify import NoCheckpointError
 from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import EventFormat, events_of_file
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
@@ -81,12 +80,16 @@ def test_bad_arguments_are_an_error_in_one_line(arguments, message):
     assert "\n" not in str(error.value)
 
 
-def test_models_with_different_tokenizers_are_an_error(tmp_path, run):
+def test_bad_models_are_an_error_in_one_line(tmp_path, run):
     save_random_run(tmp_path / "other", CharTokenizer("ab"), SEED)
-    with pytest.raises(UserError, match=r"^[^\n]* and [^\n]* have different tokenizers[^\n]*$"):
-        view.main(ViewConfig(models=(run, str(tmp_path / "other"))))
-    with pytest.raises(NoCheckpointError):
-        view.main(ViewConfig(models=(run, str(tmp_path / "missing"))))
+    save_random_run(tmp_path / "music", MidiTokenizer(["NoteOn_60"], {"steps": -1}), SEED)
+    for models, message in (
+        ([run, "other"], r"[^\n]* and [^\n]* have different tokenizers"),
+        (["music"], "the format of this music tokenizer is damaged: "),
+        ([run, "missing"], r"[^\n]*missing holds no checkpoint"),
+    ):
+        with pytest.raises(UserError, match=rf"^{message}[^\n]*$"):
+            view.main(ViewConfig(models=tuple(str(tmp_path / name) for name in models)))
 
 
 def test_a_taken_port_is_replaced_by_a_free_one(capsys, run):
@@ -264,9 +267,3 @@ def test_the_initial_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
     for name, message in (("broken.mid", "cannot be used: it is not a MIDI file"), ("none.mid", "cannot be read")):
         with pytest.raises(UserError, match=rf"^text[^\n]*{message}[^\n]*$"):
             view.main(ViewConfig(models=(str(tmp_path / "run"),), text=f"FILE:{tmp_path / name}"))
-
-
-def test_a_damaged_music_format_is_an_error_in_one_line(tmp_path):
-    save_random_run(tmp_path / "run", MidiTokenizer(["NoteOn_60"], {"steps": -1}), SEED)
-    with pytest.raises(UserError, match=r"^the format of this music tokenizer is damaged: [^\n]*$"):
-        view.main(ViewConfig(models=(str(tmp_path / "run"),)))

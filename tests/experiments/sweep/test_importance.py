@@ -17,27 +17,15 @@ def outcomes_of(space: list[Values], losses: list[list[float]]) -> list[Outcome]
     ]
 
 
-def test_a_manual_example():
-    """Means of 1, 2, 3 and 3, 4, 8: the grand mean is 3.5, and the sum of squares 29.5. Rows: 6 x 1.5^2 = 13.5.
-    Columns: 2 x (1.5^2 + 0.5^2 + 2^2) = 13. The remaining 3 are the interaction.
-    """
-    space = [Values("n_layer", (1, 2)), Values("n_head", (1, 2, 4))]
-    losses = [[mean - 0.25, mean + 0.25] for mean in (1, 2, 3, 3, 4, 8)]
-    shares = grid_importances(space, [0, 1], outcomes_of(space, losses))
-    assert shares == pytest.approx({"n_layer": 13.5 / 29.5, "n_head": 13 / 29.5})
-    assert list(shares) == ["n_layer", "n_head"]
-    first_seed = grid_importances(space, [0], outcomes_of(space, losses))
-    assert first_seed == pytest.approx(shares)  # a constant changes nothing
-
-
-def test_shares_are_sums_of_squares_of_explicit_means(seed):
+@pytest.mark.parametrize("n_seeds", [1, 3])
+def test_shares_are_sums_of_squares_of_explicit_means(n_seeds, seed):
     space = [Values("a", (1, 2)), Values("b", (1, 2, 3)), Values("c", (1, 2, 3, 4)), Values("one", (7,))]
     losses = np.random.default_rng(seed).normal(size=(24, 3))
-    means, points, expected = losses.mean(axis=1), grid(space), {}
+    means, points, expected = losses[:, :n_seeds].mean(axis=1), grid(space), {}
     for dimension in space:
         groups = [means[[point[dimension.name] == value for point in points]] for value in dimension.values]
         expected[dimension.name] = sum(len(g) * (g.mean() - means.mean()) ** 2 for g in groups) / (24 * means.var())
-    shares = grid_importances(space, [0, 1, 2], outcomes_of(space, losses.tolist())[::-1])
+    shares = grid_importances(space, range(n_seeds), outcomes_of(space, losses.tolist())[::-1])
     error = rounding_error(24 * 3, torch.float64, values=1)  # of sums whose terms are at most the total
     assert shares == pytest.approx(expected, abs=error)
     assert [*shares.values()] == sorted(shares.values(), reverse=True) and shares["one"] < error
