@@ -170,7 +170,7 @@ def trained_on(tiny, tmp_path) -> Callable[..., ViewedModel]:
 
 
 def test_the_initial_text_without_data_is_known_or_a_sample(tmp_path):
-    """Of Shakespeare and pretrained models, a known text; of models that compute NaN, too."""
+    """A known text for Shakespeare, pretrained models, and models that compute NaN."""
     characters = CharTokenizer.of(KNOWN_TEXT)
     assert choose_text(viewed_run(tmp_path / "a", characters, {"dataset": "shakespeare_char"})) == KNOWN_TEXT
     assert choose_text(viewed_run(tmp_path / "b", trained(), {})) == KNOWN_TEXT

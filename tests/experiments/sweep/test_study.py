@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -29,8 +30,10 @@ def finish(trial: Trial) -> Outcome:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_two_workers_run_each_trial_once(tmp_path, jobs):
+def test_two_workers_run_each_trial_once(tmp_path, jobs, monkeypatch):
     """With two threads and SQLite, optuna gave both the same trial."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))  # while the other one trains
     started, (first, second) = run_with_two_workers(
         lambda: new_worker(tmp_path), lambda study, trial: finish(trial), jobs
     )
