@@ -465,18 +465,19 @@ def test_an_unwritable_output_is_an_error(name, run, tmp_path, capsys):
     assert "bitwise identical to the logged loss" in capsys.readouterr().out
 
 
-def test_missing_or_changed_data_is_an_error(tiny, data_dir, tmp_path):
+def test_missing_or_changed_data_is_an_error(tiny, data_dir, tmp_path, capsys):
     shutil.copytree(data_dir / "verse", tmp_path / "data" / "verse")
-    train(cfg := tiny(data_dir=str(tmp_path / "data"), max_iters=2))
+    train(cfg := tiny(data_dir=str(tmp_path / "data"), max_iters=1))
     (tmp_path / "data").rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"out cannot be replayed: its training data, .*verse, does not exist"):
-        replay(cfg.out_dir, 2)
-    assert replay(cfg.out_dir, 2, data_dir=str(tmp_path / "moved"))["bitwise"]
+        replay(cfg.out_dir, 1)
+    assert replay(cfg.out_dir, 1, data_dir=str(tmp_path / "moved"))["bitwise"]
+    assert "the run's speed is unknown" in capsys.readouterr().out
     source = tmp_path / "verse.txt"
     source.write_text("other words\n" * 100)
     prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), data_dir=str(tmp_path / "data")))
     with pytest.raises(UserError, match=r"out cannot be replayed: .*verse, has been prepared again since then"):
-        replay(cfg.out_dir, 2)
+        replay(cfg.out_dir, 1)
 
 
 def test_a_closed_pipe_does_not_prevent_writing_the_page(run):

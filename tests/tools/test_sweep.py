@@ -119,6 +119,7 @@ def test_unpruned_trials_of_a_search_are_trained_with_all_seeds(arguments, in_pr
         ([], "name a setting and its values"),
         (["seed=1,2"], "seed cannot be varied.*--seeds"),
         (["n_layer=2..4"], "n_layer.*--trials=40"),
+        (["n_head=2,4", "--lerning_rate=1"], "lerning_rate.*did you mean learning_rate"),
         (["n_head=2,4", "--init_from=resume"], "init_from=resume.*repeat the sweep's command"),
         (["init_from=scratch,resume"], "init_from=resume.*repeat the sweep's command"),
         (["init_from=scratch,latest"], "init_from=latest.*name the run's folder"),
