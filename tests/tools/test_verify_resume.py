@@ -31,7 +31,7 @@ def fast_start(monkeypatch) -> None:
 
 def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, fast_start):
     """A short version of the runs in docs/lab/reproducibility.md. With this seed, the first kill is in a write."""
-    cfg = tiny(max_iters=300, eval_interval=10, eval_iters=1, patience=1000, seed=1356)
+    cfg = tiny(max_iters=240, eval_interval=20, eval_iters=1, patience=1000, seed=1356)
     main(VerifyConfig(**asdict(cfg), kills=2, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
     out = capsys.readouterr().out
     certificate = json.loads(out[out.index("{") :])
