@@ -1,4 +1,4 @@
-"""Both decoders on a CPU, against the model without a cache and against transformers; the choice of the decoder."""
+"""Both decoders on a CPU, against the model without a cache; the choice of the decoder."""
 
 import pytest
 import torch
@@ -12,50 +12,35 @@ from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchDecoder
 from folio.machine.runtime import resolve_runtime
-from model import ACTIVATIONS, GPT, GPTConfig
-from tests.support.decoding import GREEDY, decoder_in, generate_tokens, random_model
+from model import ACTIVATIONS, GPT
+from tests.support.decoding import GREEDY, assert_same_tokens, decoder_in, generate_tokens, random_model
 from tests.support.tolerances import logits_error, within
 
 CPU = resolve_runtime("cpu", "float32", False)
 
 
-@pytest.mark.parametrize("length", [3, 8, 11])
-def test_greedy_tokens_match_model_generate(model, runtime, length):
-    """model.generate recomputes everything at each step, with a window that moves by one token."""
-    prompt = torch.arange(length)[None] % model.config.vocab_size
-    expected = model.eval().generate(prompt, 12, top_k=1)[0, length:].tolist()
-    (tokens,) = generate_tokens(model, prompt.tolist(), runtime, max_new_tokens=12, sampling=GREEDY, stride=1)
-    assert tokens == expected
-
-
-def generate_without_cache(model: GPT, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens, each by a full forward pass over the last block_size tokens."""
-    context = list(prompt)
-    for _ in range(count):
-        context.append(model(torch.tensor([context[-model.config.block_size :]]))[0][0, -1].argmax().item())
-    return context[len(prompt) :]
-
-
-@pytest.mark.parametrize("length", [1, 3, 7, 8, 12])
-def test_greedy_tokens_are_the_same_with_and_without_the_cache(length, model, runtime):
-    """Up to the context size, and beyond it with a sliding window (stride=1)."""
-    prompt = list(range(length))
-    assert generate_tokens(model, [prompt], runtime, stride=1) == [generate_without_cache(model, prompt, 20)]
-    count = max(1, 8 - length)  # until the context is full
-    expected = [generate_without_cache(model, prompt, count)]
-    assert generate_tokens(model, [prompt], runtime, max_new_tokens=count) == expected
-
-
-@pytest.mark.parametrize("stride", [2, 4, 7, 8, 100])
-def test_a_full_context_drops_stride_tokens(stride, model, runtime):
-    prompt = [1, 2, 3]
-    context, window = list(prompt), list(prompt)
+def generate_without_cache(model: GPT, prompt: list[int], stride: int) -> list[int]:
+    """Twenty greedy tokens, each by a full forward pass. A full context drops its oldest tokens."""
+    S = model.config.block_size
+    tokens, context = [], prompt[-S:]
     for _ in range(20):
-        if len(window) > 8:
-            window = window[-max(1, 8 - stride + 1) :]
-        context.append(model(torch.tensor([window]))[0][0, -1].argmax().item())
-        window.append(context[-1])
-    assert generate_tokens(model, [prompt], runtime, stride=stride) == [context[3:]]
+        if len(context) > S:
+            context = context[-max(1, S - stride + 1) :]
+        tokens.append(model(torch.tensor([context]))[0][0, -1].argmax().item())
+        context = [*context, tokens[-1]]
+    return tokens
+
+
+@pytest.mark.parametrize("stride", [1, 2, None, 7, 8, 100])
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 12])
+def test_greedy_tokens_match_full_forward_passes(length, stride, model, runtime):
+    """Up to the context size, and beyond it. By default, a full context drops half of its tokens."""
+    prompt = list(range(length))
+    (tokens,) = generate_tokens(model, [prompt], runtime, stride=stride)
+    expected = generate_without_cache(model, prompt, stride or 4)
+    assert_same_tokens(tokens, expected, model, prompt, stride=stride)
+    if stride == 1:
+        assert model.generate(torch.tensor([prompt]), 20, top_k=1)[0, length:].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -68,26 +53,29 @@ def test_rows_of_unequal_length_in_each_dtype(dtype, stride, model):
     In bfloat16 and int8, writing to the cache, which is float32 on a CPU, crashed if rows had unequal lengths.
     """
     decoder = decoder_in(dtype, model)
-    sampling = Sampling(temperature=1e6)  # nearly uniform, so that rounding rarely changes a token
     prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 8], list(range(15)), [9, 1, 2]]
+    # Nearly uniform, so that the logits of different dtypes give the same tokens, except at a near tie.
+    settings = dict(eot=5, stride=stride, sampling=Sampling(temperature=1e6))
 
-    def generate_logits(rows: list[int]) -> list[list[torch.Tensor]]:
-        settings = dict(samples=rows, max_new_tokens=20, eot=5, stride=stride, sampling=sampling)
-        logits: list[list[torch.Tensor]] = [[] for _ in rows]
-        for step in generate(decoder, [prompts[row] for row in rows], **settings):
-            for row, token in enumerate(step.tokens):
+    def generate_logits(rows: list[int]) -> list[tuple[list[int], list[torch.Tensor]]]:
+        results = [([], []) for _ in rows]
+        for step in generate(decoder, [prompts[row] for row in rows], max_new_tokens=20, samples=rows, **settings):
+            for (tokens, logits), token, row_logits in zip(results, step.tokens, step.logits, strict=True):
                 if token is not None:
-                    logits[row].append(step.logits[row].clone())
-        return logits
+                    tokens.append(token)
+                    logits.append(row_logits.clone())
+        return results
 
     batch = generate_logits(list(range(6)))
-    lengths = {len(row) for row in batch}
+    lengths = {len(tokens) for tokens, _ in batch}
     assert len(lengths) > 2 and max(lengths) == 20  # some rows end early, some have full contexts
     exact = dtype in ("float32", "torch float32")
     error = logits_error(model.config, model.config.block_size, torch.float32 if exact else torch.bfloat16)
-    for row in range(6):
-        for logits, expected in zip(batch[row], generate_logits([row])[0], strict=True):
-            torch.testing.assert_close(logits, expected, **within(expected, error))
+    for row, (tokens, logits) in enumerate(batch):
+        ((expected_tokens, expected_logits),) = generate_logits([row])
+        equal = assert_same_tokens(tokens, expected_tokens, decoder, prompts[row], samples=[row], **settings)
+        for actual, expected in zip(logits[:equal], expected_logits, strict=False):
+            torch.testing.assert_close(actual, expected, **within(expected, error))
 
 
 def test_padding_ids_are_never_sampled(model, runtime):
@@ -97,27 +85,6 @@ def test_padding_ids_are_never_sampled(model, runtime):
     unlimited = generate_tokens(model, [[1, 2]] * 20, runtime, **settings)
     limited = generate_tokens(model, [[1, 2]] * 20, runtime, **settings, vocab_size=15)
     assert max(map(max, unlimited)) >= 15 > max(map(max, limited))
-
-
-@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
-def test_greedy_tokens_match_transformers(model, runtime):
-    """Greedy decoding of a batch with the same weights."""
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
-        )
-    ).eval()
-    ours = GPT(GPTConfig(block_size=32, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            p.normal_(std=0.3)
-            is_matrix = name.endswith("weight") and ".h." in name and p.dim() == 2  # Conv1D's shape is (in, out)
-            dict(ours.named_parameters())[name].copy_(p.T if is_matrix else p)
-    prompts = torch.randint(20, (3, 5))
-    expected = theirs.generate(prompts, max_new_tokens=27, do_sample=False, attention_mask=torch.ones_like(prompts))
-    assert generate_tokens(ours, prompts.tolist(), runtime, max_new_tokens=27) == expected[:, 5:].tolist()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "torch bfloat16", "torch autocast"])

@@ -69,7 +69,8 @@ def test_filters_keep_the_expected_number_of_tokens():
         assert keep_top_p(logits, p).isfinite().sum() == tokens
     for p, tokens in ((0.05, 4), (0.2, 3), (0.5, 2), (1.0, 1)):
         assert keep_min_p(logits, p).isfinite().sum() == tokens
-    assert next_token_probabilities(logits, GREEDY).tolist() == [1, 0, 0, 0]
+    for sampling in (GREEDY, Sampling(top_k=1)):
+        assert next_token_probabilities(logits, sampling).tolist() == [1, 0, 0, 0]
 
 
 def test_a_tiny_top_p_keeps_the_most_likely_token():
