@@ -1,11 +1,8 @@
-import io
 import json
 import os
-import shutil
 import struct
 import warnings
 import zipfile
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,10 @@ from model import GPT, GPTConfig
 from sample import SampleConfig
 from sample import main as sample
 from tests.support.foreign import (
+    LONG,
     PAIRS,
     VOCAB,
+    assert_refused,
     change_json,
     change_tensors,
     save_changed_checkpoint,
@@ -91,82 +90,67 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(folder):
     with open(folder / "merges.txt", "a", encoding="utf-8") as file:
         file.write("hell o\n")
     change_json(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
-    with pytest.raises(UserError, match=r"260 tokens.* 261"):
-        foreign.load(str(folder))
+    assert_refused(folder, r"260 tokens.* 261")
 
 
 def test_incomplete_folders_are_errors(folder):
     save_file({"h.0.ln_1.weight": torch.ones(16)}, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"has no transformer\.wte\.weight"):
-        foreign.load(str(folder))
+    assert_refused(folder, r"has no transformer\.wte\.weight")
     (folder / "model.safetensors").write_bytes(b"half")
-    with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
-        foreign.load(str(folder))
+    assert_refused(folder, "is not a folder of Hugging Face's GPT-2")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
-        foreign.load(str(folder))
+    assert_refused(folder, r"neither model\.safetensors nor pytorch_model\.bin")
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_an_untied_output_matrix_is_an_error(file, hf_model, folder):
+def test_an_untied_output_matrix_is_an_error(hf_model, folder):
     """lm_head.weight was ignored, so that an untied model computed different logits than transformers."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    save = save_file if file == "model.safetensors" else torch.save
-    save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, folder / file)
+    embeddings = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    change_tensors(folder, {"lm_head.weight": embeddings.clone()})
     assert_same(hf_model, folder)
-    save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1e-3}, folder / file)
-    with pytest.raises(UserError, match=r"lm_head\.weight .* differs from the token embeddings"):
-        foreign.load(str(folder))
-
-
-def test_an_untied_model_from_transformers_is_an_error(folder):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"tie_word_embeddings=False; .*only True"):
-        foreign.load(str(folder))
+    change_tensors(folder, {"lm_head.weight": embeddings + 1e-3})
+    assert_refused(folder, r"lm_head\.weight .* differs from the token embeddings")
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, reason",
     [
-        (dict(model_type="llama"), "config.json .*model_type='llama'; .*only 'gpt2'"),
+        (dict(model_type=LONG), "config.json .*model_type='x+.*; .*only 'gpt2'"),
         (dict(activation_function="relu"), "activation_function='relu'; .*only 'gelu_new' or 'gelu' or 'gelu_pytorch"),
         (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06; .*only 1e-05"),
         (dict(scale_attn_weights=False), "scale_attn_weights=False; .*only True"),
         (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx=True; .*only False"),
+        (dict(tie_word_embeddings=False), "tie_word_embeddings=False; .*only True"),
         (dict(auto_map={"AutoModelForCausalLM": "own.Model"}), "auto_map={.*; .*only None"),
         (dict(vocab_size=300), r"transformer\.wte\.weight .*\(260, 16\) instead of \(300, 16\)"),
         (dict(n_embd=None), r"integers above 0.*n_embd=None"),
+        (dict(n_layer=LONG), r"integers above 0.*n_layer='x+"),
+        (dict(n_layer=[[["text"] * 99] * 99] * 9), r"integers above 0.*n_layer=\["),
         (dict(n_layer=1), r"a tensor 'transformer\.h\.1\..*model\.py"),
         (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
         (dict(n_layer=10**400), r"has no transformer\.h\.2\."),
     ],
 )
-def test_an_unsupported_config_is_an_error(changes, message, folder):
+def test_an_unsupported_config_is_an_error(changes, reason, folder):
     """A different epsilon, scale or width was loaded silently and computed other results, or ended in a traceback."""
     change_json(folder, "config.json", **changes)
-    with pytest.raises(UserError, match=message) as error:
-        foreign.load(str(folder)).build()
-    assert len(str(error.value).splitlines()) == 1
+    assert_refused(folder, reason)
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, reason",
     [
         ({"transformer.h.1.attn.c_attn.bias": None}, r"has no transformer\.h\.1\.attn\.c_attn\.bias"),
         ({"score.weight": torch.ones(2, 16)}, r"a tensor 'transformer\.score\.weight'.*model\.py"),
+        ({LONG: torch.ones(2)}, r"a tensor 'transformer\.x+.*model\.py"),
         ({"ln_f.bias": torch.ones(16)}, r"'transformer\.ln_f\.bias' twice"),
         ({"transformer.ln_f.bias": torch.ones(16).byte()}, r"ln_f\.bias .*torch\.uint8.*not floating-point"),
         ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"\(32, 16\) instead of \(64, 16\)"),
     ],
 )
-def test_tensors_that_gpt2_does_not_have_are_errors(changes, message, folder):
+def test_tensors_that_gpt2_does_not_have_are_errors(changes, reason, folder):
     """They were ignored, or caused an error of several lines when the model was built."""
     change_tensors(folder, changes)
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(folder))
+    assert_refused(folder, reason)
 
 
 def save_sharded(hf_model: Any, folder: Path, kind: str) -> Path:
@@ -199,7 +183,7 @@ def test_shards_that_do_not_match_their_index_are_errors(hf_model, folder, tmp_p
     original = json.loads(index.read_text())["weight_map"]
     name, shard = next(iter(original.items()))
     save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
-    for weight_map, message in (
+    for weight_map, reason in (
         ({**original, name: "../outside.safetensors"}, r"outside its folder: '\.\./outside"),
         ({**original, name: str(tmp_path / "outside.safetensors")}, "outside its folder"),
         ({**original, name: "missing.safetensors"}, "missing.safetensors"),
@@ -208,15 +192,12 @@ def test_shards_that_do_not_match_their_index_are_errors(hf_model, folder, tmp_p
         ({name: 5}, "is not a folder of Hugging Face's GPT-2"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
-        with pytest.raises(UserError, match=message):
-            foreign.load(str(folder))
+        assert_refused(folder, reason)
     index.write_text(json.dumps({"weight_map": {**original, "again": "again.safetensors"}}))
     (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
-    with pytest.raises(UserError, match=r"'transformer.*', which another shard also has"):
-        foreign.load(str(folder))
+    assert_refused(folder, r"'transformer.*', which another shard also has")
     (folder / shard).write_bytes(b"half")
-    with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
-        foreign.load(str(folder))
+    assert_refused(folder, "is not a folder of Hugging Face's GPT-2")
 
 
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod."])
@@ -229,20 +210,23 @@ def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, reason",
     [
         (dict(model={"lm_head.weight": torch.ones(3, 16)}), r"lm_head\.weight .* differs from the token embeddings"),
-        (dict(model_args={"use_rope": True}), "model_args has 'use_rope'"),
+        (dict(model={LONG: torch.ones(2)}), r"a tensor 'x+.*model\.py"),
+        (dict(model={LONG: "text"}), "'x+.* is not a tensor"),
         (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), r"'transformer\.ln_f\.weight' twice"),
-        (dict(config={"dataset": "missing"}), "vocabulary of 3 tokens .*meta.pkl .*data/missing next to ckpt.pt"),
+        (dict(model_args={"use_rope": True}), "model_args has 'use_rope'"),
+        (dict(model_args={LONG: 1}), "model_args has 'x+"),
+        (dict(model_args={"n_layer": LONG}), "integers above 0.*n_layer='x+"),
+        (dict(config={"dataset": LONG}), "is not nanoGPT's ckpt.pt|data/x+.* next to ckpt.pt"),  # the name of a folder
         (dict(config={"dataset": None}), "vocabulary of 3 tokens .*meta.pkl .*data/NAME next to ckpt.pt"),
     ],
 )
-def test_an_unsupported_nanogpt_checkpoint_is_an_error(changes, message, tmp_path):
+def test_an_unsupported_nanogpt_checkpoint_is_an_error(changes, reason, tmp_path):
     """An untied lm_head and the settings of nanoGPT's forks were ignored."""
     save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(tmp_path / "out" / "ckpt.pt"))
+    assert_refused(tmp_path / "out" / "ckpt.pt", reason)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -255,8 +239,7 @@ def test_tensors_larger_than_their_file_are_errors(zipped, tmp_path, monkeypatch
     saved = {"model": model, "model_args": shape, "config": {}}
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
-    with pytest.raises(UserError, match="its tensors are larger than its data"):
-        foreign.load(str(tmp_path / "ckpt.pt"))
+    assert_refused(tmp_path / "ckpt.pt", "its tensors are larger than its data")
 
 
 class Bomb:
@@ -265,18 +248,11 @@ class Bomb:
 
 
 @pytest.mark.parametrize("content", [Bomb(), {"model": Bomb()}, 5, {"model": {}}])
-def test_a_pickle_that_would_run_code_is_not_loaded(content, tmp_path, capfd):
-    torch.save(content, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"ckpt\.pt (.*may run code|is not nanoGPT's)"):
-        foreign.load(str(tmp_path / "ckpt.pt"))
-    assert "this must not run" not in capfd.readouterr().out
-
-
-def test_a_pytorch_model_bin_that_would_run_code_is_not_loaded(folder, capfd):
+def test_a_pickle_that_would_run_code_is_not_loaded(content, folder, capfd):
     (folder / "model.safetensors").unlink()
-    torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin .*may run code"):
-        foreign.load(str(folder))
+    for name, path in (("ckpt.pt", folder / "ckpt.pt"), ("pytorch_model.bin", folder)):
+        torch.save(content, folder / name)
+        assert_refused(path, rf"{name} .*may run code" if "Bomb" in repr(content) else "is not ")
     assert "this must not run" not in capfd.readouterr().out
 
 
@@ -297,12 +273,11 @@ def test_a_device_instead_of_a_foreign_file_is_an_error(name, folder):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(os.devnull)
-    with pytest.raises(UserError, match=rf"{name} is not a regular file"):
-        foreign.load(str(init_from))
+    assert_refused(init_from, rf"{name} is not a regular file")
 
 
-def zip_records(path: Path, *names: str, **settings) -> None:
-    with warnings.catch_warnings(), zipfile.ZipFile(path, "w", **settings) as archive:
+def zip_records(path: Path, *names: str, compression: int = zipfile.ZIP_STORED) -> None:
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w", compression) as archive:
         warnings.simplefilter("ignore")  # about duplicate names
         for name in names:
             archive.writestr(name, b"\x80\x02}.")
@@ -313,55 +288,49 @@ def write_prefixed(path: Path) -> None:
     path.write_bytes(b"PK\3\4" + path.read_bytes())
 
 
+def write_sizes(path: Path, size: int | None = None) -> None:
+    """Write two tensors in torch's old format, which declare this size (None: their own)."""
+    torch.save({"a": torch.ones(3), "b": torch.ones(5)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    for numel in (b"K\x03Nt", b"K\x05Nt") if size else ():
+        assert content.count(numel) == 1
+        content = content.replace(numel, b"J" + struct.pack("<i", size) + b"Nt")
+    path.write_bytes(content)
+
+
+def write_without_storages(path: Path) -> None:
+    """Write an old file without the list of storages; torch would leave them uninitialized."""
+    write_sizes(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(b"\x80\x02")] + b"\x80\x02].")
+
+
+LARGER = "its tensors are larger than the file"
+
+
 @pytest.mark.parametrize(
-    "write, message",
+    "write, reason",
     [
         (lambda path: zip_records(path, "archive/data.pkl", compression=zipfile.ZIP_DEFLATED), "are compressed"),
         (lambda path: zip_records(path, "archive/data.pkl", "archive/data.pkl"), "the same name"),
         (lambda path: zip_records(path, "archive/data.pkl", "other/DATA.pkl"), "the same name"),
         (lambda path: zip_records(path, "archive/version"), "data.pkl is missing"),
         (write_prefixed, "first record is not at byte 0"),
+        (lambda path: write_sizes(path, 2**31 - 1), LARGER),  # torch allocates the declared size
+        (lambda path: write_sizes(path, 90), LARGER),  # together, although each is smaller
+        (write_without_storages, "list of storages does not match"),
     ],
 )
-def test_a_zip_file_that_torch_save_does_not_write_is_not_loaded(write, message, tmp_path, monkeypatch):
-    """A compressed data.pkl of 1 MB took 3.3 GB."""
-    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
-    write(tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(tmp_path / "ckpt.pt"))
-
-
-def test_an_old_file_that_declares_more_data_than_it_has_is_not_loaded(tmp_path, monkeypatch):
-    """torch allocates the declared size, and leaves it uninitialized for storages that the file does not list."""
+def test_a_file_that_torch_save_does_not_write_is_not_loaded(write, reason, tmp_path, monkeypatch):
+    """A compressed data.pkl of 1 MB took 3.3 GB, and tensors that are each smaller than the file any amount."""
     path = tmp_path / "ckpt.pt"
-    torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    write_sizes(path)
     foreign.load_pickle(path)
-    content = path.read_bytes()
+    size = path.stat().st_size
+    assert 4 * 90 < size < 2 * 4 * 90
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
-    numel = b"K\x03Nt"  # of the storage
-    assert content.count(numel) == 1
-    for changed, message in (
-        (content.replace(numel, b"J\xff\xff\xff\x7fNt"), "its tensors are larger than the file"),
-        (content[: content.rindex(b"\x80\x02")] + b"\x80\x02].", "list of storages does not match"),
-    ):
-        path.write_bytes(changed)
-        with pytest.raises(UserError, match=message):
-            foreign.load(str(path))
-
-
-def test_the_sizes_of_all_tensors_of_an_old_file_are_added(tmp_path, monkeypatch):
-    """Many tensors that are each smaller than the file could take any amount of memory."""
-    path = tmp_path / "ckpt.pt"
-    torch.save({"a": torch.ones(3), "b": torch.ones(5)}, path, _use_new_zipfile_serialization=False)
-    content = path.read_bytes()
-    large = b"J" + struct.pack("<i", 3 * len(content) // 16) + b"Nt"  # three quarters of the file, in float32
-    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
-    for numel in (b"K\x03Nt", b"K\x05Nt"):
-        assert content.count(numel) == 1
-        content = content.replace(numel, large)
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="its tensors are larger than the file"):
-        foreign.load(str(path))
+    write(path)
+    assert_refused(path, reason)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -384,71 +353,20 @@ def test_checkpoints_of_nanogpt_and_its_forks_are_read(dtype, zipped, tmp_path):
     state |= {"transformer.h.0.attn.bias": torch.ones(16, 16, dtype=torch.bool)}
     scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
     others = {"seed": 2**62, "tokens": -(2**40), "best": None, "shape": torch.Size([2]), "betas": (1, 2, 3, 4), "": []}
-    saved |= {
-        "model": state,
-        "optimizer": optimizer.state_dict(),
-        "scaler": scaler,
-        "iter_num": 70_000,
-        "other": others,
-    }
-    saved |= {
-        "rng": torch.get_rng_state(),
-        "device": torch.device("cpu"),
-        "dtype": dtype,
-        "ema": torch.nn.Parameter(torch.ones(2)),
-    }
+    others |= {"device": torch.device("cpu"), "dtype": dtype, "ema": torch.nn.Parameter(torch.ones(2))}
+    saved |= {"model": state, "optimizer": optimizer.state_dict(), "scaler": scaler, "iter_num": 70_000}
+    saved |= {"rng": torch.get_rng_state(), "other": others}
     torch.save(saved, path, _use_new_zipfile_serialization=zipped)
     loaded = foreign.load(str(path))
     for name, parameter in model.named_parameters():
         assert torch.equal(loaded.model[name], parameter.detach().float())
 
 
-def test_foreign_names_are_shortened_in_messages(folder, hf_model, tmp_path):
-    """A key of 1 MB caused a message of 1 MB."""
-    long = "x" * 2**17
-    checkpoints = [
-        dict(model_args={long: 1}),
-        dict(model={long: torch.ones(2)}),
-        dict(model={long: "text"}),
-        dict(model_args={"n_layer": long}),
-        dict(config={"dataset": long}),
-    ]
-    paths = []
-    for number, changes in enumerate(checkpoints):
-        paths.append(tmp_path / f"run-{number}" / "out" / "ckpt.pt")
-        save_changed_checkpoint(paths[-1], **changes)
-    for number, (name, changes) in enumerate(
-        [
-            ("config.json", {"model_type": long}),
-            ("config.json", {"n_layer": long}),
-            ("config.json", {"n_layer": [[["text"] * 99] * 99] * 9}),
-            ("vocab.json", {long: 1}),
-            ("tokenizer_config.json", {"added_tokens_decoder": {"1": {"content": long}}}),
-            ("tokenizer.json", {"model": {"type": long, "vocab": {}}}),
-        ]
-    ):
-        paths.append(Path(shutil.copytree(folder, tmp_path / str(number))))
-        change_json(paths[-1], name, **changes)
-    paths.append(Path(shutil.copytree(folder, tmp_path / "tensor")))
-    change_tensors(paths[-1], {long: torch.ones(2)})
-    paths += [
-        write_gguf(hf_model, tmp_path / "field.gguf", {"tokenizer.ggml.model": long}),
-        write_gguf(hf_model, tmp_path / "token.gguf", {"tokenizer.ggml.tokens": [*TOKENS[:258], long, TOKENS[259]]}),
-        write_gguf(hf_model, tmp_path / "merge.gguf", {"tokenizer.ggml.merges": [f"{long} a"]}),
-    ]
-    for path in paths:
-        with pytest.raises(UserError) as error:
-            foreign.load(str(path))
-        assert len(str(error.value)) < 800 and len(str(error.value).splitlines()) == 1, path
-
-
-def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
+def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path, capsys):
     save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     for init_from, start in ((folder, "hello"), (tmp_path / "out" / "ckpt.pt", "ab")):
-        out = io.StringIO()
-        with redirect_stdout(out):
-            sample(SampleConfig(init_from=str(init_from), start=start, max_new_tokens=10, dtype="float32"))
-        assert out.getvalue().startswith(start)
+        sample(SampleConfig(init_from=str(init_from), start=start, max_new_tokens=10, dtype="float32"))
+        assert capsys.readouterr().out.startswith(start)
     shape = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024)  # replaced by the checkpoint's shape
     cfg = tiny(**shape, init_from=str(tmp_path / "out" / "ckpt.pt"), dataset="abc", data_dir=str(tmp_path / "data"))
     assert train(cfg).best_val_loss < 1.3
@@ -459,17 +377,19 @@ def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
 def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"config\.json, model\.safetensors, vocab\.json, merges\.txt into a folder"):
-        foreign.load("gpt2")
+    assert_refused(Path("gpt2"), r"config\.json, model\.safetensors, vocab\.json, merges\.txt into a folder")
 
 
-def write_gguf(hf_model: Any, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+TOKENS = list(VOCAB)
+QUANTIZED = np.ones((16, 64), np.float32)  # written in 8 bits
+
+
+def write_gguf(hf_model: Any, path: Path, changes: dict[str, Any] | None = None) -> Path:
     """Write the model like llama.cpp's convert_hf_to_gguf.py, with its names and transposed matrices.
 
-    fields, tensors: changes (None: omitted).
+    changes: of fields and tensors; None omits one.
     """
     gguf = pytest.importorskip("gguf")
-    kinds = [1] * 259 + [3]
     content = {
         "gpt2.block_count": 2,
         "gpt2.context_length": 32,
@@ -482,42 +402,35 @@ def write_gguf(hf_model: Any, path: Path, fields: dict | None = None, tensors: d
         "general.quantization_version": 2,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": list(VOCAB),
-        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [1] * 259 + [3],
         "tokenizer.ggml.merges": [" ".join(pair) for pair in PAIRS],
         "tokenizer.ggml.bos_token_id": 259,
         "tokenizer.ggml.eos_token_id": 259,
     }
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
+    for name, tensor in hf_model.state_dict().items():
+        if name != "lm_head.weight":
+            tensor = tensor.T if name.endswith(foreign.TRANSPOSED) else tensor
+            content[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
     writer = gguf.GGUFWriter(path, "gpt2")
-    for name, value in {**content, **(fields or {})}.items():
-        if isinstance(value, list):
+    for name, value in {**content, **(changes or {})}.items():
+        if value is QUANTIZED:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+        elif isinstance(value, np.ndarray):  # NumPy lacks bfloat16
+            is_bfloat16 = value.dtype == np.uint8
+            writer.add_tensor(name, value, raw_dtype=gguf.GGMLQuantizationType.BF16 if is_bfloat16 else None)
+        elif isinstance(value, list):
             writer.add_array(name, value)
         elif value is not None:
             kind = {bool: "bool", int: "uint32", float: "float32", str: "string"}[type(value)]
             getattr(writer, f"add_{kind}")(name, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
-    data = {}
-    for name, tensor in hf_model.state_dict().items():
-        if name != "lm_head.weight":
-            tensor = tensor.T if name.endswith(foreign.TRANSPOSED) else tensor
-            data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
-    for name, value in {**data, **(tensors or {})}.items():
-        if value is not None:
-            kind = None
-            if value is QUANTIZED:
-                kind = gguf.GGMLQuantizationType.Q8_0
-                value = gguf.quants.quantize(value, kind)
-            elif value.dtype == np.uint8:  # a type that NumPy lacks
-                kind = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(name, value, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-QUANTIZED = np.ones((16, 64), np.float32)  # written in 8 bits
 
 
 def embeddings(hf_model: Any) -> np.ndarray:
@@ -528,8 +441,8 @@ def test_the_output_of_llama_cpps_converter_computes_the_same(hf_model, tmp_path
     assert_same(hf_model, write_gguf(hf_model, tmp_path / "a.gguf"))
     assert foreign.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
     # older converters repeat the embeddings as output.weight, and do not record the pre-tokenizer
-    older = {"tokenizer.ggml.pre": None}
-    assert_same(hf_model, write_gguf(hf_model, tmp_path / "b.gguf", older, {"output.weight": embeddings(hf_model)}))
+    older = {"tokenizer.ggml.pre": None, "output.weight": embeddings(hf_model)}
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "b.gguf", older))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -538,21 +451,22 @@ def test_gguf_in_16_bits_is_read(dtype, hf_model, tmp_path):
     rounded = hf_model.transformer.wte.weight.detach().to(dtype)
     hf_model.transformer.wte.weight.data.copy_(rounded)
     data = rounded.numpy() if dtype == torch.float16 else rounded.view(torch.uint8).numpy()
-    assert_same(hf_model, write_gguf(hf_model, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
+    assert_same(hf_model, write_gguf(hf_model, tmp_path / "x.gguf", {"token_embd.weight": data}))
 
 
 def test_a_padded_vocabulary_is_read(hf_model, tmp_path):
     pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
-    rows = {"token_embd.weight": np.concatenate([embeddings(hf_model), np.ones((1, 16), np.float32)])}
-    loaded = foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", pads, rows)))
+    pads["token_embd.weight"] = np.concatenate([embeddings(hf_model), np.ones((1, 16), np.float32)])
+    loaded = foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", pads)))
     assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
 
 
-TOKENS = list(VOCAB)
+def typed_tokens(tokens: list[str], kinds: list[int]) -> dict[str, list]:
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "changes, reason",
     [
         ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; .*only 9.99.*e-06"),
         ({"gpt2.attention.causal": False}, "causal=False; .*only True"),
@@ -560,45 +474,30 @@ TOKENS = list(VOCAB)
         ({"gpt2.block_count": 2**31 - 1}, r"has no transformer\.h\.2"),
         ({"gpt2.block_count": 1}, r"a tensor 'blk\.1\..*model\.py"),
         ({"gpt2.context_length": None}, "it has no 'gpt2.context_length'"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model='llama'; .*only 'gpt2'"),
+        ({"tokenizer.ggml.model": LONG}, "tokenizer.ggml.model='x+.*; .*only 'gpt2'"),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe'; .*only 'gpt-2'"),
         ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True; .*only False"),
         ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token=True; .*only False"),
         ({"tokenizer.ggml.merges": ["h e", "l l"]}, "no merge .*'hell'"),
+        ({"tokenizer.ggml.merges": [f"{LONG} a"]}, "the merge 'x+"),
         ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special; .* 259"),
         ({"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]}, "'ll' has the id 256, .* 257"),
         ({"tokenizer.ggml.tokens": [*TOKENS[:256], "he", "he", *TOKENS[258:]]}, "'he' has the id 257"),
-        ({"tokenizer.ggml.tokens": TOKENS[:250], "tokenizer.ggml.token_type": [1] * 250}, "lacks the token"),
-        ({"tokenizer.ggml.token_type": [1] * 258 + [4, 3]}, "lacks the token 'hell'"),
-        (
-            {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 3]},
-            "the token 260 is special; .* 259",
-        ),
-        (
-            {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 1]},
-            r"no merge .*'<\|user\|>' \(id 260\)",
-        ),
-        ({"tokenizer.ggml.token_type": [1] * 10}, "is not a GGUF file of GPT-2"),
-        ({"tokenizer.ggml.token_type": [77] * 260}, "no merge|lacks the token"),
-    ],
-)
-def test_an_unsupported_gguf_is_an_error(fields, message, hf_model, tmp_path):
-    """A different epsilon, tokens in another order or of another type, and added tokens were loaded silently."""
-    with pytest.raises(UserError, match=message) as error:
-        foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", fields)))
-    assert len(str(error.value).splitlines()) == 1 and "x.gguf" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "tensors, message",
-    [
+        ({"tokenizer.ggml.tokens": [*TOKENS[:258], LONG, TOKENS[259]]}, "no merge .*'x+.* \\(id 258\\)"),
+        (typed_tokens(TOKENS[:250], [1] * 250), "lacks the token"),
+        (typed_tokens(TOKENS, [1] * 258 + [4, 3]), "lacks the token 'hell'"),
+        (typed_tokens([*TOKENS, "<|user|>"], [1] * 259 + [3, 3]), "the token 260 is special; .* 259"),
+        (typed_tokens([*TOKENS, "<|user|>"], [1] * 259 + [3, 1]), r"no merge .*'<\|user\|>' \(id 260\)"),
+        (typed_tokens(TOKENS, [1] * 10), "is not a GGUF file of GPT-2"),
+        (typed_tokens(TOKENS, [77] * 260), "no merge|lacks the token"),
         ({"output.weight": np.ones((260, 16), np.float32)}, r"lm_head\.weight .* differs from the token embeddings"),
         ({"rope_freqs.weight": np.ones(4, np.float32)}, r"a tensor 'rope_freqs\.weight'.*model\.py"),
         ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
         ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
     ],
 )
-def test_gguf_tensors_that_gpt2_does_not_have_are_errors(tensors, message, hf_model, tmp_path):
-    """output.weight was ignored, even if it differed from the token embeddings."""
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(write_gguf(hf_model, tmp_path / "x.gguf", tensors=tensors)))
+def test_an_unsupported_gguf_is_an_error(changes, reason, hf_model, tmp_path):
+    """A different epsilon or output.weight, tokens in another order or of another type, and added tokens were loaded
+    silently.
+    """
+    assert_refused(write_gguf(hf_model, tmp_path / "x.gguf", changes), rf"x\.gguf.*{reason}")

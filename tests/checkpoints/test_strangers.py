@@ -1,8 +1,6 @@
 """Untrusted files: with any content, reading them succeeds or raises UserError, and runs no code."""
 
-import copy
 import json
-import pickle
 import shutil
 import struct
 from collections.abc import Callable
@@ -22,12 +20,12 @@ from folio.checkpoints import checkpoint, foreign, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import FORMATS
 from folio.checkpoints.snapshots import read_snapshot, write_snapshot
-from folio.data.shards import nanogpt_tokenizer, open_dataset
+from folio.data.shards import open_dataset
 from folio.data.sources.music import EventFormat
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from folio.decoding.prompt_files import read_prompt
 from folio.experiments.selection import read_runs
-from model import GPT, GPTConfig
+from tests.support.exports import checkpoint_of, output_path
 from tests.support.foreign import save_nanogpt_checkpoint
 from tests.support.processes import run_code
 from tests.support.tiny_tokenizers import bpe
@@ -86,8 +84,8 @@ def mutated(draw: st.DrawFn, content: bytes) -> bytes:
     return json.dumps(root[""]).encode()
 
 
-# The valid content of a file, and a function that writes and reads other content
-Prepared = tuple[bytes, Callable[[bytes], object]]
+# The path of a valid file, and a function that reads it
+Prepared = tuple[Path, Callable[[], object]]
 # Prepares the tested file, given a checkpoint, a data set and an empty folder for the file
 Case = Callable[[Path, Path, Path], Prepared]
 
@@ -101,6 +99,11 @@ def run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint.load(out_dir).path
 
 
+def use(loaded: Checkpoint) -> None:
+    loaded.build()
+    loaded.tokenizer.decode([0])
+
+
 def in_checkpoint(name: str) -> Case:
     """A file of a checkpoint. The manifest is adapted to its content, as an attacker would do."""
 
@@ -108,173 +111,25 @@ def in_checkpoint(name: str) -> Case:
         step = Path(shutil.copytree(run, folder / "step-000002"))
         manifest = read_json(step / "manifest.json")
 
-        def attempt(content: bytes) -> None:
-            (step / name).write_bytes(content)
+        def read() -> None:
             if name != "manifest.json":
-                described = copy.deepcopy(manifest)
-                described[name] = {"bytes": len(content), "sha256": sha256(step / name)}
-                (step / "manifest.json").write_text(json.dumps(described), encoding="utf-8")
-            loaded = checkpoint.load(step)
-            loaded.build()
-            loaded.tokenizer.decode([0])
+                described = {"bytes": (step / name).stat().st_size, "sha256": sha256(step / name)}
+                write_json(step / "manifest.json", {**manifest, name: described})
+            use(checkpoint.load(step))
 
-        return (step / name).read_bytes(), attempt
+        return step / name, read
 
     return prepare
 
 
-def meta_json(run: Path, data: Path, folder: Path) -> Prepared:
-    copied = Path(shutil.copytree(data, folder / "data"))
-
-    def attempt(content: bytes) -> None:
-        (copied / "meta.json").write_bytes(content)
-        opened = open_dataset(copied)
-        opened.load_tokenizer()
-        assert {path.parent for path in (opened.folder / "train.bin", opened.folder)} == {copied, folder}
-
-    return (copied / "meta.json").read_bytes(), attempt
-
-
-def shard_header(run: Path, data: Path, folder: Path) -> Prepared:
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, 10
-    content = header.tobytes() + bytes(20)
-    (folder / "x_val_0.bin").write_bytes(content)
-
-    def attempt(content: bytes) -> None:
-        (folder / "x_train_0.bin").write_bytes(content)
-        open_dataset(folder)
-
-    return content, attempt
-
-
-def meta_pkl(run: Path, data: Path, folder: Path) -> Prepared:
-    def attempt(content: bytes) -> None:
-        (folder / "meta.pkl").write_bytes(content)
-        nanogpt_tokenizer(folder / "meta.pkl").decode([0])
-
-    return pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "b", 2: "c"}, "stoi": {"a": 0, "b": 1, "c": 2}}), attempt
-
-
-def foreign_file(to: str, name: str) -> Case:
-    """A file of a model in the format of another program, read by `foreign.load`."""
+def in_cloned_run(name: str) -> Case:
+    """A file of a run's checkpoint, whose manifest describes the original, as after a clone without Git LFS."""
 
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
-        tokenizer = CharTokenizer("abc") if to == "nanogpt" else bpe()
-        shape = dict(block_size=4, vocab_size=tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=2, bias=True)
-        shape["activation"] = "gelu" if to == "nanogpt" else "gelu_new"
-        tensors = {name: p.detach() for name, p in GPT(GPTConfig(**shape)).named_parameters()}
-        path = folder / f"exported{FORMATS[to].suffix}"
-        FORMATS[to].write(Checkpoint(Path("random"), tensors, tokenizer, {"model": shape}), path)
-        if to == "hf":
-            spelled = foreign_tokenizers.spell_tokens(tokenizer.ranks)
-            pairs = [
-                f"{spelled[left]} {spelled[right]}\n" for left, right in foreign_tokenizers.merge_pairs(tokenizer.ranks)
-            ]
-            if name != "tokenizer.json":
-                (path / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
-            write_json(path / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
-        if name.startswith("pytorch_model.bin"):
-            zipped = name == "pytorch_model.bin"
-            saved = load_file(path / "model.safetensors")
-            torch.save(saved, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-            (path / "model.safetensors").unlink()
-        if name.endswith("index.json"):
-            (path / "model.safetensors").rename(path / "part.safetensors")
-            weights = load_file(path / "part.safetensors")
-            write_json(path / name, {"weight_map": dict.fromkeys(weights, "part.safetensors")})
-        changed = path if to == "gguf" else path / name.removesuffix(" (old)")
-        init_from = path / "ckpt.pt" if to == "nanogpt" else path
-
-        def attempt(content: bytes) -> None:
-            changed.write_bytes(content)
-            loaded = foreign.load(str(init_from))
-            loaded.build()
-            loaded.tokenizer.decode([0])
-
-        return changed.read_bytes(), attempt
+        step = Path(shutil.copytree(run, folder / "out" / run.name))
+        return step / name, lambda: checkpoint.load(step.parent)
 
     return prepare
-
-
-HUGGING_FACE = "config.json merges.txt vocab.json tokenizer.json tokenizer_config.json model.safetensors".split()
-HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin (old)"]
-
-
-def config_text(run: Path, data: Path, folder: Path) -> Prepared:
-    def attempt(content: bytes) -> None:
-        (folder / "config.py").write_bytes(content)
-        settings.load(TrainConfig, [str(folder / "config.py")])
-
-    lines = ["dataset = 'a'", "n_layer = 4", "n_head = 4", "n_embd = 64 * n_layer", "out_dir = 'out' + 'x'"]
-    return "\n".join([*lines, "dropout = -(-1) / 10**2\n"]).encode(), attempt
-
-
-FOREIGN = {
-    "GGUF": foreign_file("gguf", ""),
-    "nanoGPT's ckpt.pt": foreign_file("nanogpt", "ckpt.pt"),
-    "nanoGPT's meta.pkl": foreign_file("nanogpt", "data/folio_char/meta.pkl"),
-    **{f"Hugging Face's {name}": foreign_file("hf", name) for name in HUGGING_FACE},
-}
-CASES = {
-    "config text": config_text,
-    "meta.json": meta_json,
-    "shard header": shard_header,
-    "meta.pkl": meta_pkl,
-    **FOREIGN,
-    **{name: in_checkpoint(name) for name in ("state.json", "tokenizer.json", "manifest.json", "model.safetensors")},
-}
-
-
-@pytest.mark.needs("gguf", "transformers")
-@pytest.mark.parametrize("examples", [20, pytest.param(2000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", CASES)
-def test_an_untrusted_file_is_read_or_is_an_error(case, examples, run, data_dir, tmp_path, seed):
-    """The long version has 40,000 cases: python -m pytest -m slow tests/checkpoints/test_strangers.py"""
-    content, attempt = CASES[case](run, data_dir / "verse", tmp_path)
-    attempt(content)
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
-    @hypothesis.given(mutated(content))
-    def is_read_or_error(content: bytes) -> None:
-        try:
-            attempt(content)
-        except UserError as error:
-            assert str(error)
-            assert case not in FOREIGN or len(str(error).splitlines()) == 1
-
-    is_read_or_error()
-
-
-LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * b"0" + b"\nsize 497774208\n"
-
-
-def cloned_checkpoint(name: str) -> Case:
-    """A file of a run's checkpoints, whose manifests describe the original, as after a clone without Git LFS."""
-
-    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
-        out_dir = Path(shutil.copytree(run.parent, folder / "out"))
-
-        def attempt(content: bytes) -> None:
-            for step in out_dir.glob("step-*"):
-                (step / name).write_bytes(content)
-            checkpoint.load(out_dir)
-
-        return (run / name).read_bytes(), attempt
-
-    return prepare
-
-
-def snapshot(run: Path, data: Path, folder: Path) -> Prepared:
-    write_snapshot(folder, 2, {"a": torch.zeros(3)})
-    path = folder / "snapshots" / "step-000002.safetensors"
-
-    def attempt(content: bytes) -> None:
-        path.write_bytes(content)
-        read_snapshot(path)
-
-    return path.read_bytes(), attempt
 
 
 def in_data_set(name: str) -> Case:
@@ -286,12 +141,7 @@ def in_data_set(name: str) -> Case:
         meta = read_json(copied / "meta.json")
         meta["splits"]["val"][0]["mask_sha256"] = sha256(copied / "val_mask.bin")
         write_json(copied / "meta.json", meta)
-
-        def attempt(content: bytes) -> None:
-            (copied / name).write_bytes(content)
-            open_dataset(copied).load_tokenizer()
-
-        return (copied / name).read_bytes(), attempt
+        return copied / name, lambda: open_dataset(copied).load_tokenizer()
 
     return prepare
 
@@ -299,33 +149,123 @@ def in_data_set(name: str) -> Case:
 def in_nanogpt_data_set(name: str) -> Case:
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
         save_nanogpt_checkpoint(folder / "out" / "ckpt.pt")
-
-        def attempt(content: bytes) -> None:
-            (folder / "data" / "abc" / name).write_bytes(content)
-            open_dataset(folder / "data" / "abc").load_tokenizer()
-
-        return (folder / "data" / "abc" / name).read_bytes(), attempt
+        copied = folder / "data" / "abc"
+        return copied / name, lambda: open_dataset(copied).load_tokenizer().decode([0])
 
     return prepare
+
+
+def shard_header(run: Path, data: Path, folder: Path) -> Prepared:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, 10
+    for split in ("train", "val"):
+        (folder / f"x_{split}_0.bin").write_bytes(header.tobytes() + bytes(20))
+    return folder / "x_train_0.bin", lambda: open_dataset(folder)
+
+
+def foreign_file(to: str, name: str) -> Case:
+    """A file of a model in the format of another program, read by `foreign.load`."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        tokenizer = CharTokenizer("abc") if to == "nanogpt" else bpe()
+        activation = "gelu" if to == "nanogpt" else "gelu_new"
+        loaded = checkpoint_of(tokenizer, True, activation=activation, block_size=4, n_layer=1, n_head=1, n_embd=2)
+        path = output_path(folder, to)
+        FORMATS[to].write(loaded, path)
+        if to == "hf":
+            spelled = foreign_tokenizers.spell_tokens(tokenizer.ranks)
+            pairs = [
+                f"{spelled[left]} {spelled[right]}\n" for left, right in foreign_tokenizers.merge_pairs(tokenizer.ranks)
+            ]
+            if name != "tokenizer.json":
+                (path / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
+            write_json(path / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
+        weights = path / "model.safetensors"
+        if name.startswith("pytorch_model.bin"):
+            zipped = name == "pytorch_model.bin"
+            torch.save(load_file(weights), path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+            weights.unlink()
+        if name.endswith("index.json"):
+            write_json(path / name, {"weight_map": dict.fromkeys(load_file(weights), "part.safetensors")})
+            weights.rename(path / "part.safetensors")
+        init_from = path / "ckpt.pt" if to == "nanogpt" else path
+        return path / name.removesuffix(" (old)"), lambda: use(foreign.load(str(init_from)))
+
+    return prepare
+
+
+HUGGING_FACE = "config.json merges.txt vocab.json tokenizer.json tokenizer_config.json model.safetensors".split()
+HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin (old)"]
+
+
+def config_text(run: Path, data: Path, folder: Path) -> Prepared:
+    lines = ["dataset = 'a'", "n_layer = 4", "n_head = 4", "n_embd = 64 * n_layer", "out_dir = 'out' + 'x'"]
+    (folder / "config.py").write_text("\n".join([*lines, "dropout = -(-1) / 10**2\n"]))
+    return folder / "config.py", lambda: settings.load(TrainConfig, [str(folder / "config.py")])
+
+
+def snapshot(run: Path, data: Path, folder: Path) -> Prepared:
+    path = folder / "snapshots" / "step-000002.safetensors"
+    write_snapshot(folder, 2, {"a": torch.zeros(3)})
+    return path, lambda: read_snapshot(path)
 
 
 def prompt_file(suffix: str) -> Case:
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
-        def attempt(content: bytes) -> None:
-            (folder / f"prompt{suffix}").write_bytes(content)
-            read_prompt("start", f"FILE:{folder / f'prompt{suffix}'}", EventFormat().tokenizer())
-
-        return b"", attempt
+        path = folder / f"prompt{suffix}"
+        path.touch()
+        return path, lambda: read_prompt("start", f"FILE:{path}", EventFormat().tokenizer())
 
     return prepare
 
 
+FOREIGN = {
+    "GGUF": foreign_file("gguf", ""),
+    "nanoGPT's ckpt.pt": foreign_file("nanogpt", "ckpt.pt"),
+    "nanoGPT's meta.pkl": foreign_file("nanogpt", "data/folio_char/meta.pkl"),
+    **{f"Hugging Face's {name}": foreign_file("hf", name) for name in HUGGING_FACE},
+}
+CASES = {
+    "config text": config_text,
+    "meta.json": in_data_set("meta.json"),
+    "shard header": shard_header,
+    "meta.pkl": in_nanogpt_data_set("meta.pkl"),
+    **FOREIGN,
+    **{name: in_checkpoint(name) for name in ("state.json", "tokenizer.json", "manifest.json", "model.safetensors")},
+}
+
+
+@pytest.mark.needs("gguf", "transformers")
+@pytest.mark.parametrize("examples", [20, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_an_untrusted_file_is_read_or_is_an_error(case, examples, run, data_dir, tmp_path, seed):
+    """The long version has 40,000 cases: python -m pytest -m slow tests/checkpoints/test_strangers.py"""
+    path, read = CASES[case](run, data_dir / "verse", tmp_path)
+    read()
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
+    @hypothesis.given(mutated(path.read_bytes()))
+    def is_read_or_error(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            read()
+        except UserError as error:
+            assert str(error)
+            assert case not in FOREIGN or len(str(error).splitlines()) == 1
+
+    is_read_or_error()
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * b"0" + b"\nsize 497774208\n"
+
+
 MORE_FILES = {
-    **{f"cloned {name}": cloned_checkpoint(name) for name in ("model.safetensors", "state.json", "tokenizer.json")},
-    "cloned optimizer.safetensors": cloned_checkpoint("optimizer.safetensors"),
+    **{f"cloned {name}": in_cloned_run(name) for name in ("model.safetensors", "state.json", "tokenizer.json")},
+    "cloned optimizer.safetensors": in_cloned_run("optimizer.safetensors"),
     "snapshot": snapshot,
     **{f"Folio's {name}": in_data_set(name) for name in ("train.bin", "val_mask.bin", "tokenizer.json")},
-    **{f"nanoGPT's {name}": in_nanogpt_data_set(name) for name in ("train.bin", "val.bin", "meta.pkl")},
+    **{f"nanoGPT's {name}": in_nanogpt_data_set(name) for name in ("train.bin", "val.bin")},
     "text prompt": prompt_file(".txt"),
     "MIDI prompt": prompt_file(".mid"),
 }
@@ -335,9 +275,10 @@ MORE_FILES = {
 @pytest.mark.parametrize("case", [*CASES, *MORE_FILES])
 def test_a_git_lfs_pointer_is_named(case, run, data_dir, tmp_path):
     """After a clone without Git LFS, the messages were about damage, code, or the number of tokens."""
-    _, attempt = {**CASES, **MORE_FILES}[case](run, data_dir / "verse", tmp_path)
+    path, read = {**CASES, **MORE_FILES}[case](run, data_dir / "verse", tmp_path)
+    path.write_bytes(LFS_POINTER)
     with pytest.raises(UserError, match=r"^\S+ is a Git LFS pointer, .*: run git lfs pull, or download the file$"):
-        attempt(LFS_POINTER)
+        read()
 
 
 def test_a_run_whose_json_files_are_git_lfs_pointers_is_listed(run, tmp_path, capsys):
@@ -358,20 +299,22 @@ def test_a_run_whose_json_files_are_git_lfs_pointers_is_listed(run, tmp_path, ca
 def test_deeply_nested_content_is_an_error(nested, run, data_dir, tmp_path):
     for case in CASES:
         (tmp_path / case).mkdir()
-        _, attempt = CASES[case](run, data_dir / "verse", tmp_path / case)
+        path, read = CASES[case](run, data_dir / "verse", tmp_path / case)
+        path.write_text(nested)
         with pytest.raises(UserError):
-            attempt(nested.encode())
+            read()
 
 
 def test_paths_stay_in_their_folder(run, data_dir, tmp_path):
     outside = tmp_path / "outside.bin"
     outside.write_bytes(bytes(20))
-    content, attempt = meta_json(run, data_dir / "verse", tmp_path)
+    path, read = in_data_set("meta.json")(run, data_dir / "verse", tmp_path)
     for name in ("../outside.bin", str(outside)):
-        meta = json.loads(content)
+        meta = read_json(path)
         meta["splits"]["train"][0] = {"file": name, "tokens": 10, "sha256": sha256(outside)}
+        write_json(path, meta)
         with pytest.raises(UserError, match="outside its folder"):
-            attempt(json.dumps(meta).encode())
+            read()
 
 
 GGUF_HEADER = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)  # version 3, no tensor, one field

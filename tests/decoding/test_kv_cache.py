@@ -2,14 +2,9 @@ import pytest
 import torch
 
 from folio.decoding.kv_cache import KVCache
-from model import GPT, POSITIONS
+from model import POSITIONS
 from tests.support.decoding import random_model
 from tests.support.tolerances import logits_error, within
-
-
-@pytest.fixture
-def model(seed: int) -> GPT:
-    return random_model(seed)
 
 
 @pytest.mark.parametrize("count", [1, 3])

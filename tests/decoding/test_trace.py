@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from folio.decoding.trace import Heads, Switches, Trace, forward_hooks, head_scores, repeated_random_ids
 from model import ACTIVATIONS, GPT, POSITIONS
@@ -32,31 +31,31 @@ def assert_same_run(trace: Trace, run: NumpyRun) -> None:
         ours, theirs = trace.layer(index), run.layer(index)
         for name in ("ln_1", "qkv", "attention", "ln_2", "preactivation", "hidden", "mlp"):
             assert_same(getattr(ours, name), getattr(theirs, name))
-        for name in Heads._fields:
-            if getattr(theirs, name) is None:
-                assert getattr(ours.heads, name) is None
+        for name, values in ours.heads._asdict().items():
+            if values is None:
+                assert getattr(theirs, name) is None
             else:
-                assert_same(getattr(ours.heads, name), getattr(theirs, name))
+                assert_same(values, getattr(theirs, name))
         assert_same(trace.head_outputs(index, token=5), theirs.head_outputs[:, 5])
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document_token", [None, 7])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_trace_equals_the_model_and_numpy(position, document_token, seed):
-    trace, run = traced(seed, position=position, document_token=document_token)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(dict(position=position, document_token=token) for position in POSITIONS for token in (None, 7)),
+        *(dict(activation=activation, bias=bias) for activation in ACTIVATIONS for bias in (True, False)),
+    ],
+    ids=str,
+)
+def test_a_trace_equals_the_model_and_numpy(settings, seed):
+    trace, run = traced(seed, **settings)
     assert_same_run(trace, run)
     assert_same(trace.logits(trace.stream[-1]), trace.model.logits(trace.ids[None])[0])
     for index in range(3):
         assert not trace.layer(index).heads.weights.triu(1).any()  # exactly 0
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("bias", [True, False])
-def test_biases_and_activations_are_traced(activation, bias, seed):
-    assert_same_run(*traced(seed, activation=activation, bias=bias))
 
 
 def test_on_heads_is_called_once_per_layer_and_layers_are_recomputed(seed):
@@ -196,10 +195,10 @@ def test_head_scores_are_means_over_queries(seed):
         assert {name: score[h].item() for name, score in scores.items()} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("ids", [[3], [3, 4]])
-def test_head_scores_of_short_texts_are_finite(ids):
-    weights = torch.ones(2, len(ids), len(ids)).tril()
-    assert all(score.isfinite().all() for score in head_scores(weights, torch.tensor(ids)).values())
+def test_head_scores_of_short_texts_are_finite():
+    for ids in ([3], [3, 4]):
+        scores = head_scores(torch.ones(2, len(ids), len(ids)).tril(), torch.tensor(ids))
+        assert all(score.isfinite().all() for score in scores.values())
 
 
 def test_repeated_random_ids_repeat():
@@ -222,22 +221,15 @@ def test_repeated_random_ids_repeat():
 # All other heads have score 0 for every key, so their weights are uniform, and their output is 0.
 
 
-def scores_by_head(model: GPT, ids: Tensor, name: str) -> dict[tuple[int, int], float]:
-    """Return a score of every head, by (layer, head)."""
-    by_head = {}
-
-    def score(layer: int, heads: Heads) -> None:
-        for head, value in enumerate(head_scores(heads.weights, ids)[name].tolist()):
-            by_head[layer, head] = value
-
-    Trace(model, ids, on_heads=score)
-    return by_head
-
-
 def test_scores_identify_the_planted_heads():
-    model, ids = planted_model(), repeated_random_ids(N, N)
+    model, ids, heads_by_layer = planted_model(), repeated_random_ids(N, N), {}
+    Trace(model, ids, on_heads=lambda layer, heads: heads_by_layer.update({layer: heads}))
     for name, planted in (("previous", (0, 0)), ("prefix", (1, 1))):
-        scores = scores_by_head(model, ids, name)
+        scores = {
+            (layer, head): score
+            for layer, heads in heads_by_layer.items()
+            for head, score in enumerate(head_scores(heads.weights, ids)[name].tolist())
+        }
         assert scores.pop(planted) >= 0.99 and len(scores) == 5
         assert all(score <= 0.05 for score in scores.values()), (name, scores)
 

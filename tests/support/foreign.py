@@ -4,14 +4,26 @@ import json
 import pickle
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from folio import UserError
+from folio.checkpoints import foreign
 from folio.data.tokenizer import byte_alphabet
 from model import GPT, GPTConfig
 
 PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
 VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
+
+LONG = "x" * 2**17  # a name in a file; a key of 1 MB caused a message of 1 MB
+
+
+def assert_refused(path: Path, reason: str) -> None:
+    """Assert that loading is an error for this reason (a pattern), in one line with shortened names."""
+    with pytest.raises(UserError, match=reason) as error:
+        foreign.load(str(path)).build()
+    assert len(str(error.value)) < 800 and len(str(error.value).splitlines()) == 1
 
 
 def change_json(folder: Path, name: str, **changes) -> None:
