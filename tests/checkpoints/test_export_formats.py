@@ -16,7 +16,6 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import (
     FORMATS,
     check_fits,
-    gpt2_parameters,
     model_card,
     with_position_table,
     write_gguf,
@@ -30,27 +29,40 @@ from folio.evaluation.export_checks import check_computes_gpt2, compare_export
 from model import GPTConfig
 from tests.support.decoding import decoder_in
 from tests.support.exports import KINDS, checkpoint_of, output_path, run_export
-from tests.support.tiny_tokenizers import TEXT, bpe, trained
+from tests.support.tiny_tokenizers import TEXT, bpe
+from tests.support.tolerances import logits_error, rounding_error, within
 from tools import export
 
 pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bias, activation", [(False, "gelu_new"), (True, "gelu_new"), (False, "gelu"), (True, "gelu")])
+WITHOUT_EOT = TEXT.replace("<|endoftext|>", "")
+
+
+@pytest.mark.parametrize(
+    "kind, bias, activation",
+    [
+        *((kind, True, "gelu_new") for kind in KINDS),
+        ("byte", False, "gelu_new"),
+        *(("byte", b, "gelu") for b in (0, 1)),
+    ],
+)
 def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
-    loaded = checkpoint_of(KINDS[kind](), bias, 5, activation)
-    folder = tmp_path / "hf"
-    write_hugging_face(loaded, folder)
-    assert "tokens are identical" in compare_export(loaded, FORMATS["hf"].open(folder))
-    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    text = TEXT.replace("<|endoftext|>", "")
-    ids = hf_tokenizer(text, return_tensors="pt").input_ids
-    assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and hf_tokenizer.decode(ids[0]) == text
+    loaded = checkpoint_of(KINDS[kind](), bool(bias), 5, activation)
+    write_hugging_face(loaded, tmp_path / "hf")
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    ids = hf_tokenizer(WITHOUT_EOT, return_tensors="pt").input_ids
+    assert ids[0].tolist() == loaded.tokenizer.encode(WITHOUT_EOT).tolist()
+    assert hf_tokenizer.decode(ids[0]) == WITHOUT_EOT
     assert hf_tokenizer.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
-    ours = loaded.build().eval()
-    torch.testing.assert_close(model(ids).logits, ours.logits(ids), atol=1e-4, rtol=1e-4)
+    assert_same_logits(model(ids).logits, loaded, ids)
+
+
+def assert_same_logits(logits: torch.Tensor, loaded: Checkpoint, ids: torch.Tensor) -> None:
+    model = loaded.build().eval()
+    expected = model.logits(ids)
+    torch.testing.assert_close(logits, expected, **within(expected, logits_error(model.config, ids.shape[1])))
 
 
 def test_an_unknown_character_is_also_an_error_in_transformers(tmp_path):
@@ -130,22 +142,6 @@ def test_texts_are_truncated_to_the_context(tmp_path):
     assert ids.shape == (1, 64) and model(ids).logits.shape[1] == 64
 
 
-def test_exported_tensors_are_read_back_unchanged(tmp_path):
-    loaded = checkpoint_of(bpe(), bias=True)
-    write_hugging_face(loaded, tmp_path / "hf")
-    tensors = foreign.check_tensors(tmp_path, loaded.state["model"], foreign.hugging_face_tensors(tmp_path / "hf"))
-    assert "transformer.h.0.attn.c_attn.biasbias" not in tensors  # a former bug
-    assert tensors.keys() == loaded.model.keys()
-    assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in tensors.items())
-
-
-def test_merges_are_recovered_from_the_ranks():
-    assert foreign_tokenizers.merge_pairs(bpe().ranks) == [(104, 101), (108, 108), (256, 257), (258, 111), (32, 119)]
-    spelled = {i: token for token, i in trained().to_json()["model"]["vocab"].items()}
-    pairs = [[spelled[part] for part in pair] for pair in foreign_tokenizers.merge_pairs(trained().ranks)]
-    assert pairs == [list(pair) for pair in trained().to_json()["model"]["merges"]]
-
-
 @pytest.mark.parametrize("to", FORMATS)
 def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch):
     """transformers and the readers of the other formats compute the same from the table, as learned positions."""
@@ -159,26 +155,34 @@ def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch)
     assert "tokens are identical" in compare_export(loaded, FORMATS[to].open(path))
     read, ids = foreign.load(str(path)).build().eval(), torch.arange(64)[None]
     assert read.config.position == "learned"
-    torch.testing.assert_close(read.logits(ids), loaded.build().eval().logits(ids), atol=1e-4, rtol=1e-4)
+    assert_same_logits(read.logits(ids), loaded, ids)
 
 
 @pytest.mark.parametrize(
-    "to, kind", [("gguf", "gpt2"), ("gguf", "bpe"), ("nanogpt", "char with eot"), ("nanogpt", "gpt2")]
+    "to, kind",
+    [
+        *(("hf", kind) for kind in KINDS),
+        *(("gguf", kind) for kind in ("gpt2", "bpe")),
+        *(("nanogpt", kind) for kind in ("char with eot", "gpt2")),
+    ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
+    """For characters and bytes, the error was that tokenizer.json is not a byte-level BPE."""
     monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)  # nanoGPT's without a meta.pkl
     monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: kind == "gpt2")
     loaded = checkpoint_of(KINDS[kind](), bias, 5, "gelu" if to == "nanogpt" else "gelu_new")
     path = output_path(tmp_path, to)
     FORMATS[to].write(loaded, path)
     assert "tokens are identical" in compare_export(loaded, FORMATS[to].open(path))
-    read = foreign.load(str(path if to == "gguf" else path / "ckpt.pt"))
-    assert read.state["model"] == {**loaded.state["model"], "bias": bias or to == "gguf"}
+    read = foreign.load(str(path / "ckpt.pt" if to == "nanogpt" else path))
+    assert read.tokenizer.encode(WITHOUT_EOT).tolist() == loaded.tokenizer.encode(WITHOUT_EOT).tolist()
+    assert read.tokenizer.vocab_size == loaded.tokenizer.vocab_size and read.tokenizer.eot == loaded.tokenizer.eot
+    assert read.state["model"] == {**loaded.state["model"], "bias": bias or to != "nanogpt"}
     assert all(torch.equal(read.model[name], tensor) for name, tensor in loaded.model.items())
     added = read.model.keys() - loaded.model.keys()
     assert all(name.endswith(".bias") and not read.model[name].any() for name in added)
-    assert bool(added) == (to == "gguf" and not bias)
+    assert bool(added) == (to != "nanogpt" and not bias)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +263,6 @@ def test_a_missing_bias_is_zero_only_if_the_format_has_all_biases():
         check_fits(extra, "nanogpt")
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_gpt2_parameters_match_the_model(bias):
-    shape = checkpoint_of(bpe(), bias).state["model"]
-    assert gpt2_parameters(shape, 99, bias) == foreign.parameter_shapes(shape)
-
-
 def test_ckpt_pt_has_the_format_of_nanogpts_sample_py(tmp_path):
     """model_args match its GPTConfig, the tied matrix has both names, and meta.pkl maps characters both ways."""
     loaded = checkpoint_of(CharTokenizer.of(TEXT), bias=False)
@@ -277,23 +275,8 @@ def test_ckpt_pt_has_the_format_of_nanogpts_sample_py(tmp_path):
     assert "".join(meta["itos"][meta["stoi"][character]] for character in text) == text
 
 
-def test_a_truncated_gguf_or_another_architecture_is_an_error(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
-    writer.add_tokenizer_model("llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(UserError, match=r"other\.gguf .*general.architecture='llama'; .*only 'gpt2'"):
-        foreign.load(str(tmp_path / "other.gguf"))
-    write_gguf(checkpoint_of(bpe(), True), tmp_path / "half.gguf")
-    (tmp_path / "half.gguf").write_bytes((tmp_path / "half.gguf").read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"half\.gguf is not a GGUF file of GPT-2"):
-        foreign.load(str(tmp_path / "half.gguf"))
-
-
-# Quantization step relative to a block's largest weight, and maximum error in steps.
-STEPS = {"F16": (2**-11, 1.01), "Q8_0": (1 / 127, 0.57), "Q4_0": (1 / 8, 1.01)}
+# Quantization step relative to a block's largest weight, and maximum error in steps: of the code, and of the scale.
+STEPS = {"F16": (2**-11, 1), "Q8_0": (1 / 127, 1 / 2 + 127 * 2**-11), "Q4_0": (1 / 8, 1 + 8 * 2**-11)}
 
 
 @pytest.mark.parametrize("matrices", STEPS)
@@ -314,7 +297,7 @@ def test_quantized_matrices_are_read_back(matrices, tmp_path):
         blocks, expected = values.view(-1, 32), tensor.reshape(-1, 32)
         step, max_error = STEPS[kind.name]
         error = (blocks - expected).abs() / (step * expected.abs().amax(dim=1, keepdim=True))
-        assert 0.1 < error.max() < max_error
+        assert 0.1 < error.max() < max_error * (1 + rounding_error(4))
 
 
 @pytest.mark.slow
@@ -325,7 +308,7 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
     loaded = checkpoint_of(KINDS[kind](), bias, padding)
     write_gguf(loaded, tmp_path / "exported.gguf")
     llama = llama_cpp.Llama(str(tmp_path / "exported.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
-    text = TEXT.replace("<|endoftext|>", "")[:60]
+    text = WITHOUT_EOT[:60]
     ids = llama.tokenize(text.encode(), add_bos=False, special=False)
     assert ids == loaded.tokenizer.encode(text).tolist() and llama.detokenize(ids).decode() == text
     assert llama.token_eos() == loaded.tokenizer.eot
@@ -338,23 +321,3 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
     steps = generate(decoder_in("float32", ours), [ids], max_new_tokens=8, sampling=Sampling(temperature=0))
     generated = list(itertools.islice(llama.generate(ids, temp=0.0, repeat_penalty=1.0), 8))
     assert generated == [step.tokens[0] for step in steps]
-
-
-def test_an_exported_trained_bpe_is_read_back(tmp_path):
-    loaded = checkpoint_of(trained(), bias=True)
-    write_hugging_face(loaded, tmp_path / "hf")
-    read = foreign.load(str(tmp_path / "hf"))
-    assert read.tokenizer.encode(TEXT).tolist() == trained().encode(TEXT).tolist()
-    assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in read.model.items())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_folder_is_read_back(kind, tmp_path):
-    """For characters and bytes, the error was that tokenizer.json is not a byte-level BPE."""
-    loaded = checkpoint_of(KINDS[kind](), bias=True)
-    write_hugging_face(loaded, tmp_path / "hf")
-    read = foreign.load(str(tmp_path / "hf"))
-    text = TEXT.replace("<|endoftext|>", "")
-    assert read.tokenizer.encode(text).tolist() == loaded.tokenizer.encode(text).tolist()
-    assert read.tokenizer.vocab_size == loaded.tokenizer.vocab_size and read.tokenizer.eot == loaded.tokenizer.eot
-    assert all(torch.equal(tensor, read.model[name]) for name, tensor in loaded.model.items())

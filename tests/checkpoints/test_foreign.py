@@ -413,8 +413,9 @@ def write_gguf(hf_model: Any, path: Path, changes: dict[str, Any] | None = None)
         if name != "lm_head.weight":
             tensor = tensor.T if name.endswith(foreign.TRANSPOSED) else tensor
             content[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
-    writer = gguf.GGUFWriter(path, "gpt2")
-    for name, value in {**content, **(changes or {})}.items():
+    content |= changes or {}
+    writer = gguf.GGUFWriter(path, content.pop("general.architecture", "gpt2"))
+    for name, value in content.items():
         if value is QUANTIZED:
             kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
@@ -468,6 +469,7 @@ def typed_tokens(tokens: list[str], kinds: list[int]) -> dict[str, list]:
 @pytest.mark.parametrize(
     "changes, reason",
     [
+        ({"general.architecture": "llama"}, "general.architecture='llama'; .*only 'gpt2'"),
         ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; .*only 9.99.*e-06"),
         ({"gpt2.attention.causal": False}, "causal=False; .*only True"),
         ({"gpt2.attention.head_count": [2, 2]}, "integers above 0"),
