@@ -15,6 +15,7 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.snapshots import find_snapshots
 from folio.experiments.runs import Run
 from folio.web.viewed_model import ViewedModel
+from tests.support.disk import flip_bit
 from tools import evaluate, report
 from tools.runs import RunsConfig
 from tools.runs import main as list_runs
@@ -37,8 +38,7 @@ def run(tiny, monkeypatch) -> Callable:
 
     def train_to(step: int, **settings) -> None:
         cfg = tiny(max_iters=step, lr_decay_iters=9, eval_interval=1, snapshots=3, learning_rate=1e-3, **settings)
-        remaining = LOSSES if cfg.init_from == "scratch" else [2.9] * 9
-        remaining = iter(remaining)
+        remaining = iter(LOSSES if cfg.init_from == "scratch" else [2.9] * 9)
         monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(remaining)})
         train(cfg)
 
@@ -47,20 +47,16 @@ def run(tiny, monkeypatch) -> Callable:
 
 def damage(out: Path, name: str, how: str, rng: random.Random) -> None:
     file = out / name
+    content = file.read_bytes()
     if how == "removed":
-        return file.unlink()
-    if how == "exchanged":
+        file.unlink()
+    elif how == "exchanged":
         other = OTHER_SNAPSHOT if name == SNAPSHOT else OTHER.get(name)
         other = out / (other or f"{OTHER[file.parent.name]}/{file.name}")
-        content, other_content = file.read_bytes(), other.read_bytes()
+        file.write_bytes(other.read_bytes())
         other.write_bytes(content)
-        file.write_bytes(other_content)
-        return None
-    content = bytearray(file.read_bytes())
-    if how == "flipped":
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    file.write_bytes({"emptied": b"", "cut": content[: len(content) // 2], "flipped": content}[how])
-    return None
+    else:
+        file.write_bytes({"emptied": b"", "cut": content[: len(content) // 2], "flipped": flip_bit(content, rng)}[how])
 
 
 def loadable(out: Path, *, optimizer: bool) -> list[str]:
@@ -104,7 +100,7 @@ def try_commands(out: Path, run: Callable, capsys: pytest.CaptureFixture) -> Non
         assert load(str(out)).path.name == BEST and read_json(out / "best.json")["checkpoint"] == BEST
 
 
-@pytest.mark.parametrize("cases", [8, pytest.param(len(FILES) * len(DAMAGES), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [8, pytest.param(75, marks=pytest.mark.slow)])
 def test_the_right_checkpoint_is_loaded_if_a_file_is_damaged(run, tmp_path, cases, seed, capsys):
     """With a damaged best.json, sample.py loaded the last checkpoint, and the next save removed the best one.
 
@@ -115,25 +111,11 @@ def test_the_right_checkpoint_is_loaded_if_a_file_is_damaged(run, tmp_path, case
     run(5, out_dir=str(undamaged))
     assert sorted(path.name for path in undamaged.glob("step-*")) == [BEST, BEFORE_LAST, LAST]
     assert len(find_snapshots(undamaged)) == 3
-    for name, how in rng.sample([(name, how) for name in FILES for how in DAMAGES], cases):
+    damages = [(name, how) for name in FILES for how in DAMAGES]
+    for name, how in [("best.json", rng.choice(DAMAGES)), *rng.sample(damages, cases)]:
         print(name, how)
         out = tmp_path / "out"
         shutil.copytree(undamaged, out)
         damage(out, name, how, rng)
         try_commands(out, run, capsys)
         shutil.rmtree(out)
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_best_json_does_not_lose_the_best_checkpoint(run, tmp_path, how, seed, capsys):
-    """The next save of a resumed run removed the best checkpoint, and sample.py silently loaded the last one."""
-    out = tmp_path / "out"
-    run(5)
-    damage(out, "best.json", how, random.Random(seed))
-    capsys.readouterr()
-    assert load(str(out)).path.name == BEST
-    problem = f"{out / 'best.json'} {'is missing' if how == 'removed' else 'names '}"
-    assert problem in capsys.readouterr().err
-    run(7, init_from="resume")
-    assert f"{BEST} is the best one; rewriting it" in capsys.readouterr().err
-    assert load(str(out)).path.name == BEST and read_json(out / "best.json") == {"checkpoint": BEST}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from folio.base.files import write_json
+from folio.base.files import read_json, write_json
 from folio.checkpoints import checkpoint, find_runs, run_folder
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.snapshots import find_snapshots
@@ -99,17 +99,32 @@ def test_a_kill_while_a_run_is_overwritten_does_not_bring_back_the_old_run(tmp_p
         assert checkpoint.load(tmp_path, which).state["step"] == 2
 
 
-@pytest.mark.parametrize("pointer", ["last.json", "best.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"checkpoint": "../x"}', '{"checkpoint": 5}', None])
-def test_a_damaged_pointer_does_not_lose_the_run(tmp_path, pointer, content):
-    for step in (1, 2):
-        save(tmp_path, step, keep_last=2)
-    (tmp_path / pointer).unlink() if content is None else (tmp_path / pointer).write_text(content)
+@pytest.mark.parametrize("which", ["last", "best"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "../x", 5, "the other one", None])
+def test_a_damaged_pointer_does_not_lose_the_run(tmp_path, which, content, capsys):
+    """With a damaged best.json, sample.py silently loaded the last checkpoint, and the next save removed the best."""
+    for step, best in ((1, True), (2, True), (3, False)):
+        save(tmp_path, step, best)
+    names = {"last": "step-000003", "best": "step-000002"}
+    pointer = tmp_path / f"{which}.json"
+    if content is None:
+        pointer.unlink()
+    elif content in ("../x", 5):
+        write_json(pointer, {"checkpoint": content})
+    elif content == "the other one":
+        shutil.copy(tmp_path / ("best.json" if which == "last" else "last.json"), pointer)
+    else:
+        pointer.write_text(content)
     assert run_folder.exists(tmp_path)
-    for which in ("last", "best"):
-        assert checkpoint.load(tmp_path, which).state["step"] == 2
-    save(tmp_path, 3)
-    assert checkpoint.load(tmp_path).state["step"] == 3
+    for other, name in names.items():
+        assert checkpoint.load(tmp_path, other).path.name == name
+    problem = f"{pointer} {'is missing' if content is None else 'names '}"
+    assert problem in capsys.readouterr().err
+    run_folder.restore_pointers(tmp_path)
+    assert f"{names[which]} is the {which} one; rewriting it" in capsys.readouterr().err
+    assert read_json(pointer) == {"checkpoint": names[which]}
+    save(tmp_path, 4, best=False)
+    assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000002", "step-000004"]
 
 
 def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path):
@@ -232,18 +247,14 @@ def test_a_newer_checkpoint_continues_one_of_version_1(old_run):
         dict(resumes=[{"step": 1, "after": "", "changes": 7, "exact": True}]),
         dict(decisions=[[0, -5]]),
         dict(config=[]),
+        "resolved",
+        "versions",
+        "config",
     ],
 )
-def test_invalid_values_of_version_1_are_errors(old_run, change):
+def test_invalid_or_missing_values_of_version_1_are_errors(old_run, change):
+    """change: values, or the name of a missing one."""
     path = old_run / "step-000012"
-    edit_state(path, lambda state: state.update(change))
+    edit_state(path, lambda state: state.pop(change) if isinstance(change, str) else state.update(change))
     with pytest.raises(CheckpointError, match=r"state\.json.*: (parts|config)$|is damaged"):
-        run_folder.read_state(path)
-
-
-@pytest.mark.parametrize("name", ["resolved", "versions", "config"])
-def test_a_missing_value_of_version_1_is_an_error(old_run, name):
-    path = old_run / "step-000012"
-    edit_state(path, lambda state: state.pop(name))
-    with pytest.raises(CheckpointError, match=f"is damaged: '{name}'"):
         run_folder.read_state(path)

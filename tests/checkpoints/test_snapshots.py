@@ -19,16 +19,11 @@ from folio.training.schedule import Schedule, StepCounts, snapshot_is_due, snaps
 from folio.web.questions import TraceProvider
 from folio.web.viewed_model import ViewedModel
 from model import GPT
+from tests.support.disk import flip_bit
 from tests.support.runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
 from tests.support.torchrun import LONG_RUN, run_torchrun
 from tests.support.viewers import in_browser, serving
 from train import TrainConfig, train
-
-
-def snapshots(cfg: TrainConfig) -> dict[int, dict[str, torch.Tensor]]:
-    """The snapshots of a run by step."""
-    return read_snapshots(cfg.out_dir)
-
 
 # --- schedule ---------------------------------------------------------------------------------------------------------
 
@@ -68,7 +63,7 @@ EACH_STEP = dict(eval_interval=1, eval_iters=1, keep_last=100, sample_tokens=0) 
 
 def assert_snapshots_are_the_weights(cfg: TrainConfig, steps: tuple[int, ...]) -> None:
     """Assert that a run with EACH_STEP has snapshots of these steps, with the weights of its checkpoints."""
-    actual = snapshots(cfg)
+    actual = read_snapshots(cfg.out_dir)
     assert tuple(actual) == steps
     for step in steps[1:]:
         saved = checkpoint.load(Path(cfg.out_dir, f"step-{step:06d}"))
@@ -94,7 +89,7 @@ def test_a_snapshot_holds_the_weights_after_its_step(tiny, monkeypatch, async_sa
     train(cfg)
     assert_snapshots_are_the_weights(cfg, (0, 1, 2, 4, 7, 12))
     model = GPT(checkpoint.load(Path(cfg.out_dir)).config(), cfg.seed)
-    assert same_tensors(snapshots(cfg)[0], dict(model.named_parameters()))
+    assert same_tensors(read_snapshots(cfg.out_dir)[0], dict(model.named_parameters()))
     assert not list(Path(cfg.out_dir, "snapshots").glob(".*"))
 
 
@@ -104,7 +99,10 @@ def test_snapshots_change_nothing_else_and_are_not_pruned(tiny, tmp_path):
     train(without)
     train(with_snapshots)
     assert_same_run(without.out_dir, with_snapshots.out_dir)
-    assert list(snapshots(with_snapshots)) == list(range(13)) and not Path(without.out_dir, "snapshots").exists()
+    assert (
+        list(read_snapshots(with_snapshots.out_dir)) == list(range(13))
+        and not Path(without.out_dir, "snapshots").exists()
+    )
 
 
 def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path, monkeypatch):
@@ -122,7 +120,7 @@ def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path,
         patch.setattr(Metrics, "log", log_and_kill_at_step_9)
         with pytest.raises(KeyboardInterrupt):
             train(killed)
-    assert list(snapshots(killed)) == [0, 1, 2, 3, 4, 5, 7]
+    assert list(read_snapshots(killed.out_dir)) == [0, 1, 2, 3, 4, 5, 7]
     folder = Path(killed.out_dir, "snapshots")
     unchanged = (folder / "step-000005.safetensors").stat()
     shutil.copy(folder / "step-000005.safetensors", folder / "step-000008.safetensors")
@@ -138,23 +136,23 @@ def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path,
 def test_a_new_run_in_the_same_folder_removes_the_snapshots(tiny, capsys):
     """Even if the previous run has no checkpoint. An evaluation changes nothing."""
     train(tiny(snapshots=5))
-    steps = list(snapshots(tiny()))
+    steps = list(read_snapshots(tiny().out_dir))
     train(tiny(snapshots=30, init_from="resume", eval_only=True))
-    assert list(snapshots(tiny())) == steps == [0, 1, 3, 6, 12]
+    assert list(read_snapshots(tiny().out_dir)) == steps == [0, 1, 3, 6, 12]
     train(tiny(snapshots=2, overwrite=True, max_iters=10))
-    assert list(snapshots(tiny())) == [0, 10]
+    assert list(read_snapshots(tiny().out_dir)) == [0, 10]
     for path in run_folder.directories(Path(tiny().out_dir)):
         shutil.rmtree(path)
     train(tiny())
-    assert not snapshots(tiny())
+    assert not read_snapshots(tiny().out_dir)
 
 
 def test_an_extended_run_keeps_its_snapshots_and_takes_new_ones(tiny):
     train(tiny(snapshots=4))
     train(tiny(init_from="resume", max_iters=24))
-    assert list(snapshots(tiny())) == [0, 1, 4, 12, 24]
+    assert list(read_snapshots(tiny().out_dir)) == [0, 1, 4, 12, 24]
     train(tiny(init_from="resume", max_iters=30, snapshots=1))
-    assert list(snapshots(tiny())) == [0, 1, 4, 12, 24, 30]
+    assert list(read_snapshots(tiny().out_dir)) == [0, 1, 4, 12, 24, 30]
 
 
 @pytest.mark.parametrize("async_save", [True, False])
@@ -187,27 +185,21 @@ def test_a_snapshot_is_written_completely_or_not_at_all(tmp_path):
 
 def test_a_damaged_snapshot_is_an_error(tmp_path, seed):
     """The viewer showed values of weights that a disk had corrupted."""
-    rng = random.Random(seed)
+    rng, weights = random.Random(seed), {"weight": torch.rand(50)}
     for step in (1, 2):
-        write_snapshot_of(tmp_path, step)
-    path, other = (find_snapshots(tmp_path)[step] for step in (1, 2))
-    assert torch.equal(read_snapshot(path)["weight"], torch.full((50,), 1.0))
+        write_snapshot(tmp_path, step, weights)
+    path, other = find_snapshots(tmp_path).values()
     content = path.read_bytes()
+    assert same_tensors(read_snapshot(path), weights)
     for _ in range(50):
-        flipped = bytearray(content)
-        flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(flipped)
+        path.write_bytes(flip_bit(content, rng))
         try:
-            assert same_tensors(read_snapshot(path), {"weight": torch.full((50,), 1.0)})  # padding of the header
+            assert same_tensors(read_snapshot(path), weights)  # padding of the header
         except UserError as error:
             assert path.name in str(error)
     path.write_bytes(other.read_bytes())
     with pytest.raises(UserError, match="is the snapshot of step 2: "):
         read_snapshot(path)
-
-
-def write_snapshot_of(out_dir: Path, step: int) -> None:
-    write_snapshot(out_dir, step, {"weight": torch.full((50,), float(step))})
 
 
 @pytest.mark.slow  # tests/training/test_session.py resumes a run of two processes with snapshots
@@ -219,7 +211,7 @@ def test_snapshots_of_two_processes(tiny, tmp_path, mode):
     train(one)
     run_torchrun(2, two)
     assert_snapshots_are_the_weights(two, (0, 1, 2, 4, 7, 12))
-    assert same_tensors(snapshots(two)[0], snapshots(one)[0])
+    assert same_tensors(read_snapshots(two.out_dir)[0], read_snapshots(one.out_dir)[0])
 
 
 # --- the viewer's question --------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
-"""Records syncs and renames in order, to test what would survive a power failure; kills at a file-system event."""
+"""Records syncs and renames in order, to test what would survive a power failure; kills at a file-system event; damages
+files.
+"""
 
 import os
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -75,3 +78,10 @@ def run_killed_at(event: int, run: Callable[[], object]) -> bool:
         with suppress(Killed):
             run()
     return killed
+
+
+def flip_bit(content: bytes, rng: random.Random) -> bytes:
+    """The content with a random bit flipped."""
+    flipped = bytearray(content)
+    flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(flipped)
