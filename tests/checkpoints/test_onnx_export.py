@@ -24,11 +24,19 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer, Tokenizer
 from folio.evaluation.export_checks import relative_difference
 from model import GPT, POSITIONS
-from tests.support.decoding import random_model
+from tests.support.decoding import assert_same_tokens, random_model
 from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
 from tests.support.tolerances import logits_error, within
 from tools import export
+
+
+class NoMean(torch.nn.RMSNorm):
+    """RMSNorm with the constructor of LayerNorm."""
+
+    def __init__(self, size: int, bias: bool):
+        super().__init__(size, eps=1e-5)
+
 
 CASES = {  # position method -> tokenizer, and whether the model has biases
     "learned": (trained, True),
@@ -38,7 +46,7 @@ CASES = {  # position method -> tokenizer, and whether the model has biases
     "alibi": (lambda: CharTokenizer.of(TEXT, eot=True), True),
     "none": (ByteTokenizer, False),
 }
-SLOW = {"sinusoidal", "none"}  # like "learned", but without a table; each export takes seconds
+SLOW = {"sinusoidal", "none"}  # like "learned", but without a table; each layer of an export takes a second or two
 
 
 def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
@@ -73,7 +81,9 @@ class Exported(NamedTuple):
     params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
 )
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Exported]:
-    """A model of each position method, exported and checked by the command. One has the format of large models."""
+    """A model of each position method, exported and checked by the command. One has the format of large models, one has
+    two layers, and one is computed by a modified model.py.
+    """
     make_tokenizer, bias = CASES[request.param]
     shape = dict(bias=bias, activation="gelu_new" if bias else "gelu", n_layer=2 if request.param == "learned" else 1)
     loaded = checkpoint_of(make_tokenizer(), position=request.param, **shape)
@@ -81,8 +91,13 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "alibi":
             patch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 0)  # bytes
+        if request.param == "rotary":
+            ids = torch.arange(20)[None]
+            original = loaded.build().logits(ids).detach()
+            patch.setattr(model_py, "LayerNorm", NoMean)
+            assert relative_difference(loaded.build().logits(ids).detach(), original) > 0.01
         run_export(loaded, folder)
-    yield Exported(loaded, folder)
+        yield Exported(loaded, folder)
 
 
 class Decoder:
@@ -130,8 +145,8 @@ def test_a_batch_decoded_in_parts_has_the_logits_of_model_py(exported, seed):
 def test_padded_rows_generate_the_tokens_of_single_rows(exported, side, seed):
     """Greedy decoding, compared with model.generate."""
     torch.manual_seed(seed)
-    model, lengths, new = exported.model, (1, 9, 4), 12
-    prompts = [torch.randint(exported.loaded.tokenizer.vocab_size, (length,)) for length in lengths]
+    model, new = exported.model, 12
+    prompts = [torch.randint(exported.loaded.tokenizer.vocab_size, (length,)) for length in (1, 9, 4)]
     ids, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
     last = []
     for row, prompt in enumerate(prompts):
@@ -144,9 +159,9 @@ def test_padded_rows_generate_the_tokens_of_single_rows(exported, side, seed):
     for _ in range(new - 1):
         logits = decoder.step(generated[-1], one)[:, -1]
         generated.append(logits.argmax(dim=-1, keepdim=True))
-    for row, prompt in enumerate(prompts):
+    for tokens, prompt in zip(torch.cat(generated, dim=1).tolist(), prompts, strict=True):
         expected = model.generate(prompt[None], new, top_k=1)[0, len(prompt) :]
-        assert torch.cat(generated, dim=1)[row].tolist() == expected.tolist()
+        assert_same_tokens(tokens, expected.tolist(), model, prompt.tolist())
 
 
 def test_the_folder_has_the_files_and_names_that_other_programs_expect(exported):
@@ -188,28 +203,7 @@ def test_the_code_in_the_docs_generates_the_same_text_as_the_model(exported, mon
     assert capsys.readouterr().out == hf_tokenizer.decode(text) + "\n"
 
 
-# --- a modified model.py ----------------------------------------------------------------------------------------------
-
-
-class NoMean(torch.nn.RMSNorm):
-    """RMSNorm with the constructor of LayerNorm."""
-
-    def __init__(self, size: int, bias: bool):
-        super().__init__(size, eps=1e-5)
-
-
-def test_a_modified_model_py_is_exported(tmp_path, monkeypatch, capsys):
-    loaded = checkpoint_of(ByteTokenizer(), n_layer=1, bias=False)
-    ids = torch.arange(20)[None]
-    with torch.inference_mode():
-        before = loaded.build().eval().logits(ids)
-    monkeypatch.setattr(model_py, "LayerNorm", NoMean)
-    run_export(loaded, tmp_path / "exported")
-    assert "the largest relative difference of logits is" in capsys.readouterr().out
-    logits = Decoder(tmp_path / "exported", rows=1).step(ids, torch.ones_like(ids))
-    with torch.inference_mode():
-        after = loaded.build().eval().logits(ids)
-    assert relative_difference(logits, before) > 0.01 and relative_difference(logits, after) < 1e-4
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_cannot_be_traced_is_a_one_line_error(tmp_path, monkeypatch, capfd):
@@ -222,9 +216,7 @@ def test_a_model_that_cannot_be_traced_is_a_one_line_error(tmp_path, monkeypatch
     assert capfd.readouterr() == ("", "")
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("exported", ["learned"], indirect=True)
 def test_an_export_with_different_logits_is_removed(exported, tmp_path, monkeypatch):
     other = {name: 1.1 * tensor for name, tensor in exported.loaded.model.items()}
     monkeypatch.setattr(onnx_export, "write_onnx", lambda _, folder: shutil.copytree(exported.folder, folder))
@@ -250,13 +242,9 @@ def test_a_music_tokenizer_is_an_error(tmp_path):
 
 
 def test_bad_paths_and_settings_are_one_line_errors(tmp_path):
-    loaded = checkpoint_of(ByteTokenizer())
-    with pytest.raises(UserError, match=r"already exists; .*another path"):
-        run_export(loaded, tmp_path)
-    with pytest.raises(UserError, match=r"--to=onnx .*folder; .*without \.onnx"):
-        run_export(loaded, tmp_path / "exported.onnx")
-    with pytest.raises(UserError, match=r"dtype=float16.*--to=html"):
-        run_export(loaded, tmp_path / "exported", "--dtype=float16")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file.exported .*; choose another path"):
-        run_export(loaded, tmp_path / "file" / "exported")
+    for name, arguments, message in (
+        ("exported.onnx", (), r"--to=onnx .*folder; .*without \.onnx"),
+        ("exported", ("--dtype=float16",), r"dtype=float16.*--to=html"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_export(checkpoint_of(ByteTokenizer()), tmp_path / name, *arguments)
