@@ -403,23 +403,11 @@ def test_an_array_in_a_gguf_is_read_as_one_array(tmp_path):
     assert foreign._gguf_value(reader, "tokenizer.ggml.token_type") == [1, -2, 3]
 
 
-def test_a_truncated_gguf_is_an_error(tmp_path):
-    gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
-    writer.add_bool("a.bool", True)
-    writer.add_float64("a.float64", 0.1)
-    writer.add_string("a.string", "é日")
-    writer.add_array("a.strings", ["", "b", "日本"])
-    writer.add_array("a.ints", [1, -2, 3])
-    writer.add_tensor("wide", np.ones((2, 3), np.float32))
-    writer.add_tensor("half", np.ones(5, np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    foreign._open_gguf(tmp_path / "x.gguf")
-    content = (tmp_path / "x.gguf").read_bytes()
-    for size in range(len(content.rstrip(b"\0"))):  # the last tensor is followed by padding
-        (tmp_path / "cut.gguf").write_bytes(content[:size])
-        with pytest.raises(ValueError):
-            foreign._open_gguf(tmp_path / "cut.gguf")
+@pytest.mark.needs("gguf")
+def test_a_truncated_gguf_is_an_error(run, tmp_path):
+    path, read = foreign_file("gguf", "")(run, run, tmp_path)
+    content = path.read_bytes().rstrip(b"\0")  # the last tensor is followed by padding
+    for size in [*range(0, len(content), 499), len(content) - 1]:
+        path.write_bytes(content[:size])
+        with pytest.raises(UserError):
+            read()

@@ -24,12 +24,17 @@ def apply_all(x, exps, gelus, gelus_new):
         gelus_new[i] = decode_step.gelu_new(x[i])
 
 
+def results_of(x: np.ndarray) -> list[np.ndarray]:
+    """exp, gelu, and gelu_new of float32 numbers."""
+    results = [np.zeros_like(x) for _ in range(3)]
+    apply_all(x, *results)
+    return results
+
+
 def test_exp_and_gelu_match_torch_in_float64():
     x = np.concatenate([np.linspace(-87, 88, 40_001), np.linspace(-6, 6, 40_001), [0.0, -0.0, 1e-30]])
     x = x.astype(np.float32)
-    results = [np.zeros_like(x) for _ in range(3)]
-    apply_all(x, *results)
-    exps, gelus, gelus_new = (torch.from_numpy(result).double() for result in results)
+    exps, gelus, gelus_new = (torch.from_numpy(result).double() for result in results_of(x))
     exact = torch.from_numpy(x).double()
     assert ((exps / exact.exp() - 1).abs() < 4e-7).all()
     tanh = torch.nn.functional.gelu(exact, approximate="tanh")
@@ -41,10 +46,9 @@ def test_exp_and_gelu_match_torch_in_float64():
 
 def test_exp_and_gelu_of_extreme_numbers():
     x = np.array([-np.inf, -1e30, -88, np.inf, 1e30, np.nan], dtype=np.float32)
-    exps, gelus, gelus_new = (np.zeros_like(x) for _ in range(3))
-    apply_all(x, exps, gelus, gelus_new)
+    exps, *gelus = results_of(x)
     assert exps[:3].tolist() == [0, 0, 0]
-    for result in (gelus, gelus_new):
+    for result in gelus:
         assert (np.abs(result[1:3]) <= 1e-30 * np.abs(x[1:3])).all()
         assert result[3:5].tolist() == [np.inf, x[4]] and np.isnan(result[5])
 

@@ -12,14 +12,12 @@ from tests.support.music import SCORE
 
 
 def test_several_texts_have_numbered_files(tmp_path):
-    assert output_paths(tmp_path / "a.b.txt", 1, ByteTokenizer()) == [tmp_path / "a.b.txt"]
-    assert [path.name for path in output_paths(tmp_path / "a.b.txt", 3, ByteTokenizer())] == [
-        *("a.b-1.txt", "a.b-2.txt", "a.b-3.txt")
-    ]
-    (tmp_path / "a.b-2.txt").write_text("mine")
+    path, numbered = tmp_path / "a.b.txt", [tmp_path / f"a.b-{number}.txt" for number in (1, 2, 3)]
+    assert output_paths(path, 3, ByteTokenizer()) == numbered
+    numbered[1].write_text("mine")
     with pytest.raises(UserError, match=r"^save=.*a\.b\.txt: .*a\.b-2\.txt already exists; remove it"):
-        output_paths(tmp_path / "a.b.txt", 3, ByteTokenizer())
-    assert output_paths(tmp_path / "a.b.txt", 1, ByteTokenizer()) == [tmp_path / "a.b.txt"]
+        output_paths(path, 3, ByteTokenizer())
+    assert output_paths(path, 1, ByteTokenizer()) == [path]
 
 
 @pytest.mark.parametrize(

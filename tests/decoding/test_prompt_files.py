@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -14,15 +15,23 @@ from tests.support.music import SCORE, write
 TEXT = "é\n日本 \\n x"
 
 
+@pytest.fixture
+def read_bytes(tmp_path, monkeypatch) -> Callable[[bytes], tuple[str, str]]:
+    """A function that reads a prompt with this content from a file, and from standard input."""
+
+    def read(content: bytes) -> tuple[str, str]:
+        (tmp_path / "x.txt").write_bytes(content)
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        return tuple(read_prompt("start", value, ByteTokenizer()) for value in (f"FILE:{tmp_path / 'x.txt'}", "-"))
+
+    return read
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_a_prompt_file_is_read_as_text(encoding, line_end, tmp_path, monkeypatch):
+def test_a_prompt_file_is_read_as_text(encoding, line_end, read_bytes):
     """For any encoding of an editor. \\n is a line break only on the command line."""
-    content = TEXT.replace("\n", line_end).encode(encoding)
-    (tmp_path / "x.txt").write_bytes(content)
-    assert read_prompt("start", f"FILE:{tmp_path / 'x.txt'}", ByteTokenizer()) == TEXT
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    assert read_prompt("start", "-", ByteTokenizer()) == TEXT
+    assert read_bytes(TEXT.replace("\n", line_end).encode(encoding)) == (TEXT, TEXT)
     assert read_prompt("start", TEXT, ByteTokenizer()) == "é\n日本 \n x"
 
 
@@ -37,22 +46,20 @@ def test_a_prompt_file_is_read_as_text(encoding, line_end, tmp_path, monkeypatch
         (b"a\nb ", "a\nb "),
     ],
 )
-def test_a_line_break_at_the_end_of_a_file_is_not_part_of_the_prompt(content, prompt, tmp_path, monkeypatch, capsys):
+def test_a_line_break_at_the_end_of_a_file_is_not_part_of_the_prompt(content, prompt, read_bytes, capsys):
     """Editors and echo add one, so that the model began another line without a word about it."""
-    (tmp_path / "x.txt").write_bytes(content)
-    for value in (f"FILE:{tmp_path / 'x.txt'}", "-"):
-        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-        assert read_prompt("start", value, ByteTokenizer()) == prompt
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == content.endswith(b"\n") and all(f"start={value}: the line break" in line for line in lines)
+    assert read_bytes(content) == (prompt, prompt)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 * content.endswith(b"\n")
+    for line, value in zip(lines, ("FILE:", "-:"), strict=False):
+        assert line.startswith(f"start={value}") and ": the line break" in line
 
 
 def test_line_breaks_that_were_typed_or_are_in_json_are_part_of_the_prompt(tmp_path, capsys):
-    assert read_prompt("start", "ROMEO:\\n", ByteTokenizer()) == read_prompt("start", "ROMEO:\n", ByteTokenizer())
+    for typed in ("ROMEO:\\n", "ROMEO:\n"):
+        assert read_prompt("start", typed, ByteTokenizer()) == "ROMEO:\n"
     (tmp_path / "x.jsonl").write_bytes(b'{"prompt": "ROMEO:\\n"}\r\n')
-    assert (
-        read_prompt_lines(tmp_path / "x.jsonl") == ["ROMEO:\n"] == [read_prompt("start", "ROMEO:\n", ByteTokenizer())]
-    )
+    assert read_prompt_lines(tmp_path / "x.jsonl") == ["ROMEO:\n"]
     assert capsys.readouterr().err == ""
 
 

@@ -1,7 +1,6 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from folio.decoding import torch_decoder
 from folio.decoding.cpu_decoder import CPUBatch
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs, generate
-from folio.decoding.torch_decoder import TorchBatch
 from folio.machine.runtime import resolve_runtime
 from model import GPT
 from tests.support import decoding
@@ -28,17 +26,6 @@ from tests.support.tolerances import logits_error, within
 CPU = resolve_runtime("cpu", "float32", False)
 DTYPES = ["float32", "bfloat16", "int8", "torch float32"]
 EOT = 3
-
-
-def settings_of(completion: Completion) -> dict[str, Any]:
-    """The arguments of assert_same_tokens after the prompt."""
-    return dict(
-        sampling=completion.sampling,
-        samples=[completion.sample],
-        eot=EOT,
-        seed=completion.seed,
-        stride=completion.context_stride,
-    )
 
 
 def all_logprobs(completion: Completion) -> list[TokenLogprobs]:
@@ -98,7 +85,9 @@ def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, docume
         alone = replace(completion, tokens=[], token_logprobs=[], prompt_token_logprobs=[], finish_reason=None)
         run_scheduler(Scheduler(decoder, rows=1, eot=EOT), alone)
         expected = alone.tokens[: len(completion.tokens)] if completion in cancelled else alone.tokens
-        assert_same_tokens(completion.tokens, expected, decoder, completion.prompt, **settings_of(completion))
+        settings = dict(sampling=completion.sampling, samples=[completion.sample], seed=completion.seed, eot=EOT)
+        settings |= dict(stride=completion.context_stride)
+        assert_same_tokens(completion.tokens, expected, decoder, completion.prompt, **settings)
         if completion in cancelled:
             assert completion.finish_reason == "cancelled"
         elif completion.tokens == expected:  # otherwise, rounding decided
@@ -160,14 +149,16 @@ def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     computed: list[int] = []
     run, hidden_states = CPUBatch.run, GPT.hidden_states
 
-    def counted(self, tokens, appends, count, **fields):
+    def counted_run(self, tokens, appends, count, **fields):
         computed.append(tokens if appends else count)
         run(self, tokens, appends=appends, count=count, **fields)
 
-    monkeypatch.setattr(CPUBatch, "run", counted)
-    monkeypatch.setattr(
-        GPT, "hidden_states", lambda self, idx, *rest: computed.append(idx.numel()) or hidden_states(self, idx, *rest)
-    )
+    def counted_states(self, idx, *rest):
+        computed.append(idx.numel())
+        return hidden_states(self, idx, *rest)
+
+    monkeypatch.setattr(CPUBatch, "run", counted_run)
+    monkeypatch.setattr(GPT, "hidden_states", counted_states)
     return computed
 
 
@@ -229,12 +220,12 @@ def test_penalties_and_bias_match_openais_formula(dtype, seed):
         ids.append(token)
 
 
-@pytest.mark.parametrize("kind", [CPUBatch, TorchBatch])
-def test_a_cancelled_completion_frees_its_row_at_once(kind, seed):
+@pytest.mark.parametrize("dtype", ["float32", "torch float32"])
+def test_a_cancelled_completion_frees_its_row_at_once(dtype, seed):
     """While it waits, during its prefill, and during decoding."""
-    decoder = decoder_in("float32" if kind is CPUBatch else "torch float32", random_model(seed, block_size=200))
+    decoder = decoder_in(dtype, random_model(seed, block_size=200))
     scheduler = Scheduler(decoder, rows=1)
-    first, second, third = (Completion([n] * 150, GREEDY, 20) for n in range(3))
+    first, second, third, last = (Completion([n] * 150, GREEDY, 20) for n in (0, 1, 2, 2))
     for completion in (first, second, third):
         scheduler.add(completion)
     scheduler.step()
@@ -247,9 +238,8 @@ def test_a_cancelled_completion_frees_its_row_at_once(kind, seed):
     scheduler.cancel(third)
     scheduler.cancel(third)
     assert scheduler.free_rows == [0] and not scheduler.step() and not scheduler.is_busy
-    last = Completion([2] * 150, GREEDY, 20)
     run_scheduler(scheduler, last)
-    assert_same_tokens(last.tokens, *generate_tokens(decoder, [[2] * 150]), decoder, [2] * 150)
+    assert_same_tokens(last.tokens, *generate_tokens(decoder, [last.prompt]), decoder, last.prompt)
 
 
 def test_nan_ends_only_the_affected_completion(seed):

@@ -69,7 +69,15 @@ SHARPNESS = 40.0  # the score of a matching key; others have 0
 
 
 def planted_model() -> GPT:
-    """A model with an induction circuit: a previous-token head in layer 0, an induction head in layer 1."""
+    """A model with hand-written weights that copies: after the second A of "A B ... A", it predicts B.
+
+    The residual stream has three parts of N channels with one-hot vectors: the token, its position, and (after layer 0)
+    the previous token. Head 0 of layer 0 is a previous-token head: its query is the position t, its key its own
+    position plus 1; they match for the key t - 1. It copies that token to the third part. Head 1 of layer 1 is an
+    induction head: its query is the token, its key the token before the key; they match for keys that follow an earlier
+    occurrence of the token. It adds the token at the key to the first part, so that the output matrix, which is the
+    embedding table, predicts it. All other heads have score 0 for every key: uniform weights, and an output of 0.
+    """
     model = GPT(GPTConfig(block_size=N, vocab_size=N, n_layer=2, n_head=3, n_embd=3 * N)).requires_grad_(False)
     transformer = model.transformer
     for p in model.parameters():
