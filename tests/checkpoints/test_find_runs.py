@@ -105,7 +105,9 @@ def test_latest_resumes_and_finetunes(two, tiny, data_dir, capsys):
     assert f"from the weights of {two}" in capsys.readouterr().out
 
 
-def test_a_new_run_cannot_be_named_latest(two, tmp_path):
+def test_latest_cannot_be_the_name_of_a_new_run_or_the_start_of_trials(two, tmp_path):
+    with pytest.raises(UserError, match="--init_from=latest: "):
+        run_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
     with pytest.raises(UserError, match="out_dir=latest: "):
         settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"])
     (tmp_path / "latest").mkdir()
@@ -119,11 +121,6 @@ def test_latest_is_an_error_under_torchrun(two, monkeypatch):
     for options in ["--init_from=resume", "--out_dir=latest"], ["--init_from=latest", "--dataset=verse"]:
         with pytest.raises(UserError, match=rf"=latest: .*torchrun.*--\w+={re.escape(str(two))}"):
             train_script.main(settings.load(TrainConfig, options))
-
-
-def test_trials_of_a_sweep_cannot_start_from_latest(two):
-    with pytest.raises(UserError, match="--init_from=latest: "):
-        run_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
 
 
 def test_the_tokenizer_of_the_latest_run_prepares_a_text(two, tmp_path, text, capsys):

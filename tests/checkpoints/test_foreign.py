@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import struct
 import warnings
 import zipfile
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from folio import UserError
+from folio.base.files import read_json
 from folio.checkpoints import foreign, foreign_tokenizers
 from folio.decoding.language_model import LanguageModel
 from folio.machine import memory
@@ -23,6 +25,7 @@ from tests.support.foreign import (
     PAIRS,
     VOCAB,
     assert_refused,
+    change_file,
     change_json,
     change_tensors,
     save_changed_checkpoint,
@@ -111,91 +114,80 @@ def test_an_untied_output_matrix_is_an_error(hf_model, folder):
     assert_refused(folder, r"lm_head\.weight .* differs from the token embeddings")
 
 
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        (dict(model_type=LONG), "config.json .*model_type='x+.*; .*only 'gpt2'"),
-        (dict(activation_function="relu"), "activation_function='relu'; .*only 'gelu_new' or 'gelu' or 'gelu_pytorch"),
-        (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06; .*only 1e-05"),
-        (dict(scale_attn_weights=False), "scale_attn_weights=False; .*only True"),
-        (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx=True; .*only False"),
-        (dict(tie_word_embeddings=False), "tie_word_embeddings=False; .*only True"),
-        (dict(auto_map={"AutoModelForCausalLM": "own.Model"}), "auto_map={.*; .*only None"),
-        (dict(vocab_size=300), r"transformer\.wte\.weight .*\(260, 16\) instead of \(300, 16\)"),
-        (dict(n_embd=None), r"integers above 0.*n_embd=None"),
-        (dict(n_layer=LONG), r"integers above 0.*n_layer='x+"),
-        (dict(n_layer=[[["text"] * 99] * 99] * 9), r"integers above 0.*n_layer=\["),
-        (dict(n_layer=1), r"a tensor 'transformer\.h\.1\..*model\.py"),
-        (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
-        (dict(n_layer=10**400), r"has no transformer\.h\.2\."),
-    ],
-)
-def test_an_unsupported_config_is_an_error(changes, reason, folder):
-    """A different epsilon, scale or width was loaded silently and computed other results, or ended in a traceback."""
-    change_json(folder, "config.json", **changes)
-    assert_refused(folder, reason)
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
-    "changes, reason",
+    "file, changes, reason",
     [
-        ({"transformer.h.1.attn.c_attn.bias": None}, r"has no transformer\.h\.1\.attn\.c_attn\.bias"),
-        ({"score.weight": torch.ones(2, 16)}, r"a tensor 'transformer\.score\.weight'.*model\.py"),
-        ({LONG: torch.ones(2)}, r"a tensor 'transformer\.x+.*model\.py"),
-        ({"ln_f.bias": torch.ones(16)}, r"'transformer\.ln_f\.bias' twice"),
-        ({"transformer.ln_f.bias": torch.ones(16).byte()}, r"ln_f\.bias .*torch\.uint8.*not floating-point"),
-        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"\(32, 16\) instead of \(64, 16\)"),
+        (CONFIG, dict(model_type=LONG), "config.json .*model_type='x+.*; .*only 'gpt2'"),
+        (CONFIG, dict(activation_function="relu"), "activation_function='relu'; .*only 'gelu_new' or 'gelu' or "),
+        (CONFIG, dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06; .*only 1e-05"),
+        (CONFIG, dict(scale_attn_weights=False), "scale_attn_weights=False; .*only True"),
+        (CONFIG, dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx=True; .*only False"),
+        (CONFIG, dict(tie_word_embeddings=False), "tie_word_embeddings=False; .*only True"),
+        (CONFIG, dict(auto_map={"AutoModelForCausalLM": "own.Model"}), "auto_map={.*; .*only None"),
+        (CONFIG, dict(vocab_size=300), r"transformer\.wte\.weight .*\(260, 16\) instead of \(300, 16\)"),
+        (CONFIG, dict(n_embd=None), r"integers above 0.*n_embd=None"),
+        (CONFIG, dict(n_layer=LONG), r"integers above 0.*n_layer='x+"),
+        (CONFIG, dict(n_layer=[[["text"] * 99] * 99] * 9), r"integers above 0.*n_layer=\["),
+        (CONFIG, dict(n_layer=1), r"a tensor 'transformer\.h\.1\..*model\.py"),
+        (CONFIG, dict(n_layer=10**9), r"has no transformer\.h\.2\."),
+        (CONFIG, dict(n_layer=10**400), r"has no transformer\.h\.2\."),
+        (WEIGHTS, {"transformer.h.1.attn.c_attn.bias": None}, r"has no transformer\.h\.1\.attn\.c_attn\.bias"),
+        (WEIGHTS, {"score.weight": torch.ones(2, 16)}, r"a tensor 'transformer\.score\.weight'.*model\.py"),
+        (WEIGHTS, {LONG: torch.ones(2)}, r"a tensor 'transformer\.x+.*model\.py"),
+        (WEIGHTS, {"ln_f.bias": torch.ones(16)}, r"'transformer\.ln_f\.bias' twice"),
+        (WEIGHTS, {"transformer.ln_f.bias": torch.ones(16).byte()}, r"ln_f\.bias .*torch\.uint8.*not floating-point"),
+        (WEIGHTS, {"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"\(32, 16\) instead of \(64, 16\)"),
     ],
 )
-def test_tensors_that_gpt2_does_not_have_are_errors(changes, reason, folder):
-    """They were ignored, or caused an error of several lines when the model was built."""
-    change_tensors(folder, changes)
+def test_an_unsupported_folder_is_an_error(file, changes, reason, folder):
+    """A different epsilon, scale, width or tensor was ignored, or ended in a traceback or an error of several lines."""
+    change_file(folder, file, changes)
     assert_refused(folder, reason)
 
 
-def save_sharded(hf_model: Any, folder: Path, kind: str) -> Path:
-    """Replace the weights in the folder by shards; returns the index."""
-    (folder / "model.safetensors").unlink()
+def save_sharded(hf_model: Any, folder: Path) -> tuple[Path, dict[str, str]]:
+    """Replace the weights in the folder by shards. Returns the index, and the shard of each tensor."""
+    (folder / WEIGHTS).unlink()
     hf_model.save_pretrained(folder, max_shard_size="9KB")
     index = folder / "model.safetensors.index.json"
-    if kind == "bin":  # as older versions of transformers save it
-        weight_map = json.loads(index.read_text())["weight_map"]
-        for name in set(weight_map.values()):
-            torch.save(load_file(folder / name), folder / name.replace("safetensors", "bin"))
-            (folder / name).unlink()
-        index.unlink()
-        index = folder / "pytorch_model.bin.index.json"
-        weight_map = {tensor: name.replace("safetensors", "bin") for tensor, name in weight_map.items()}
-        index.write_text(json.dumps({"weight_map": weight_map}))
-    return index
+    return index, read_json(index)["weight_map"]
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_sharded_weights_are_read(kind, hf_model, folder):
     """For a folder with model.safetensors.index.json, the error was that it has no weights."""
-    index = save_sharded(hf_model, folder, kind)
-    assert len(set(json.loads(index.read_text())["weight_map"].values())) > 2
+    index, weight_map = save_sharded(hf_model, folder)
+    assert len(set(weight_map.values())) > 2
+    if kind == "bin":  # as older versions of transformers save it
+        for name in set(weight_map.values()):
+            torch.save(load_file(folder / name), folder / name.replace("safetensors", "bin"))
+            (folder / name).unlink()
+        index.unlink()
+        weight_map = {tensor: name.replace("safetensors", "bin") for tensor, name in weight_map.items()}
+        change_json(folder, "pytorch_model.bin.index.json", weight_map=weight_map)
     assert_same(hf_model, folder)
 
 
 def test_shards_that_do_not_match_their_index_are_errors(hf_model, folder, tmp_path):
-    index = save_sharded(hf_model, folder, "safetensors")
-    original = json.loads(index.read_text())["weight_map"]
+    index, original = save_sharded(hf_model, folder)
     name, shard = next(iter(original.items()))
     save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
+    shutil.copy(folder / shard, folder / "again.safetensors")
     for weight_map, reason in (
         ({**original, name: "../outside.safetensors"}, r"outside its folder: '\.\./outside"),
         ({**original, name: str(tmp_path / "outside.safetensors")}, "outside its folder"),
         ({**original, name: "missing.safetensors"}, "missing.safetensors"),
         ({n: file for n, file in original.items() if file != shard}, r"has no transformer\."),
+        ({**original, "again": "again.safetensors"}, r"'transformer.*', which another shard also has"),
         ([], "is not a folder of Hugging Face's GPT-2"),
         ({name: 5}, "is not a folder of Hugging Face's GPT-2"),
     ):
-        index.write_text(json.dumps({"weight_map": weight_map}))
+        change_json(folder, index.name, weight_map=weight_map)
         assert_refused(folder, reason)
-    index.write_text(json.dumps({"weight_map": {**original, "again": "again.safetensors"}}))
-    (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
-    assert_refused(folder, r"'transformer.*', which another shard also has")
+    change_json(folder, index.name, weight_map=original)
     (folder / shard).write_bytes(b"half")
     assert_refused(folder, "is not a folder of Hugging Face's GPT-2")
 

@@ -99,10 +99,8 @@ def test_snapshots_change_nothing_else_and_are_not_pruned(tiny, tmp_path):
     train(without)
     train(with_snapshots)
     assert_same_run(without.out_dir, with_snapshots.out_dir)
-    assert (
-        list(read_snapshots(with_snapshots.out_dir)) == list(range(13))
-        and not Path(without.out_dir, "snapshots").exists()
-    )
+    assert list(read_snapshots(with_snapshots.out_dir)) == list(range(13))
+    assert not Path(without.out_dir, "snapshots").exists()
 
 
 def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path, monkeypatch):

@@ -39,6 +39,16 @@ def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> Non
     save_file({n: t for n, t in tensors.items() if t is not None}, folder / "model.safetensors")
 
 
+def change_file(folder: Path, name: str, changes: dict | str) -> None:
+    """Change tensors or fields of a file in the folder, or replace its text."""
+    if isinstance(changes, str):
+        (folder / name).write_text(changes, encoding="utf-8")
+    elif name == "model.safetensors":
+        change_tensors(folder, changes)
+    else:
+        change_json(folder, name, **changes)
+
+
 def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
     """Write ckpt.pt and its data set like nanoGPT's train.py and prepare.py. Returns the model."""
     shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
