@@ -1,6 +1,7 @@
 """Untrusted files: with any content, reading them succeeds or raises UserError, and runs no code."""
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -185,8 +186,9 @@ def foreign_file(to: str, name: str) -> Case:
             zipped = name == "pytorch_model.bin"
             torch.save(load_file(weights), path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
             weights.unlink()
-        if name.endswith("index.json"):
-            write_json(path / name, {"weight_map": dict.fromkeys(load_file(weights), "part.safetensors")})
+        if name in ("model.safetensors.index.json", "part.safetensors"):
+            weight_map = dict.fromkeys(load_file(weights), "part.safetensors")
+            write_json(path / "model.safetensors.index.json", {"weight_map": weight_map})
             weights.rename(path / "part.safetensors")
         init_from = path / "ckpt.pt" if to == "nanogpt" else path
         return path / name.removesuffix(" (old)"), lambda: use(foreign.load(str(init_from)))
@@ -195,7 +197,7 @@ def foreign_file(to: str, name: str) -> Case:
 
 
 HUGGING_FACE = "config.json merges.txt vocab.json tokenizer.json tokenizer_config.json model.safetensors".split()
-HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin (old)"]
+HUGGING_FACE += ["model.safetensors.index.json", "part.safetensors", "pytorch_model.bin", "pytorch_model.bin (old)"]
 
 
 def config_text(run: Path, data: Path, folder: Path) -> Prepared:
@@ -278,6 +280,20 @@ def test_a_git_lfs_pointer_is_named(case, run, data_dir, tmp_path):
     path, read = {**CASES, **MORE_FILES}[case](run, data_dir / "verse", tmp_path)
     path.write_bytes(LFS_POINTER)
     with pytest.raises(UserError, match=r"^\S+ is a Git LFS pointer, .*: run git lfs pull, or download the file$"):
+        read()
+
+
+@pytest.mark.needs("gguf", "transformers")
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_device_instead_of_a_foreign_file_is_an_error(case, run, data_dir, tmp_path):
+    """Reading a vocab.json that links to /dev/zero never ended, and opening weights that are a FIFO blocked.
+
+    For config.json and files given by name, the error was a missing checkpoint.
+    """
+    path, read = FOREIGN[case](run, data_dir / "verse", tmp_path)
+    path.unlink()
+    path.symlink_to(os.devnull)
+    with pytest.raises(UserError, match=rf"{path.name} is not a regular file"):
         read()
 
 

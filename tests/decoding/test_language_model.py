@@ -67,9 +67,6 @@ def test_settings_are_those_of_sample_py_and_given_by_name(gpt):
     assert gpt.generate("a", max_new_tokens=2e1, temperature=1) == gpt.generate("a", max_new_tokens=20)
     with pytest.raises(TypeError):
         gpt.generate("abc", 30)
-
-
-def test_repr(gpt):
     assert repr(gpt).startswith("LanguageModel(") and "11 tokens (char), context 16, float32 on cpu" in repr(gpt)
 
 

@@ -48,7 +48,7 @@ def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Compl
         yield Completion(
             prompt,
             sampling,
-            rng.choice([1, 2, 30, 60]),
+            rng.choice([0, 1, 2, 30, 60]),
             rng.randrange(3),
             rng.randrange(3),
             rng.choice([None, None, 1, 5]),
@@ -185,15 +185,6 @@ def test_log_probabilities_match_the_model(dtype, seed):
         assert [value for _, value in top] == pytest.approx(sorted(expected)[:-5:-1], abs=tolerance)
         assert [expected[id] for id, _ in top] == pytest.approx(sorted(expected)[:-5:-1], abs=tolerance)
         assert all(value == logprob for id, value in top if id == token)
-
-
-def test_log_probabilities_of_a_prompt_without_new_tokens(seed):
-    completion = Completion([1, 2, 3], GREEDY, 0, prompt_logprobs=True)
-    scheduler = Scheduler(decoder_in("float32", random_model(seed)), rows=1)
-    scheduler.add(completion)
-    assert scheduler.step() == {0: completion} and not scheduler.is_busy
-    assert completion.finish_reason == "length" and not completion.tokens and len(scheduler.free_rows) == 1
-    assert [entry is None for entry in completion.prompt_token_logprobs] == [True, False, False]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
