@@ -11,7 +11,7 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.identify import NoCheckpointError
 from folio.checkpoints.run_folder import CheckpointError
 from folio.data.tokenizer import CharTokenizer
-from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
+from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save, save_state
 from tests.support.disk import assert_durable, flip_bit, record_disk, run_killed_at
 from tests.support.runs import blank_part, blank_state, same_tensors
 
@@ -75,10 +75,10 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(tmp_path, saved_ste
     for step in (10, 20):
         save(tmp_path / "before", step, best=False, keep_last=2)
     parts = [blank_part(0), blank_part(10, after=after)]
-    state = blank_state(saved_step, best_step=0, best_val_loss=None, parts=parts)
 
     def save_again(out_dir: Path) -> Path:
-        return checkpoint.save(out_dir, saved_step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last=2)
+        state = blank_state(saved_step, best_step=0, best_val_loss=None, parts=parts)
+        return save_state(out_dir, state, keep_last=2)
 
     event, outcomes = 0, []
     while True:

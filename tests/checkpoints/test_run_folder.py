@@ -12,8 +12,7 @@ from folio.checkpoints import checkpoint, find_runs, run_folder
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.snapshots import find_snapshots
 from folio.data import tokenizer
-from folio.data.tokenizer import CharTokenizer
-from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
+from tests.support.checkpoints import save, save_state
 from tests.support.runs import blank_part, blank_state, edit_state, write_state
 
 
@@ -22,8 +21,7 @@ def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
 
     def save_loss(step: int, loss: float, best_step: int, parts: list) -> None:
         state = blank_state(step, best_val_loss=loss, best_step=best_step, parts=parts)
-        del state["format_version"]
-        checkpoint.save(tmp_path, step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last=2)
+        save_state(tmp_path, state, keep_last=2)
 
     for step, loss in ((3, 2.0), (4, 1.9), (5, 1.5)):
         save_loss(step, loss, step, [blank_part(0)])
@@ -59,7 +57,7 @@ def test_replace_removes_the_previous_run_and_no_other_file(tmp_path, best):
     (tmp_path / "notes.txt").write_text("mine")
     evaluation = {} if best else dict(best_step=0, best_val_loss=None)
     state = blank_state(5, run_id="another", **evaluation)
-    path = checkpoint.save(tmp_path, 5, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, 5, replace=True)
+    path = save_state(tmp_path, state, keep_last=5, replace=True)
     assert [folder.name for folder in tmp_path.glob("step-*")] == ["step-000005"] and (tmp_path / "notes.txt").exists()
     assert checkpoint.load(tmp_path, "best").path == path and (tmp_path / "best.json").exists() == best
 
@@ -91,8 +89,7 @@ def test_a_kill_while_a_run_is_overwritten_does_not_bring_back_the_old_run(tmp_p
     for step in (5, 9):
         save(tmp_path, step, keep_last=2)
     shutil.copytree(tmp_path, tmp_path / "before")
-    state = blank_state(2, run_id="another", best_val_loss=5.0)
-    checkpoint.save(tmp_path, 2, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, replace=True)
+    save_state(tmp_path, blank_state(2, run_id="another", best_val_loss=5.0), replace=True)
     for path in run_folder.directories(tmp_path / "before"):
         path.rename(tmp_path / path.name)
     for which in ("last", "best"):
