@@ -108,56 +108,34 @@ def test_a_model_that_computes_nan_is_an_error(model, runtime):
 # --- the choice of a decoder ------------------------------------------------------------------------------------------
 
 
-def other_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer_norm = torch.nn.LayerNorm
-    monkeypatch.setattr(model_file, "LayerNorm", lambda size, bias: layer_norm(size, eps=1e-6, bias=bias))
+def with_reversed_layers(self, *arguments):
+    self.transformer.h, h = self.transformer.h[::-1], self.transformer.h
+    try:
+        return HIDDEN_STATES(self, *arguments)
+    finally:
+        self.transformer.h = h
 
 
-def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = GPT.hidden_states
-
-    def hidden_states(self, *arguments):
-        self.transformer.h, h = self.transformer.h[::-1], self.transformer.h
-        try:
-            return original(self, *arguments)
-        finally:
-            self.transformer.h = h
-
-    monkeypatch.setattr(GPT, "hidden_states", hidden_states)
+def with_swapped_norms(self, x, attention_fn):
+    x = x + self.attn(self.ln_2(x), attention_fn)
+    return x + self.mlp(self.ln_1(x))
 
 
-def swapped_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self, x, attention_fn):
-        x = x + self.attn(self.ln_2(x), attention_fn)
-        return x + self.mlp(self.ln_1(x))
-
-    monkeypatch.setattr(model_file.Block, "forward", forward)
-
-
-def other_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ACTIVATIONS, "gelu_new", ACTIVATIONS["gelu"])
-
-
-def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = model_file.AttentionKernel.__call__
-    monkeypatch.setattr(
-        model_file.AttentionKernel, "__call__", lambda self, layer, q, *rest: call(self, layer, q * 1.001, *rest)
-    )
+HIDDEN_STATES, ATTEND = GPT.hidden_states, model_file.AttentionKernel.__call__
+CHANGES = {  # owner, name, and other value
+    "epsilon": (model_file, "LayerNorm", lambda size, bias: torch.nn.LayerNorm(size, eps=1e-6, bias=bias)),
+    "order of layers": (GPT, "hidden_states", with_reversed_layers),
+    "norms": (model_file.Block, "forward", with_swapped_norms),
+    "activation": (model_file, "ACTIVATIONS", {**ACTIVATIONS, "gelu_new": ACTIVATIONS["gelu"]}),
+    "scale": (model_file.AttentionKernel, "__call__", lambda self, layer, q, *a: ATTEND(self, layer, q * 1.001, *a)),
+    "error": (model_file.MLP, "forward", lambda self, x: 1 / 0),
+}
 
 
-def failing_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self, x):
-        raise AssertionError
-
-    monkeypatch.setattr(model_file.MLP, "forward", forward)
-
-
-@pytest.mark.parametrize(
-    "change", [other_epsilon, other_order_of_layers, swapped_norms, other_activation, other_scale, failing_module]
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_models_are_decoded_by_torch(change, monkeypatch, capsys):
     """All layers and vectors had equal weights in the check, so that a changed order or epsilon was not noticed."""
-    change(monkeypatch)
+    monkeypatch.setattr(*CHANGES[change])
     assert not computes_model(random_model(1))
     print_once.cache_clear()
     assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)

@@ -62,13 +62,11 @@ def decode_requests(decoder: Decoder) -> list[Completion]:
     endless, ending = Sampling(logit_bias=((EOT, -100.0),)), Sampling(logit_bias=((EOT, 5.0),), top_p=0.95)
     completions = [
         Completion([1], SAMPLINGS["bias"], 22),
-        Completion([3, 4, 5], endless, 16, context_stride=3),  # prefills again, also if a context could slide
-        Completion([6, 7], ending, 40),
-        Completion([9, 10, 11], SAMPLINGS["filters"], 3),  # the next two take the row of one that has ended
-        Completion([1, 2, 12], GREEDY, 12),
+        Completion([3, 4, 5], endless, 16, sample=1, context_stride=3),  # prefills again, even if it could slide
+        Completion([6, 7], ending, 40, sample=2),
+        Completion([9, 10, 11], SAMPLINGS["filters"], 3, sample=3),  # the next two take the row of one that has ended
+        Completion([1, 2, 12], GREEDY, 12, sample=4),
     ]
-    for number, completion in enumerate(completions):
-        completion.sample = number
     run_scheduler(Scheduler(decoder, 3, eot=EOT), *completions)
     return completions
 
@@ -160,19 +158,15 @@ def test_tokens_are_sampled_on_the_cpu_for_devices_without_cumulative_sums(
     assert ("cumsum" in gpu.operators["cpu"]) == (sampling != GREEDY)
 
 
-def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch):
+def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch, set_threads):
     """Its threads waited for each other: with another busy process, 999 tokens per second became 10."""
     used, forward = [], GPT.forward
     monkeypatch.setattr(
         GPT, "forward", lambda *args, **kw: used.append(torch.get_num_threads()) or forward(*args, **kw)
     )
     monkeypatch.setattr(torch_decoder, "default_threads", lambda: 4)
-    before = torch.get_num_threads()
-    try:
-        for single_thread_bytes, expected in ((2**26, 1), (1, 3)):
-            runtime = resolve_runtime("cpu", "float32", False)
-            decoder = torch_decoder.TorchDecoder(random_model(1), runtime, single_thread_bytes)
-            list(generate(decoder, [[1]], max_new_tokens=3))
-            assert used[-1] == expected and torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
+    runtime = resolve_runtime("cpu", "float32", False)
+    for single_thread_bytes, expected in ((2**26, 1), (1, 3)):
+        decoder = torch_decoder.TorchDecoder(random_model(1), runtime, single_thread_bytes)
+        list(generate(decoder, [[1]], max_new_tokens=3))
+        assert used[-1] == expected and torch.get_num_threads() == 4
