@@ -73,6 +73,7 @@ def test_settings_are_those_of_sample_py_and_given_by_name(gpt):
 @pytest.mark.parametrize(
     "settings, message",
     [
+        ({"temperature": 1e9}, r"temperature=1000000000.0: .* 1e-6 to 1e6, or 0 .*"),
         ({"temprature": 1}, r"temprature is not a setting; .*num_samples, max_new_tokens, .*"),
         ({"top_k": 2.5}, r"top_k=2.5: .* integer or None"),
         ({"num_samples": "3"}, r"num_samples='3': .* integer"),
