@@ -12,6 +12,7 @@ from folio.decoding import decode_step
 from folio.decoding.cpu_decoder import CPUBatch, CPUDecoder
 from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
 from tests.support.decoding import random_model
+from tests.support.tolerances import rounding_error
 
 # --- scalar functions -------------------------------------------------------------------------------------------------
 
@@ -103,11 +104,14 @@ def test_the_compiled_sampler_matches_sampling_py(case, seed):
         probabilities = next_token_probabilities(logits, sampling, occurred)
         uniform = numbers[:, position : position + 1]
         expected = sample_token(probabilities, uniform)[:, 0].tolist()
+        # Both samplers round the penalized logit, its quotient by the temperature, exp, and the probability.
+        largest = 1.3 * logits[logits.isfinite()].abs().max().item() / (sampling.temperature or 1)
+        error = 2 * rounding_error(2) * largest + 2 * rounding_error(8)
         for row in range(rows):
             if tokens[row] != expected[row]:  # sums are rounded differently if the number is close to a boundary
                 sums = probabilities[row].double().cumsum(-1)
                 between = sums[min(tokens[row], expected[row]) : max(tokens[row], expected[row])]
-                assert (between - uniform[row] * sums[-1]).abs().max() < 1e-5
+                assert (between - uniform[row] * sums[-1]).abs().max() < error
             occurred[row, tokens[row]] = True
 
 
