@@ -18,17 +18,16 @@ transformers = pytest.importorskip("transformers")
 
 import model as model_py
 from folio import UserError
-from folio.base import settings
 from folio.checkpoints import foreign, onnx_export
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer, Tokenizer
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
 from folio.evaluation.export_checks import relative_difference
 from model import GPT, POSITIONS
-from tests.support.decoding import assert_same_tokens, random_model
+from tests.support.decoding import assert_same_tokens
+from tests.support.exports import checkpoint_of, run_export
 from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
 from tests.support.tolerances import logits_error, within
-from tools import export
 
 
 class NoMean(torch.nn.RMSNorm):
@@ -49,20 +48,11 @@ CASES = {  # position method -> tokenizer, and whether the model has biases
 SLOW = {"sinusoidal", "none"}  # like "learned", but without a table; each layer of an export takes a second or two
 
 
-def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
-    """A model with random weights, and a vocabulary padded beyond the tokenizer's."""
-    shape = dict(block_size=64, vocab_size=tokenizer.vocab_size + 5, n_layer=2, n_head=2, n_embd=16, bias=True)
-    shape |= settings
-    tensors = {name: p.detach() for name, p in random_model(3, **shape).named_parameters()}
-    return Checkpoint(Path("random"), tensors, tokenizer, {"model": shape})
-
-
-def run_export(loaded: Checkpoint, output: Path, *arguments: str) -> None:
+def export_to(output: Path, loaded: Checkpoint, *arguments: str) -> None:
     """Run the export command in this process."""
-    cfg = settings.load(export.ExportConfig, ["random", str(output), "--to=onnx", *arguments])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(foreign, "load", lambda *_: loaded)
-        export.main(cfg)
+        run_export("random", output, "--to=onnx", *arguments)
 
 
 class Exported(NamedTuple):
@@ -85,8 +75,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     two layers, and one is computed by a modified model.py.
     """
     make_tokenizer, bias = CASES[request.param]
-    shape = dict(bias=bias, activation="gelu_new" if bias else "gelu", n_layer=2 if request.param == "learned" else 1)
-    loaded = checkpoint_of(make_tokenizer(), position=request.param, **shape)
+    activation, n_layer = "gelu_new" if bias else "gelu", 2 if request.param == "learned" else 1
+    loaded = checkpoint_of(make_tokenizer(), bias, 5, activation, position=request.param, n_layer=n_layer)
     folder = tmp_path_factory.mktemp(request.param) / "exported"
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "alibi":
@@ -96,7 +86,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             original = loaded.build().logits(ids).detach()
             patch.setattr(model_py, "LayerNorm", NoMean)
             assert relative_difference(loaded.build().logits(ids).detach(), original) > 0.01
-        run_export(loaded, folder)
+        export_to(folder, loaded)
         yield Exported(loaded, folder)
 
 
@@ -211,7 +201,7 @@ def test_a_model_that_cannot_be_traced_is_a_one_line_error(tmp_path, monkeypatch
     embed = GPT.embed
     monkeypatch.setattr(GPT, "embed", lambda self, *args: embed(self, *args) * (2 if args[0].sum() > 0 else 1))
     with pytest.raises(UserError, match=r"^--to=onnx: .*model\.py \(Could not guard .*\)$"):
-        run_export(checkpoint_of(ByteTokenizer(), n_layer=1), tmp_path / "exported")
+        export_to(tmp_path / "exported", checkpoint_of(ByteTokenizer(), True, n_layer=1))
     assert not (tmp_path / "exported").exists()
     assert capfd.readouterr() == ("", "")
 
@@ -220,9 +210,9 @@ def test_a_model_that_cannot_be_traced_is_a_one_line_error(tmp_path, monkeypatch
 def test_an_export_with_different_logits_is_removed(exported, tmp_path, monkeypatch):
     other = {name: 1.1 * tensor for name, tensor in exported.loaded.model.items()}
     monkeypatch.setattr(onnx_export, "write_onnx", lambda _, folder: shutil.copytree(exported.folder, folder))
-    run_export(exported.loaded, tmp_path / "exported")
+    export_to(tmp_path / "exported", exported.loaded)
     with pytest.raises(UserError, match="logits differ by"):
-        run_export(replace(exported.loaded, model=other), tmp_path / "other")
+        export_to(tmp_path / "other", replace(exported.loaded, model=other))
     assert (tmp_path / "exported").exists() and not (tmp_path / "other").exists()
 
 
@@ -231,14 +221,14 @@ def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     missing = f"^--to=onnx: .*{name} .*pip install -r .*requirements-export.txt$"
     with pytest.raises(UserError, match=missing):
-        run_export(checkpoint_of(ByteTokenizer()), tmp_path / "exported")
+        export_to(tmp_path / "exported", checkpoint_of(ByteTokenizer(), True))
     assert not (tmp_path / "exported").exists()
 
 
 def test_a_music_tokenizer_is_an_error(tmp_path):
-    loaded = checkpoint_of(MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {}))
+    loaded = checkpoint_of(MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {}), True)
     with pytest.raises(UserError, match=r"^random: --to=onnx .*'midi', .*; use --to=html$"):
-        run_export(loaded, tmp_path / "exported")
+        export_to(tmp_path / "exported", loaded)
 
 
 def test_bad_paths_and_settings_are_one_line_errors(tmp_path):
@@ -247,4 +237,4 @@ def test_bad_paths_and_settings_are_one_line_errors(tmp_path):
         ("exported", ("--dtype=float16",), r"dtype=float16.*--to=html"),
     ):
         with pytest.raises(UserError, match=message):
-            run_export(checkpoint_of(ByteTokenizer()), tmp_path / name, *arguments)
+            export_to(tmp_path / name, checkpoint_of(ByteTokenizer(), True), *arguments)
