@@ -98,7 +98,7 @@ def assert_same_tokens(
     change += sampling.temperature * rounding_error(V)
     signs = 2 * torch.randint(2, (1000, V), generator=torch.Generator().manual_seed(1)) - 1
     changed = logits + change * signs
-    changed[:, vocab_size:] = -torch.inf
+    changed[:, vocab_size or V :] = -torch.inf
     probabilities = next_token_probabilities(changed, sampling, occurred, counts.float())
     possible = sample_token(probabilities, uniforms(seed, samples, equal, 1).expand(1000, 1)).unique().tolist()
     for tokens in (actual, expected):
