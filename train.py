@@ -31,6 +31,7 @@ from folio import UserError
 from folio.base import settings
 from folio.base.number_format import counted
 from folio.base.randomness import derive_seed
+from folio.base.roles import Batch, Budget, Command, Data, Fixed, Initial, Machine, Output, Place, Rounding, Seed
 from folio.base.settings import (
     NonEmptyStr,
     NonNegativeFloat,
@@ -82,35 +83,35 @@ from model import ACTIVATIONS, GPT, POSITIONS
 @dataclass(frozen=True)
 class TrainConfig(Settings):
     # --- files ---
-    out_dir: NonEmptyStr = "out"  # folder of the checkpoints and metrics.jsonl
-    overwrite: bool = False  # True: a new run may replace the checkpoints in out_dir
-    init_from: NonEmptyStr = "scratch"  # scratch, resume, or weights to finetune: a run, latest, gpt2, ckpt.pt
-    print_config: bool = False  # True: print all settings and exit
+    out_dir: Command[NonEmptyStr] = "out"  # folder of the checkpoints and metrics.jsonl
+    overwrite: Command[bool] = False  # True: a new run may replace the checkpoints in out_dir
+    init_from: Initial[NonEmptyStr] = "scratch"  # scratch, resume, or weights to finetune: a run, latest, gpt2, ckpt.pt
+    print_config: Command[bool] = False  # True: print all settings and exit
     # --- data ---
-    dataset: NonEmptyStr = "shakespeare_char"  # folder in data_dir, or a path; "a:0.7,b:0.3" mixes several by weight
-    data_dir: str | None = None  # folder of the data sets; None: data/ next to train.py
-    block_size: PositiveInt = 1024  # T, context length in tokens
-    batch_size: PositiveInt = 12  # B, sequences per forward pass (the micro-batch)
-    gradient_accumulation_steps: PositiveInt | None = None  # micro-batches per step; None: 1
-    total_batch_tokens: PositiveInt | None = None  # approximate tokens per step; sets the accumulation; None: off
-    sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch; random: with replacement (nanoGPT)
-    mask_documents: bool = False  # True: attention does not cross an end-of-text token; positions restart after it
+    dataset: Data[NonEmptyStr] = "shakespeare_char"  # in data_dir, or a path; "a:0.7,b:0.3" mixes several by weight
+    data_dir: Place[str | None] = None  # folder of the data sets; None: data/ next to train.py
+    block_size: Fixed[PositiveInt] = 1024  # T, context length in tokens
+    batch_size: Batch[PositiveInt] = 12  # B, sequences per forward pass (the micro-batch)
+    gradient_accumulation_steps: Batch[PositiveInt | None] = None  # micro-batches per step; None: 1
+    total_batch_tokens: Batch[PositiveInt | None] = None  # approximate tokens per step, by the accumulation; None: off
+    sampling: Fixed[Literal["epoch", "random"]] = "epoch"  # each window once per epoch; random: as in nanoGPT
+    mask_documents: Fixed[bool] = False  # True: attention and positions restart after an end-of-text token
     # --- model ---
     size: Literal["auto"] | None = None  # auto: the best model and recipe for the text and --minutes; None: as below
-    n_layer: PositiveInt = 12  # L, blocks
-    n_head: PositiveInt = 12  # H, attention heads; divides n_embd
-    n_embd: PositiveInt = 768  # C, channels
-    bias: bool = False  # biases in linear layers and norms, as in GPT-2
-    position: Literal[tuple(POSITIONS)] = "learned"  # or sinusoidal, rotary, relative, alibi, none
-    activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation of GELU; gelu: exact, as in nanoGPT
+    n_layer: Fixed[PositiveInt] = 12  # L, blocks
+    n_head: Fixed[PositiveInt] = 12  # H, attention heads; divides n_embd
+    n_embd: Fixed[PositiveInt] = 768  # C, channels
+    bias: Fixed[bool] = False  # biases in linear layers and norms, as in GPT-2
+    position: Fixed[Literal[tuple(POSITIONS)]] = "learned"  # or sinusoidal, rotary, relative, alibi, none
+    activation: Fixed[Literal[tuple(ACTIVATIONS)]] = "gelu_new"  # GPT-2's approximation; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout
     attn_pdrop: Probability | None = None  # dropout on attention weights; None: same as dropout
     resid_pdrop: Probability | None = None  # dropout on the outputs of attention and MLP; None: same as dropout
     # --- optimizer ---
     max_iters: PositiveInt = 600_000  # total number of optimizer steps
-    minutes: PositiveFloat | None = None  # time budget of the run; sets max_iters to the steps that fit; None: off
-    optimizer: Literal[OPTIMIZERS] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
+    minutes: Budget[PositiveFloat | None] = None  # time budget; sets max_iters to the steps that fit; None: off
+    optimizer: Fixed[Literal[OPTIMIZERS]] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
     learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak learning rate
     muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak learning rate; same schedule
     lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd: down to min_lr after the warmup; or constant
@@ -127,32 +128,32 @@ class TrainConfig(Settings):
     skip_spikes: PositiveFloat | None = None  # skip steps with loss or norm this many std above the mean; None: off
     on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: resume from a checkpoint at half the rate
     # --- evaluation, checkpoints, logs ---
-    eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
+    eval_interval: Output[PositiveInt | None] = None  # steps between evaluations; None: 2,000, or a tenth of the run
     eval_iters: PositiveInt | None = None  # batches to evaluate, always the same text; None: the whole set
-    eval_only: bool = False  # True: evaluate once and exit
-    save_interval_minutes: PositiveFloat | None = 30.0  # minutes between additional saves; None: off
-    async_save: bool = True  # write checkpoints in the background, from a copy in memory; False: wait for the disk
-    keep_last: PositiveInt = 2  # number of newest checkpoints to keep, besides the best
-    always_save_checkpoint: bool = True  # False: an evaluation saves only if the loss is the best so far
-    snapshots: NonNegativeInt = 0  # number of weights-only snapshots, more frequent early in the run; 0: none
-    sample_tokens: NonNegativeInt = 200  # length of the sample at each evaluation, in samples.jsonl; 0: no samples
+    eval_only: Command[bool] = False  # True: evaluate once and exit
+    save_interval_minutes: Output[PositiveFloat | None] = 30.0  # minutes between additional saves; None: off
+    async_save: Output[bool] = True  # write checkpoints in the background, from a copy in memory; False: wait
+    keep_last: Output[PositiveInt] = 2  # number of newest checkpoints to keep, besides the best
+    always_save_checkpoint: Output[bool] = True  # False: an evaluation saves only if the loss is the best so far
+    snapshots: Output[NonNegativeInt] = 0  # number of weights-only snapshots, more frequent early in the run; 0: none
+    sample_tokens: Output[NonNegativeInt] = 200  # length of the sample at each evaluation (samples.jsonl); 0: off
     patience: PositiveInt | None = None  # stop after this many evaluations without improvement; None: never
-    log_interval: PositiveInt = 10  # steps between lines of metrics.jsonl
-    tensorboard_log: bool = False  # also log to out_dir/tensorboard, for TensorBoard
-    wandb_log: bool = False  # also log to wandb (WANDB_MODE=offline works)
-    wandb_project: str = "folio"
-    wandb_run_name: str | None = None  # None: chosen by wandb
+    log_interval: Output[PositiveInt] = 10  # steps between lines of metrics.jsonl
+    tensorboard_log: Output[bool] = False  # also log to out_dir/tensorboard, for TensorBoard
+    wandb_log: Output[bool] = False  # also log to wandb (WANDB_MODE=offline works)
+    wandb_project: Output[str] = "folio"
+    wandb_run_name: Output[str | None] = None  # None: chosen by wandb
     # --- machine ---
-    seed: NonNegativeInt = 1337  # for initialization, data order and dropout
-    device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # for matmuls; auto: a fast one on the device
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: long CUDA runs; reduce-overhead: CUDA graphs
-    workers: PositiveInt | None = None  # threads that divide a micro-batch, on a CPU; None: one per core
-    deterministic: bool = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
+    seed: Seed[NonNegativeInt] = 1337  # for initialization, data order and dropout
+    device: Rounding[str] = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
+    dtype: Rounding[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"  # for matmuls; auto: a fast one here
+    compile: Machine[bool | Literal["auto", "reduce-overhead"]] = "auto"  # auto: long CUDA runs; or CUDA graphs
+    workers: Machine[PositiveInt | None] = None  # threads that divide a micro-batch, on a CPU; None: one per core
+    deterministic: Rounding[bool] = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: the whole model in each process; fsdp: sharded parameters (FSDP2)
-    backend: str = "nccl"  # torch.distributed backend; without GPUs always gloo
-    recompute: bool = False  # True: activation checkpointing, which trades time for memory; also in one process
+    parallel: Rounding[Literal["ddp", "fsdp"]] = "ddp"  # ddp: all of the model per process; fsdp: sharded (FSDP2)
+    backend: Machine[str] = "nccl"  # torch.distributed backend; without GPUs always gloo
+    recompute: Rounding[bool] = False  # True: activation checkpointing: slower, with less memory; also in one process
 
     other_names = MappingProxyType(
         {
@@ -167,6 +168,14 @@ class TrainConfig(Settings):
             "rotary": "position=rotary",
             "alibi": "position=alibi",
             "resume": "init_from=resume --out_dir=RUN",
+        }
+    )
+
+    replaces = MappingProxyType(  # on a command line that resumes a run, a setting turns another one off
+        {
+            "gradient_accumulation_steps": "total_batch_tokens",
+            "total_batch_tokens": "gradient_accumulation_steps",
+            "max_iters": "minutes",
         }
     )
 

@@ -21,12 +21,14 @@ sys.path.insert(0, str(ROOT))
 
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio.base.packages import require  # noqa: E402
+from folio.base.roles import UNCOMPARED, names_with  # noqa: E402
 from folio.base.settings import run_script  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline  # noqa: E402
 from folio.evaluation.comparison import choose_design, choose_sides, compare  # noqa: E402
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, name_problems, write_results  # noqa: E402
 from folio.evaluation.scores import collect_results  # noqa: E402
 from folio.evaluation.tables import format_results  # noqa: E402
+from train import TrainConfig  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class CompareConfig(MeasurementConfig):
 
 def main(cfg: CompareConfig) -> None:
     require("a comparison", "scipy")
-    design = choose_design(choose_sides(cfg.sides), cfg.checkpoint)
+    design = choose_design(choose_sides(cfg.sides), cfg.checkpoint, names_with(TrainConfig, UNCOMPARED))
     evaluations = [[evaluate_model(run, cfg) for run in side] for side in design.sides]
     models = [model for side in evaluations for model in side]
     if cfg.baseline:

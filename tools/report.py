@@ -22,10 +22,12 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base.files import atomic_write  # noqa: E402
 from folio.base.progress import note  # noqa: E402
+from folio.base.roles import UNLISTED, names_with  # noqa: E402
 from folio.base.settings import NonEmptyStr, run_script  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, runs_of  # noqa: E402
 from folio.experiments.report_page import report_page  # noqa: E402
 from folio.experiments.selection import Selection  # noqa: E402
+from train import TrainConfig  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def main(cfg: ReportConfig) -> None:
         if selected[0].state:
             raise UserError(f"{folder / 'metrics.jsonl'} is missing or damaged: it contains none of the run's steps")
         raise UserError(f"{folder}: the run has not logged a step yet")
-    content = report_page(runs)
+    content = report_page(runs, names_with(TrainConfig, UNLISTED))
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:
         with atomic_write(output) as temporary:

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.number_format import format_seconds, format_tokens, format_value  # noqa: E402
+from folio.base.roles import UNLISTED, names_with  # noqa: E402
 from folio.base.settings import CommaSeparated, run_script  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, no_runs, runs_under  # noqa: E402
 from folio.experiments.runs import Run, describe_not_held_out  # noqa: E402
@@ -37,6 +38,7 @@ from folio.experiments.selection import (  # noqa: E402
     column_value,
     different_settings,
 )
+from train import TrainConfig  # noqa: E402
 
 WIDTH = 120  # characters per line without a terminal
 GAP = "  "  # between columns
@@ -63,7 +65,8 @@ def main(cfg: RunsConfig) -> None:
         check_column("columns", column, runs)
     sort_column = cfg.sort.removeprefix("-")
     names = [sort_column] if cfg.is_set("sort") and sort_column not in (*FIRST, *LAST) else []
-    names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # shown by "steps"
+    unlisted = (*names_with(TrainConfig, UNLISTED), "max_iters")  # shown by "steps"
+    names += cfg.columns or different_settings(runs, unlisted)
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
     if len({run.evaluated_text for run in runs if run.state}) > 1:

@@ -64,6 +64,7 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 NonEmptyStr = Annotated[str, MinLen(1)]
+Rule = Ge | Gt | Le | Lt | MinLen  # types may have other annotations, too, such as folio/base/roles.py's
 CommaSeparated = Sequence[str]  # a repeatable option; tuple[str, ...] is the type of positional arguments
 
 
@@ -297,7 +298,8 @@ def broken_rule(value: Any, hint: Any) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a finite number"
     options = _options(hint)
-    rules = [rule for option in options if get_origin(option) is Annotated for rule in option.__metadata__]
+    extras = [extra for option in options if get_origin(option) is Annotated for extra in option.__metadata__]
+    rules = [extra for extra in extras if isinstance(extra, Rule)]
     if value is None or all(_obeys(value, rule) for rule in rules):
         return None
     if INT64 in rules and value >= INT64.lt:
@@ -305,9 +307,6 @@ def broken_rule(value: Any, hint: Any) -> str | None:
     bounds = [_describe_bound(rule) for rule in rules if rule != INT64 and not isinstance(rule, MinLen)]
     or_none = ", or None" if type(None) in options else ""
     return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
-
-
-Rule = Ge | Gt | Le | Lt | MinLen
 
 
 def _obeys(value: Any, rule: Rule) -> bool:
@@ -554,6 +553,9 @@ def split_paths(text: str) -> list[str]:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
+    """The options of a union, which may be annotated as a whole, or the only type."""
+    if get_origin(hint) is Annotated and get_origin(hint.__origin__) in (Union, types.UnionType):
+        hint = hint.__origin__
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 

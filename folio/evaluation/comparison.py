@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from folio.evaluation import intervals
 from folio.evaluation.benchmarks import TASKS
 from folio.evaluation.intervals import Estimate, ratio_difference
 from folio.evaluation.scores import LOSS, Evaluation, Measure
-from folio.training.start import UNCOMPARED
 
 MAX_LEFT_OUT = 0.001  # fraction of a text's characters; no verdict if models left out more, and different ones
 
@@ -48,10 +47,11 @@ def choose_sides(sides: Sequence[str]) -> list[list[str]]:
     return [first, second]
 
 
-def choose_design(sides: list[list[str]], checkpoint: str) -> Design:
+def choose_design(sides: list[list[str]], checkpoint: str, uncompared: Collection[str]) -> Design:
     """Choose how to compare two sides.
 
-    checkpoint: read the settings from "best" or "last". Raises UserError if two runs of a side have the same seed.
+    checkpoint: read the settings from "best" or "last". uncompared: the settings in which repetitions of a run differ,
+    such as the seed. Raises UserError if two runs of a side have the same seed.
     """
     if len(sides[0]) == 1:
         line = "To compare settings rather than two checkpoints, give several runs with different seeds per side."
@@ -71,7 +71,7 @@ def choose_design(sides: list[list[str]], checkpoint: str) -> Design:
         reason = f"the sides have different seeds ({join(seeds[0])}; {join(seeds[1])})"
         test = f"Test: Welch's t-test over runs, because {reason if known else 'not every run records its seed'}."
     lines = [f"{name}: {join(side)}" for name, side in zip("AB", sides, strict=True)]
-    return Design(sides, paired, [*lines, describe_settings(settings), test])
+    return Design(sides, paired, [*lines, describe_settings(settings, uncompared), test])
 
 
 def find_seeds(runs: list[str], settings: list[dict[str, Any]]) -> list[int | None]:
@@ -86,11 +86,11 @@ def find_seeds(runs: list[str], settings: list[dict[str, Any]]) -> list[int | No
     return [config.get("seed") for config in settings]
 
 
-def describe_settings(sides: list[list[dict[str, Any]]]) -> str:
-    """Describe the training settings, other than the seed, that differ between the runs, with both sides' values."""
+def describe_settings(sides: list[list[dict[str, Any]]], uncompared: Collection[str]) -> str:
+    """Describe the training settings that differ between the runs, with both sides' values, without `uncompared`."""
     if not all(settings for side in sides for settings in side):
         return "Settings that differ: unknown, because not every run records its settings."
-    names = {name for side in sides for settings in side for name in settings} - UNCOMPARED
+    names = {name for side in sides for settings in side for name in settings} - {*uncompared}
     differences, mixed = [], []
     for name in sorted(names):
         values = [list(dict.fromkeys(str(settings.get(name)) for settings in side)) for side in sides]

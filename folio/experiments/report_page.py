@@ -1,6 +1,7 @@
 """A page about runs: a summary, a table of results, curves, plans, resumes, samples, and settings."""
 
 import json
+from collections.abc import Collection
 from html import escape
 
 from folio.base.number_format import counted, format_seconds
@@ -23,11 +24,11 @@ MAX_OPEN_RUNS = 8  # with more runs, their sections are collapsed
 MAX_TITLE_NAMES = 4  # with more runs, the title has only their number
 
 
-def report_page(runs: list[Run], max_points: int = MAX_POINTS) -> str:
-    """Return the page as HTML."""
+def report_page(runs: list[Run], unlisted: Collection[str] = (), max_points: int = MAX_POINTS) -> str:
+    """Return the page as HTML. unlisted: settings that are not in the table of different ones."""
     collapsed = len(runs) > MAX_OPEN_RUNS
     title = "Folio: " + (f"{len(runs)} runs" if len(runs) > MAX_TITLE_NAMES else ", ".join(run.name for run in runs))
-    parts = [summary(conclusion(runs)), results_table(runs), curves(runs, max_points), settings_table(runs)]
+    parts = [summary(conclusion(runs)), results_table(runs), curves(runs, max_points), settings_table(runs, unlisted)]
     for run in runs:
         sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
         parts += [details(run.name, "\n".join(sections))] if collapsed and any(sections) else sections
@@ -92,9 +93,9 @@ def results_table(runs: list[Run]) -> str:
     return table(heads, [[row[head] for head in heads] for row in rows])
 
 
-def settings_table(runs: list[Run]) -> str:
+def settings_table(runs: list[Run], unlisted: Collection[str]) -> str:
     """Return a table of the settings that differ, with a row per setting, or per run if there are more runs."""
-    names = different_settings(runs)
+    names = different_settings(runs, unlisted)
     if not names:
         return ""
     rows = [

@@ -6,6 +6,7 @@ import operator
 import os
 import re
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,13 +18,7 @@ from folio.base.number_format import counted, format_value
 from folio.base.settings import COMMAND_LINE, CommaSeparated, NonEmptyStr, PositiveInt, Settings
 from folio.experiments.runs import Run
 from folio.training.schedule import STEP_COUNTS
-from folio.training.start import COMMAND_SETTINGS, UNCOMPARED
 
-RECORD_SETTINGS = {  # settings of evaluation and logging
-    *("always_save_checkpoint", "async_save", "eval_interval", "keep_last", "log_interval", "sample_tokens"),
-    *("save_interval_minutes", "snapshots", "tensorboard_log", "wandb_log", "wandb_project"),
-}
-UNLISTED = {*UNCOMPARED, *COMMAND_SETTINGS, *RECORD_SETTINGS} - {"seed", "init_from"}
 MAX_VALUES = 8  # values listed in a message
 COLUMNS = {  # columns to filter and sort by, in addition to settings
     "name": lambda run: run.name,
@@ -173,12 +168,13 @@ def sort_runs(runs: list[Run], sort: str) -> list[Run]:
     return [*known, *(run for run in runs if values[id(run)] is None)]
 
 
-def different_settings(runs: list[Run]) -> list[str]:
+def different_settings(runs: list[Run], unlisted: Collection[str] = ()) -> list[str]:
     """Return the settings that differ between the runs with known settings, the most informative first.
 
     First are the data set and init_from, then settings from a command line, then the others, each by the number of runs
     that differ from the most common value. Last are max_iters, and settings that split the runs as another one does.
-    Other step counts are left out if they are proportional to max_iters, or a time budget chose them.
+    Other step counts are left out if they are proportional to max_iters, or a time budget chose them. unlisted: other
+    settings to leave out.
     """
     runs = [run for run in runs if run.config]
     configs = [run.config for run in runs]
@@ -186,7 +182,7 @@ def different_settings(runs: list[Run]) -> list[str]:
     priorities = {**dict.fromkeys(explicit, 1), "dataset": 2, "init_from": 2}
     deviating: dict[str, int] = {}  # setting -> number of runs without the most common value
     trailing, splits = [], set()
-    for name in dict.fromkeys(name for config in configs for name in config if name not in UNLISTED):
+    for name in dict.fromkeys(name for config in configs for name in config if name not in unlisted):
         values = [json.dumps(config.get(name)) for config in configs]
         split = tuple(map(values.index, values))
         if len({*split}) == 1 or (name == "init_from" and {*values} <= {'"scratch"', '"resume"'}):

@@ -6,17 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folio.base.files import read_json
-from folio.training.schedule import STEP_COUNTS
-from folio.training.start import BATCH, MODEL_SETTINGS
+from folio.base.roles import WITHOUT_EFFECT, names_without
+from folio.base.settings import Settings
 
 FILE = Path(__file__).with_name("reference_losses.json")
-SETTINGS = (  # that determine the loss, up to the seed and rounding
-    *MODEL_SETTINGS,
-    *BATCH,
-    *(name for name in STEP_COUNTS if name != "eval_interval"),
-    *("sampling", "mask_documents", "optimizer", "learning_rate", "muon_learning_rate", "lr_schedule", "decay_lr"),
-    *("min_lr", "weight_decay", "beta1", "beta2", "grad_clip", "init_from", "eval_iters"),
-)
 MIN_DISTANCE = 0.03  # share of the mean loss from which a loss is far from the reference
 SPREADS = 3  # distance from the reference, in differences between the highest and the lowest loss of the seeds
 
@@ -26,7 +19,7 @@ class Reference(NamedTuple):
 
     recipe: str  # the config file
     data: str  # hash of the data set
-    settings: dict[str, Any]  # the values of SETTINGS
+    settings: dict[str, Any]  # those that determine the loss (roles.WITHOUT_EFFECT has the others)
     losses: dict[str, list[float]]  # step -> validation loss of each seed
 
     def remark(self, step: int, val_loss: float) -> str | None:
@@ -44,19 +37,16 @@ class Reference(NamedTuple):
         )
 
 
-def read_references(defaults: Mapping[str, Any]) -> list[Reference]:
-    """All references. A setting that is newer than an entry had its default value."""
-    old_settings = {name: defaults[name] for name in SETTINGS}
+def read_references(cls: type[Settings]) -> list[Reference]:
+    """All references. A setting that is newer than an entry had its default value. cls: train.py's settings."""
+    old_settings = {name: getattr(cls, name) for name in names_without(cls, WITHOUT_EFFECT)}
     references = [Reference(**entry) for entry in read_json(FILE)]
     return [reference._replace(settings={**old_settings, **reference.settings}) for reference in references]
 
 
-def find_reference(config: Mapping[str, Any], defaults: Mapping[str, Any], data_hash: str) -> Reference | None:
-    """The reference of a run.
-
-    config: all settings of the run, as in state.json. defaults: of train.py's settings.
-    """
-    for reference in read_references(defaults):
+def find_reference(config: Mapping[str, Any], cls: type[Settings], data_hash: str) -> Reference | None:
+    """The reference of a run. config: all settings of the run, as in state.json. cls: train.py's settings."""
+    for reference in read_references(cls):
         if reference.data == data_hash and reference.settings.items() <= config.items():
             return reference
     return None

@@ -5,6 +5,7 @@ The run continues from the last checkpoint before the rise, skips the sequences 
 skips as many sequences again, because bad text may be longer than the steps that detect it.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
 from folio.machine import distributed
-from folio.training.start import UNREPORTED
 
 MAX_ROLLBACKS = 3
 LR_FACTOR = 0.5  # of each rollback
@@ -34,14 +34,16 @@ def checkpoint_before(out_dir: Path, step: int) -> Checkpoint | None:
     return None
 
 
-def new_part(current: PartRecord, saved: Checkpoint, next_sequence: int, config: dict[str, Any]) -> PartRecord:
+def new_part(
+    current: PartRecord, saved: Checkpoint, next_sequence: int, config: dict[str, Any], reported: Collection[str]
+) -> PartRecord:
     """The part of a run that begins with a rollback.
 
     current: the part that diverged. saved: the checkpoint. next_sequence: the first one that is not read yet. config:
-    the run's settings, which may have changed since the checkpoint.
+    the run's settings, which may have changed since the checkpoint. reported: the settings whose changes are recorded.
     """
     old = saved.state["config"]
-    changes = {name: [old.get(name), value] for name, value in config.items() if old.get(name) != value}
+    changes = {name: [old.get(name), config[name]] for name in reported if old.get(name) != config[name]}
     step, begin = saved.state["step"], saved.state["next_sequence"]
     rollbacks = [part for part in saved.state["parts"] if part["from_step"] == step and "skipped_sequences" in part]
     already_skipped = next_sequence - rollbacks[0]["skipped_sequences"][0] if rollbacks else 0
@@ -49,7 +51,7 @@ def new_part(current: PartRecord, saved: Checkpoint, next_sequence: int, config:
         **current,
         "from_step": step,
         "after": "a rollback",
-        "changes": {name: values for name, values in changes.items() if name not in UNREPORTED},
+        "changes": changes,
         "exact": True,
         "decisions": None,  # Session.save fills them in
         "rollbacks": current.get("rollbacks", 0) + 1,

@@ -5,25 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from folio.base.roles import Role, names_with
 from folio.base.settings import COMMAND_LINE
 from folio.base.workers import under_torchrun
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
 from folio.training.guard import MIN_STEPS
+from folio.training.planning.shapes import Shape
 from folio.training.schedule import STEP_COUNTS, Schedule, scaled_to_override
 from model import POSITIONS
-
-CHOSEN = (  # by size=auto
-    "n_layer",
-    "n_head",
-    "n_embd",
-    "block_size",
-    "batch_size",
-    "gradient_accumulation_steps",
-    "total_batch_tokens",
-    "max_iters",
-)
 
 
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
@@ -59,7 +50,8 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
             )
             problems.append(("dataset", rule))
     if cfg.size and cfg.init_from != "resume":
-        by_command = [name for name in CHOSEN if cfg.origins.get(name) == COMMAND_LINE]
+        chosen = (*Shape.__dataclass_fields__, *names_with(type(cfg), Role.BATCH), "max_iters")
+        by_command = [name for name in chosen if cfg.origins.get(name) == COMMAND_LINE]
         problems += [(name, "size=auto chooses it; leave out one of them") for name in by_command]
         if cfg.minutes is None:
             problems.append(("size", "auto needs the time of the run, as in --minutes=30"))

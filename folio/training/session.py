@@ -7,12 +7,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from folio import UserError
 from folio.base.progress import note
+from folio.base.roles import UNREPORTED, names_without
 from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
 from folio.checkpoints.schema import PartRecord
@@ -87,8 +87,7 @@ class Session:
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         if record["parts"][-1]["changes"] and self.watch.rate_was_raised:
             state.guard.val_losses = []  # the loss will rise
-        defaults = {field.name: field.default for field in fields(self.cfg)}
-        self.reference = find_reference(record["config"], defaults, data.hash)
+        self.reference = find_reference(record["config"], type(self.cfg), data.hash)
         self.stopped_by = 0  # the signal that ends the run
         self.will_describe_compilation = bool(runtime.compile)  # after the first step
         # The best loss and its step, in the last checkpoint and in the one that is being written.
@@ -252,7 +251,8 @@ class Session:
             what = f"{reason}; this step was not saved{intact}; {remedy}"
             raise TrainingError(f"stopped at step {self.reader.step:,}: {what}")
         self.log(losses)
-        self._roll_back(saved, new_part(part, saved, self.state.next_sequence, self.record["config"]), reason)
+        config, reported = self.record["config"], names_without(type(self.cfg), UNREPORTED)
+        self._roll_back(saved, new_part(part, saved, self.state.next_sequence, config, reported), reason)
         return True
 
     def _roll_back(self, saved: Checkpoint, part: PartRecord, reason: str) -> None:

@@ -4,7 +4,7 @@ A setting takes the first value available, in this order:
 
     a new run            the arguments, the default
     a resumed run        the arguments, the checkpoint, the default
-      fixed settings     the checkpoint (FIXED, BATCH, dataset); another value on the command line is an error
+      fixed settings     the checkpoint (roles.KEPT); another value on the command line is an error
       minutes            the arguments on the command line (for that many more), the checkpoint
       step counts        as above; if max_iters changes, counts chosen for the old value are scaled
       device, dtype      as a new run, but "auto" keeps what it was resolved to (folio/machine/runtime.py)
@@ -31,6 +31,7 @@ from folio.base import settings
 from folio.base.files import is_utf8, locked
 from folio.base.number_format import counted
 from folio.base.progress import note
+from folio.base.roles import INEXACT, KEPT, OF_THE_COMMAND, UNCHANGEABLE, UNREPORTED, Role, names_with, names_without
 from folio.base.settings import COMMAND_LINE, NOT_UTF8, Config, ConfigError
 from folio.base.workers import check_launch, under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
@@ -49,29 +50,7 @@ from model import GPT, GPTConfig
 
 DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
 SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # determine the shapes or the meaning of the weights
-
-# Cannot change on resume; nor can the sequences per step.
-FIXED = (*SHAPE, "seed", "sampling", "mask_documents", "optimizer")
-BATCH = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")  # determine the sequences per step
-TURNS_OFF = {  # setting the key turns the value off
-    "gradient_accumulation_steps": "total_batch_tokens",
-    "total_batch_tokens": "gradient_accumulation_steps",
-    "max_iters": "minutes",
-}
-INEXACT = {  # may change on resume, but the run is then not bitwise identical
-    "batch_size",
-    "gradient_accumulation_steps",
-    "total_batch_tokens",
-    "dtype",
-    "device",
-    "compile",
-    "parallel",
-    "recompute",
-}
 SIZE_AUTO = "--size=auto"  # origin of the settings that it chose
-COMMAND_SETTINGS = {"out_dir", "init_from", "overwrite", "print_config", "eval_only"}  # of the command, not of the run
-UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # ignored when runs are compared
-UNREPORTED = {*COMMAND_SETTINGS, "data_dir", "dataset"}  # changes that are not reported
 
 
 @contextmanager
@@ -263,7 +242,7 @@ class Start(Generic[Config]):
             "from_step": self.saved_state["step"],
             "after": self.saved_state.get("stopped_by") or "a kill",
             "changes": changes,
-            "exact": same_machine and keeps_its_length and not changes.keys() & INEXACT,
+            "exact": same_machine and keeps_its_length and not changes.keys() & names_with(type(self.cfg), INEXACT),
         }
         listed = "".join(f", {name} {new} (was {old})" for name, (old, new) in changes.items())
         print(f"resuming from {self.checkpoint.path}{listed}{'' if part['exact'] else '; not bitwise identical'}")
@@ -385,21 +364,20 @@ def merge_saved_settings(user_cfg: Config, saved_cfg: Config, path: Path, restar
 
     A config file cannot change the fixed settings of a run, because the original command line may have overridden the
     file; a line names the values that are ignored. On the command line, such a change is an error (require_same_run).
-    A setting on the command line TURNS_OFF another one of a config file, unless the command sets both, as it did at the
-    start.
+    A setting on the command line turns off one of a config file that it `replaces`, unless the command sets both, as it
+    did at the start.
     """
-    run_settings = [field.name for field in fields(user_cfg) if field.name not in COMMAND_SETTINGS]
+    run_settings = names_without(type(user_cfg), OF_THE_COMMAND)
+    replaces = user_cfg.replaces
     by_command = {name for name in run_settings if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
-    turned_off = {TURNS_OFF[name] for name in TURNS_OFF.keys() & by_command} - by_command
-    repeated = {TURNS_OFF[name] for name in TURNS_OFF if restarted or saved_cfg.origins.get(name) == COMMAND_LINE}
+    turned_off = {replaces[name] for name in replaces.keys() & by_command} - by_command
+    repeated = {replaces[name] for name in replaces if restarted or saved_cfg.origins.get(name) == COMMAND_LINE}
     turned_off -= {name for name in repeated if user_cfg.is_set(name)}
     unset = [name for name in run_settings if not user_cfg.is_set(name) and name not in turned_off]
-    chosen = [
-        name for name, origin in saved_cfg.origins.items() if origin == SIZE_AUTO and name not in (*FIXED, *BATCH)
-    ]
+    chosen = [name for name, origin in saved_cfg.origins.items() if origin == SIZE_AUTO]
     ignored = [
         name
-        for name in (*FIXED, *BATCH, "dataset", "minutes", *chosen)
+        for name in dict.fromkeys((*names_with(type(user_cfg), KEPT), *chosen))
         if user_cfg.is_from_file(name)
         and name not in turned_off
         and getattr(user_cfg, name) != getattr(saved_cfg, name)
@@ -488,7 +466,8 @@ def batch_settings(user_cfg: Config, cfg: Config, saved_cfg: Config, path: Path)
     sequences = saved_cfg.accumulation * saved_cfg.batch_size
     if cfg.accumulation * cfg.batch_size == sequences:
         return {}
-    given = {name: getattr(cfg, name) for name in BATCH if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
+    batch = names_with(type(cfg), Role.BATCH)
+    given = {name: getattr(cfg, name) for name in batch if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
     follows = {"batch_size": "gradient_accumulation_steps", "gradient_accumulation_steps": "batch_size"}
     if len(given) == 1 and follows.keys() >= given.keys():
         ((name, value),) = given.items()
@@ -535,7 +514,8 @@ def require_same_run(saved_cfg: Config, cfg: Config, path: Path) -> None:
 
     path: the checkpoint of the run to resume.
     """
-    changes = {name: (getattr(saved_cfg, name), getattr(cfg, name)) for name in FIXED}
+    fixed = names_with(type(cfg), UNCHANGEABLE)
+    changes = {name: (getattr(saved_cfg, name), getattr(cfg, name)) for name in fixed}
     refused = [f"{name}: {old} before, {new} now" for name, (old, new) in changes.items() if old != new]
     if refused:
         raise UserError(
@@ -547,4 +527,5 @@ def require_same_run(saved_cfg: Config, cfg: Config, path: Path) -> None:
 def changed_settings(saved_cfg: Config, cfg: Config) -> dict[str, list]:
     """The settings that differ: name -> [old, new]."""
     old, new = asdict(saved_cfg), asdict(cfg)
-    return {name: [old[name], new[name]] for name in new if old[name] != new[name] and name not in UNREPORTED}
+    reported = names_without(type(cfg), UNREPORTED)
+    return {name: [old[name], new[name]] for name in reported if old[name] != new[name]}

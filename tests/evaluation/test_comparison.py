@@ -121,7 +121,7 @@ def recorded_settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
 
 
 def design_of(*sides: str) -> Design:
-    return choose_design(choose_sides(sides), "best")
+    return choose_design(choose_sides(sides), "best", ["seed", "out_dir"])
 
 
 def test_runs_with_the_same_seeds_are_paired(recorded_settings):

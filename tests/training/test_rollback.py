@@ -99,7 +99,7 @@ def test_each_rollback_to_a_checkpoint_skips_as_much_again():
     part, parts, begin = {}, [{"from_step": 0}], 400
     for _ in range(3):
         saved = SimpleNamespace(state={"config": {}, "step": 100, "next_sequence": begin, "parts": parts})
-        part = new_part(part, saved, begin + 40, {})
+        part = new_part(part, saved, begin + 40, {}, [])
         parts = [*parts, part]
         begin = part["skipped_sequences"][1]
     assert [part["skipped_sequences"] for part in parts[1:]] == [(400, 440), (440, 560), (560, 800)]

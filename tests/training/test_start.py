@@ -316,7 +316,7 @@ def test_a_config_file_does_not_undo_changes_of_the_original_command_line(run_fi
     assert [resumed[name] for name in ("n_layer", "n_head", "batch_size", "seed")] == [3, 1, 2, 7]
     assert resumed["max_iters"] == 8 and resumed["learning_rate"] == 1e-4 and resumed["wsd_decay_iters"] == 4
     out = capsys.readouterr().out
-    assert "a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)" in out
+    assert "a/step-000006: batch_size=2 (not 4), n_layer=3 (not 2), n_head=1 (not 2)" in out
     assert "max_iters 8 (was 6)" in out
 
 
@@ -384,7 +384,7 @@ def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file
     run_file("x.py", "--out_dir=a", f"--dataset={copy}", "--seed=7")
     Path("y.py").write_text("seed = 1\ndataset = 'verse'\nmax_iters = 9\n")
     assert run_file("y.py", "--out_dir=a", "--init_from=resume")["dataset"] == copy
-    assert f"seed=7 (not 1), dataset={copy} (not verse)" in capsys.readouterr().out
+    assert f"dataset={copy} (not verse), seed=7 (not 1)" in capsys.readouterr().out
     origins = checkpoint.load(Path("a")).state["origins"]
     assert [origins[name] for name in ("seed", "dataset", "max_iters")] == ["command line"] * 2 + ["y.py:3"]
 

@@ -15,9 +15,10 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.base.files import read_json, write_json  # noqa: E402
+from folio.base.roles import WITHOUT_EFFECT, names_without  # noqa: E402
 from folio.base.settings import NonEmptyStr, Settings, from_json, run_script  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
-from folio.training.reference import FILE, SETTINGS  # noqa: E402
+from folio.training.reference import FILE  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 
@@ -39,7 +40,7 @@ def main(cfg: ReferenceConfig) -> None:
         if run.status != "finished":
             raise UserError(f"{run.folder}: it has not finished; name finished runs")
         config = asdict(from_json(TrainConfig, run.config))  # with the defaults of newer settings
-        settings = {name: config[name] for name in SETTINGS}
+        settings = {name: config[name] for name in names_without(TrainConfig, WITHOUT_EFFECT)}
         steps = [step for _, step in run.trained_evaluations()]
         entries.append({"data": run.state["dataset"]["hash"], "settings": settings, "steps": steps})
     if any(entry != entries[0] for entry in entries) or len({run.config["seed"] for run in runs}) < len(runs):

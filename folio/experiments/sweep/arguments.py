@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from folio.base import settings
+from folio.base.roles import UNVARIED, Role, names_with, role_of
 from folio.base.settings import COMMAND_LINE, Config, ConfigError, Settings, split_arguments
 from folio.checkpoints.find_runs import LATEST, is_run
 from folio.experiments.sweep.definition import Sweep, options
 from folio.experiments.sweep.space import Dimension, corners, grid, parse_space
 
+LEAVE_OUT = "leave it out"
 EXAMPLE = "python tools/sweep.py config/shakespeare_char.py learning_rate=1e-3,3e-3"
-# Settings of train.py that a sweep sets itself or does not support, and the alternatives.
-UNSUPPORTED = {
+REMEDIES = {  # for settings that a sweep does not vary; the default: leave it out
     "out_dir": "each trial has its own folder in the sweep's --out_dir",
     "data_dir": "vary dataset, which can be a folder's path",
     "seed": "set the number of seeds with --seeds, and the first one with --seed",
     "overwrite": "remove the sweep's folder to start again",
-    "print_config": "leave it out",
-    "eval_only": "leave it out",
     "minutes": "set the same --minutes for all trials",
 }
 TrainSettings = TypeVar("TrainSettings", bound=Settings)
@@ -71,11 +70,11 @@ def shared_settings(train_settings: type[TrainSettings], arguments: list[str], s
 def check_training_settings(base: Any, space: list[Dimension]) -> None:
     """Raise ConfigError for settings of train.py that a sweep cannot vary or use."""
     for name in (dimension.name for dimension in space):
-        if name in UNSUPPORTED:
-            raise ConfigError(f"{name} cannot be varied: {UNSUPPORTED[name]}")
-    for name in ("overwrite", "print_config", "eval_only"):
-        if getattr(base, name):
-            raise ConfigError(f"--{name}: a sweep does not support it; {UNSUPPORTED[name]}")
+        if role_of(type(base), name) & UNVARIED:
+            raise ConfigError(f"{name} cannot be varied: {REMEDIES.get(name, LEAVE_OUT)}")
+    for name in names_with(type(base), Role.COMMAND):
+        if base.is_set(name) and name != "out_dir":  # config files set it, for single runs
+            raise ConfigError(f"--{name}: a sweep does not support it; {REMEDIES.get(name, LEAVE_OUT)}")
     starts = {base.init_from, *next((d.values for d in space if d.name == "init_from"), ())}
     if "resume" in starts:
         raise ConfigError("--init_from=resume: repeat the sweep's command to resume it")

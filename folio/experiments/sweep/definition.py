@@ -5,22 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from folio.base.roles import UNLISTED, names_without
 from folio.base.settings import COMMAND_LINE
 from folio.data.find_data import find_datasets
 from folio.experiments.sweep.outcome import Trial
 from folio.experiments.sweep.space import Dimension, Values, grid
 from folio.training.schedule import scaled_to_override
-
-UNRECORDED = {
-    "out_dir",
-    "overwrite",
-    "wandb_project",
-    "wandb_run_name",
-    "wandb_log",
-    "tensorboard_log",
-    "data_dir",
-    "print_config",
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,8 @@ class Sweep:
     @cached_property
     def record(self) -> dict[str, Any]:
         """The definition of the sweep as JSON. A command can continue a sweep only with the same record."""
-        settings = {name: value for name, value in asdict(self.base).items() if name not in UNRECORDED}
+        recorded = names_without(type(self.base), UNLISTED)
+        settings = {name: getattr(self.base, name) for name in recorded} | asdict(self.base.step_counts)
         varied = next((d.values for d in self.space if isinstance(d, Values) and d.name == "dataset"), None)
         names = varied or [self.base.dataset]
         data = {name: [d.hash for d, _ in find_datasets(name, self.base.data_dir)] for name in names}
