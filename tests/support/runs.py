@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +136,15 @@ def set_date(folder: Path, seconds: int) -> None:
         os.utime(path, (1_700_000_000 + seconds,) * 2)
 
 
+def set_losses(monkeypatch, *val_losses: float) -> Iterator[float]:
+    """Let the evaluations of runs return these losses, the first one before step 1. Returns those that remain."""
+    remaining = iter(val_losses)
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(remaining)})
+    return remaining
+
+
 def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
     """The output of a run that is evaluated after each step with these losses."""
-    remaining = [3.0, *val_losses]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    set_losses(monkeypatch, 3.0, *val_losses)
     train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))
     return capsys.readouterr().out

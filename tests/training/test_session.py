@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,14 @@ from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
 from folio.training.start import reserve
 from tests.support.processes import wait
-from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics, run_with_losses
+from tests.support.runs import (
+    assert_same_run,
+    assert_same_snapshots,
+    read_losses,
+    read_metrics,
+    run_with_losses,
+    set_losses,
+)
 from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 from train import train
@@ -46,52 +52,34 @@ def saved_steps(monkeypatch) -> list[int]:
     return steps
 
 
-@pytest.fixture
-def send_signal(monkeypatch):
-    """A function that has training send itself a signal after logging a step."""
-    log = Metrics.log
-
-    def send(number: int, step: int) -> None:
-        def log_and_send(self, line, *remark):
-            log(self, line, *remark)
-            if line["step"] == step:
-                os.kill(os.getpid(), number)
-
-        monkeypatch.setattr(Metrics, "log", log_and_send)
-
-    return send
-
-
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, monkeypatch, send_signal, number):
+def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, at_step, number):
     """When the terminal was closed (SIGHUP), the run ended at once, and lost the steps since its last checkpoint."""
     uninterrupted, stopped = tiny(), tiny(out_dir=str(tmp_path / "stopped"))
     train(uninterrupted)
-    send_signal(number, step=7)
+    at_step(7, signal.raise_signal, number)
     train(stopped)
-    monkeypatch.undo()
     assert run_folder.last_state(Path(stopped.out_dir))["step"] == 8  # the step after the signal
     assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
-    train(tiny(out_dir=stopped.out_dir, init_from="resume"))
+    train(replace(stopped, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
 
 
-def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
-    send_signal(signal.SIGUSR1, step=3)
+def test_sigusr1_saves_and_training_continues(tiny, saved_steps, at_step):
+    at_step(3, signal.raise_signal, signal.SIGUSR1)
     train(tiny(eval_interval=100))
     assert saved_steps == [4, 12]
 
 
 def test_two_fsdp_processes_survive_a_failed_save_stop_by_a_signal_and_resume(tiny, tmp_path):
     """Stopping, gathering weights and a failed save concern every rank, though only rank 0 writes anything."""
-    settings = dict(LONG_RUN, max_iters=50, lr_decay_iters=50, eval_interval=10, eval_iters=1, dropout=0.1)
-    settings |= dict(gradient_accumulation_steps=2, snapshots=12)
-    uninterrupted = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "uninterrupted"))
+    settings = dict(LONG_RUN, max_iters=40, lr_decay_iters=40, eval_interval=10, eval_iters=1, dropout=0.1)
+    settings |= dict(n_layer=1, parallel="fsdp", gradient_accumulation_steps=2, snapshots=12)
+    uninterrupted, stopped = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("uninterrupted", "stopped"))
     run_ranks(2, uninterrupted)
-    stopped = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "stopped"))
     Path(stopped.out_dir).mkdir()
     Path(stopped.out_dir, "step-000020").write_text("a file where a checkpoint's folder should be")
     ranks = start_ranks(2, stopped)
@@ -100,39 +88,36 @@ def test_two_fsdp_processes_survive_a_failed_save_stop_by_a_signal_and_resume(ti
     assert [wait(rank) for rank in ranks] == [0, 0], output(stopped)
     assert "step 20 could not be saved" in output(stopped) and "training continues" in output(stopped)
     state = checkpoint.load(Path(stopped.out_dir)).state
-    assert state["stopped_by"] == "SIGTERM" and 25 <= state["step"] < 50
+    assert state["stopped_by"] == "SIGTERM" and 25 <= state["step"] < 40
     assert state["best_step"] != 20  # a checkpoint that was not saved is not the best
-    resumed = tiny(**settings, parallel="fsdp", out_dir=stopped.out_dir, init_from="resume")
-    assert "resuming from" in run_ranks(2, resumed)
-    steps = [line["step"] for line in read_metrics(uninterrupted.out_dir)]
-    assert [line["step"] for line in read_metrics(stopped.out_dir)] == steps
+    assert "resuming from" in run_ranks(2, replace(stopped, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
     assert_same_snapshots(uninterrupted.out_dir, stopped.out_dir)
 
 
-def test_sigusr1_to_one_of_two_processes_saves_once(tiny):
+def test_signals_to_one_of_two_processes_save_once_and_stop_all(tiny):
     """The processes agree one step after a request. The process repeated its request, so two steps were saved."""
     cfg = tiny(**{**LONG_RUN, "max_iters": 100_000, "eval_interval": 100_000}, save_interval_minutes=None, keep_last=10)
     ranks = start_ranks(2, cfg)
-    wait_for_step(cfg, 20)
-    os.kill(ranks[1].pid, signal.SIGUSR1)
-    wait_for_step(cfg, len(read_metrics(cfg.out_dir)) + 40)
-    os.kill(ranks[0].pid, signal.SIGTERM)
+    for step, number in ((20, signal.SIGUSR1), (60, signal.SIGTERM)):
+        wait_for_step(cfg, step)
+        os.kill(ranks[1].pid, number)
     assert [wait(rank) for rank in ranks] == [0, 0], output(cfg)
     assert len(list(Path(cfg.out_dir).glob("step-*"))) == 2  # one for SIGUSR1, one for SIGTERM
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert state["stopped_by"] == "SIGTERM" and f"saved after step {state['step']}" in output(cfg)
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_begins_with_the_loss_before_the_first_step(tiny, text, capsys):
-    train(tiny(max_iters=3, eval_iters=None))
-    V = len(set(text))
+    train(tiny(max_iters=3, learning_rate=0.0, min_lr=0.0))  # so that the loss never changes
     first = json.loads(Path(tiny().out_dir, "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == first["tokens"] == 0 and first["loss"] is None
-    assert first["val_loss"] == pytest.approx(math.log(V), abs=0.1)
+    assert first["val_loss"] == read_metrics(tiny().out_dir)[-1]["val_loss"]
     lines = capsys.readouterr().out.splitlines()
-    assert f"step 0/3: val {first['val_loss']:.4f} (uniform baseline: {math.log(V):.4f})" in lines
+    assert f"step 0/3: val {first['val_loss']:.4f} (uniform baseline: {math.log(len(set(text))):.4f})" in lines
     state = checkpoint.load(Path(tiny().out_dir)).state
     assert state["best_step"] == 3 and state["evaluations_since_best"] == 0  # it is not one of the evaluations
     train(tiny(max_iters=5, init_from="resume"))
@@ -167,8 +152,7 @@ def test_without_always_save_checkpoint_only_the_best_and_the_last_are_saved(tin
 @pytest.mark.parametrize("async_save", [True, False])
 def test_async_save_writes_checkpoints_while_training_continues(tiny, monkeypatch, async_save):
     """The first checkpoint takes until step 7 is logged. Training does not wait for it; the next checkpoint does."""
-    save, log = checkpoint.save, Metrics.log
-    step_7_is_logged, events = threading.Event(), []
+    save, log, step_7_is_logged, events = checkpoint.save, Metrics.log, threading.Event(), []
 
     def slow_save(out_dir, step, *args):
         events.append(f"begin {step}")
@@ -210,15 +194,14 @@ def small_disk(tmp_path: Path):
 
 def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
     """Failed saves are reported, training continues, and checkpoints are saved again once the disk has free space."""
-    ballast, evaluate, evaluations = small_disk / "ballast", train_script.evaluate, -1  # the first is before step 1
+    ballast, evaluate, evaluations = small_disk / "ballast", train_script.evaluate, itertools.count()
 
     def fill_disk_and_evaluate(*args):
-        nonlocal evaluations
-        if evaluations == 1:
-            ballast.write_bytes(bytes(900_000))
-        if evaluations == 3:
-            ballast.unlink()
-        evaluations += 1
+        match next(evaluations):  # 0: before step 1
+            case 2:
+                ballast.write_bytes(bytes(900_000))
+            case 4:
+                ballast.unlink()
         return evaluate(*args)
 
     monkeypatch.setattr(train_script, "evaluate", fill_disk_and_evaluate)
@@ -261,45 +244,30 @@ def test_a_pointer_that_cannot_be_written_does_not_lose_the_best(tiny, monkeypat
 
     monkeypatch.setattr(run_folder, "write_json", write_to_full_disk)
     run_with_losses(tiny, monkeypatch, capsys, [2.5, 2.0, 2.8, 2.7, 2.6], keep_last=1)
-    assert refused
     out_dir = Path(tiny().out_dir)
-    assert checkpoint.load(out_dir, "best").state["step"] == 2 and checkpoint.load(out_dir).state["step"] == 5
-    assert read_json(out_dir / "best.json") == {"checkpoint": "step-000002"}
-    assert run_folder.last_state(out_dir)["best_val_loss"] == 2.0
+    best, last = checkpoint.load(out_dir, "best"), checkpoint.load(out_dir)
+    assert refused and read_json(out_dir / "best.json") == {"checkpoint": best.path.name}
+    assert (best.state["step"], last.state["step"], last.state["best_val_loss"]) == (2, 5, 2.0)
 
 
 # --- folders that are moved -------------------------------------------------------------------------------------------
 
 
-def move_after(monkeypatch, step: int, move: Callable[[], Any]) -> None:
-    """Move the run's folder when training has logged a step."""
-    log = Metrics.log
-
-    def log_and_move(self, line, *remark):
-        log(self, line, *remark)
-        if line["step"] == step:
-            move()
-
-    monkeypatch.setattr(Metrics, "log", log_and_move)
-
-
-def test_a_run_whose_folder_is_moved_stops(tiny, tmp_path, monkeypatch):
+def test_a_run_whose_folder_is_moved_stops(tiny, tmp_path, at_step):
     """It wrote to a new folder at the old path, without a lock, where a second run was allowed too."""
     old, new = Path(tiny().out_dir), tmp_path / "elsewhere" / "new name"
     new.parent.mkdir()
-    move_after(monkeypatch, 8, lambda: old.rename(new))
-    with pytest.raises(
-        TrainingError, match=rf"out_dir={old} was moved to {new}, so the run stops after step [89]; resume"
-    ):
+    at_step(8, old.rename, new)
+    moved = rf"out_dir={old} was moved to {new}, so the run stops after step [89]; resume"
+    with pytest.raises(TrainingError, match=moved):
         train(tiny(eval_interval=4, async_save=False))
     assert not old.exists()
-    monkeypatch.undo()
     train(tiny(out_dir=str(new), init_from="resume", eval_interval=4))
     train(tiny(out_dir=str(tmp_path / "uninterrupted"), eval_interval=4))
     assert_same_run(str(new), str(tmp_path / "uninterrupted"))
 
 
-def test_a_moved_run_does_not_touch_a_new_run_at_its_old_path(tiny, tmp_path, monkeypatch):
+def test_a_moved_run_does_not_touch_a_new_run_at_its_old_path(tiny, tmp_path, at_step):
     """The two deleted each other's checkpoints, and the first to end removed the other's lock."""
     old = Path(tiny().out_dir)
     with contextlib.ExitStack() as another:
@@ -308,7 +276,7 @@ def test_a_moved_run_does_not_touch_a_new_run_at_its_old_path(tiny, tmp_path, mo
             old.rename(tmp_path / "moved")
             another.enter_context(reserve(old, eval_only=False))
 
-        move_after(monkeypatch, 3, move_and_start_another)
+        at_step(3, move_and_start_another)
         with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}"):
             train(tiny(save_interval_minutes=1e-9))
         assert [path.name for path in old.iterdir()] == [".lock"] and is_locked(old / ".lock")
@@ -330,8 +298,8 @@ def test_moving_the_folder_during_a_save_does_not_end_in_a_traceback(tiny, tmp_p
     assert not old.exists()
 
 
-def test_a_run_whose_folder_is_removed_stops(tiny, monkeypatch):
-    move_after(monkeypatch, 3, lambda: shutil.rmtree(tiny().out_dir))
+def test_a_run_whose_folder_is_removed_stops(tiny, at_step):
+    at_step(3, shutil.rmtree, tiny().out_dir)
     with pytest.raises(TrainingError, match=r"was removed, so the run stops after step 4$"):
         train(tiny())
     assert not Path(tiny().out_dir).exists()
@@ -371,23 +339,18 @@ def test_patience_also_ends_a_run_on_a_full_disk(tiny, monkeypatch):
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def test_samples_contain_no_padding_ids(tiny, monkeypatch):
+def test_samples_contain_no_padding_ids(tiny, tmp_path, monkeypatch):
     """An imported model may have embeddings for ids without a token. Sampling one of them ended the run, before its
     checkpoint was saved.
     """
     train(tiny(max_iters=2, eval_interval=2))
-    folder = checkpoint.load(Path(tiny().out_dir)).path
-    saved = checkpoint.load(folder)
-    V = saved.tokenizer.vocab_size
+    saved = checkpoint.load(Path(tiny().out_dir))
     wte = torch.cat([saved.model["transformer.wte.weight"], torch.randn(500, 32)])  # much more likely than the others
-    padded = replace(
-        saved,
-        model={**saved.model, "transformer.wte.weight": wte},
-        state={"model": {**saved.state["model"], "vocab_size": V + 500}},
-    )
+    shape = {**saved.state["model"], "vocab_size": saved.tokenizer.vocab_size + 500}
+    padded = replace(saved, model={**saved.model, "transformer.wte.weight": wte}, state={"model": shape})
     monkeypatch.setattr(foreign, "load", lambda path: padded)
-    (Path(tiny().out_dir).parent / "padded").mkdir()
-    cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
+    (tmp_path / "padded").mkdir()
+    cfg = tiny(init_from=str(tmp_path / "padded"), out_dir=str(tmp_path / "tuned"))
     train(cfg)
     samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
     assert [len(sample["text"]) for sample in samples] == [cfg.sample_tokens] * 2
@@ -403,71 +366,49 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
     monkeypatch.setattr("folio.decoding.text_stream.generate", failing_generate)
     train(tiny(async_save=False))
     assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
-    out = capsys.readouterr().out
-    assert "step 6: no sample (RuntimeError: no sample today); training continues" in out
-    assert "no sample (RuntimeError: no" in out
+    assert capsys.readouterr().out.count("no sample (RuntimeError: no sample today)") == 3  # twice, and at the end
 
 
-@pytest.mark.parametrize("killed_at", [6, 12])
-def test_a_sample_that_a_kill_prevented_is_added_on_resume(tiny, tmp_path, killed_at, monkeypatch):
-    """After a kill between an evaluation's checkpoint and its sample, samples.jsonl never got that sample."""
-    train(tiny(out_dir=str(tmp_path / "uninterrupted"), async_save=False))
-    sample = Metrics.sample
+@pytest.mark.parametrize("name, killed_at", [("sample", 6), ("sample", 12), ("log", 2)])
+def test_a_killed_run_loses_nothing_that_it_had_to_write(tiny, tmp_path, name, killed_at, monkeypatch):
+    """After a kill between an evaluation's checkpoint and its sample, samples.jsonl never got that sample.
 
-    def sample_or_die(self, step, generate):
-        if step == killed_at:
-            raise KeyboardInterrupt
-        sample(self, step, generate)
-
-    monkeypatch.setattr(Metrics, "sample", sample_or_die)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(async_save=False))
-    monkeypatch.undo()
-    train(tiny(async_save=False, init_from="resume"))
-    samples = [Path(folder, "samples.jsonl").read_bytes() for folder in (tiny().out_dir, tmp_path / "uninterrupted")]
-    assert samples[0] == samples[1] and samples[0].count(b"\n") == 2
-
-
-def test_a_run_killed_before_its_first_evaluation_keeps_that_of_step_0(tiny, tmp_path, monkeypatch):
-    """Resuming from the checkpoint of step 0 removed the evaluation and the snapshot of that step."""
+    Resuming from the checkpoint of step 0 removed the evaluation and the snapshot of that step.
+    """
     settings = dict(on_divergence="rollback", snapshots=5, async_save=False)
     train(tiny(**settings, out_dir=str(tmp_path / "uninterrupted")))
-    log = Metrics.log
+    write = getattr(Metrics, name)
 
-    def log_or_die(self, line, *remark):
-        if line["step"] == 2:
+    def write_or_die(self, step, *rest):
+        if killed_at in (step, step["step"] if isinstance(step, dict) else None):
             raise KeyboardInterrupt
-        log(self, line, *remark)
+        write(self, step, *rest)
 
-    monkeypatch.setattr(Metrics, "log", log_or_die)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Metrics, name, write_or_die)
         train(tiny(**settings))
-    monkeypatch.undo()
     train(tiny(**settings, init_from="resume"))
     folders = tiny().out_dir, str(tmp_path / "uninterrupted")
     assert_same_run(*folders)
     assert_same_snapshots(*folders)
     samples = [Path(folder, "samples.jsonl").read_bytes() for folder in folders]
-    assert samples[0] == samples[1]  # none before the first step
+    assert samples[0] == samples[1] and samples[0].count(b"\n") == 2  # none before the first step
 
 
 def test_resuming_a_complete_run_repairs_what_a_kill_left(tiny, monkeypatch, capsys):
     """A kill before best.json was written: there was nothing to train, and the file was never repaired."""
-    write = run_folder.write_json
+    write, best = run_folder.write_json, Path(tiny().out_dir, "best.json")
 
     def write_or_die(path, value):
-        if value["checkpoint"] == "step-000012" and path.name == "best.json":
+        if value["checkpoint"] == "step-000012" and path == best:
             raise KeyboardInterrupt
         write(path, value)
 
-    monkeypatch.setattr(run_folder, "write_json", write_or_die)
-    losses = iter([3.0, 2.0, 1.0])
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(losses)})
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_folder, "write_json", write_or_die)
+        set_losses(patch, 3.0, 2.0, 1.0)
         train(tiny())
-    best = Path(tiny().out_dir, "best.json")
     assert read_json(best)["checkpoint"] == "step-000006"
-    monkeypatch.undo()
     for reported in (True, False):
         train(tiny(init_from="resume"))
         out, err = capsys.readouterr()
@@ -478,53 +419,52 @@ def test_resuming_a_complete_run_repairs_what_a_kill_left(tiny, monkeypatch, cap
 def test_an_evaluation_does_not_wait_for_the_previous_checkpoint(tiny, monkeypatch):
     """Writing a checkpoint overlaps the steps and the evaluation that follow it."""
     evaluated, save, evaluate = threading.Event(), checkpoint.save, train_script.evaluate
-    steps = []
 
     def save_during_evaluation(out_dir, step, *args, **kwargs):
-        if step == 2:
-            assert evaluated.wait(timeout=300)  # the evaluation after step 4
+        assert step != 2 or evaluated.wait(timeout=300)  # the evaluation after step 4
         return save(out_dir, step, *args, **kwargs)
 
-    def counted_evaluate(*args):
-        steps.append(len(steps))
-        losses = evaluate(*args)
-        if len(steps) == 3:
+    def evaluate_and_tell(model, *args):
+        losses = evaluate(model, *args)
+        evaluations.append(losses)
+        if len(evaluations) == 3:
             evaluated.set()
         return losses
 
+    evaluations = []
     monkeypatch.setattr(checkpoint, "save", save_during_evaluation)
-    monkeypatch.setattr(train_script, "evaluate", counted_evaluate)
+    monkeypatch.setattr(train_script, "evaluate", evaluate_and_tell)
     train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
-    assert len(steps) == 4 and run_folder.last_state(Path(tiny().out_dir))["step"] == 6
+    assert len(evaluations) == 4 and run_folder.last_state(Path(tiny().out_dir))["step"] == 6
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(["log", "snapshot", "save"])])
-def test_the_actions_after_a_step_may_be_in_any_order(order, tiny, tmp_path, monkeypatch):
+def test_the_actions_after_a_step_may_be_in_any_order(tiny, tmp_path, monkeypatch):
     """With the lines for log and save swapped, the best checkpoint was not saved."""
 
     def run(train_function, name: str) -> dict[str, Any]:
         losses = iter([3.0, 2.0, 1.0, 4.0, 5.0])
         monkeypatch.setitem(train_function.__globals__, "evaluate", lambda *args: {"val_loss": next(losses)})
         settings = dict(max_iters=8, eval_interval=2, keep_last=1, snapshots=3, always_save_checkpoint=False)
-        train_function(tiny(out_dir=str(tmp_path / name), **settings))
         folder = tmp_path / name
+        train_function(tiny(out_dir=str(folder), **settings))
         pointers = [json.loads((folder / f"{pointer}.json").read_text()) for pointer in ("best", "last")]
         snapshots = sorted(path.name for path in (folder / "snapshots").iterdir())
         weights = [(path / "model.safetensors").read_bytes() for path in sorted(folder.glob("step-*"))]
         return {"pointers": pointers, "snapshots": snapshots, "weights": weights, "losses": read_losses(folder)}
 
+    expected = run(train, "as it is")
+    assert expected["pointers"][0]["checkpoint"] == "step-000004" and len(expected["weights"]) == 2
     tree = ast.parse(Path(train_script.__file__).read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train"]
     (loop,) = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
     blocks = {ast.unparse(node.test).removeprefix("due."): node for node in loop.body if isinstance(node, ast.If)}
-    places = [loop.body.index(blocks[name]) for name in ("log", "snapshot", "save")]
-    for place, name in zip(places, order, strict=True):
-        loop.body[place] = blocks[name]
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train"]
-    changed = dict(vars(train_script))
-    exec(compile(tree, "train.py", "exec"), changed)
-    result = run(changed["train"], "changed")
-    assert result == run(train, "as it is")
-    assert result["pointers"][0]["checkpoint"] == "step-000004" and len(result["weights"]) == 2
+    places = sorted(loop.body.index(blocks[name]) for name in ("log", "snapshot", "save"))
+    for order in itertools.permutations(["log", "snapshot", "save"]):
+        for place, name in zip(places, order, strict=True):
+            loop.body[place] = blocks[name]
+        changed = dict(vars(train_script))
+        exec(compile(tree, "train.py", "exec"), changed)
+        assert run(changed["train"], " ".join(order)) == expected, order
 
 
 @pytest.mark.parametrize("step_seconds, host_seconds", [(0.1, 0.0), (0.01, 0.1)])
