@@ -1,22 +1,24 @@
 """folio/training/rollback.py, through train(): bad text, a rising loss, resuming, and replaying."""
 
-import hashlib
+import io
 import json
 import math
-import os
+import re
 import shutil
 import signal
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 import train as train_script
+from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.snapshots import find_snapshots
 from folio.data.find_data import open_mixture
@@ -25,10 +27,10 @@ from folio.experiments.runs import Run
 from folio.training import run_log
 from folio.training.guard import JudgedStep, StepGuard
 from folio.training.rollback import new_part
-from folio.training.run_log import ABANDONED, Metrics, read_lines
+from folio.training.run_log import ABANDONED, read_lines
 from folio.training.session import Session, TrainingError
 from tests.support.disk import run_killed_at
-from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses
+from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, set_losses
 from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import run_ranks
 from tools import replay
@@ -38,59 +40,63 @@ from train import train
 BAD_STEPS = range(110, 122)  # whose text is random in bad_data
 
 
-@pytest.fixture
-def bad_data(data_dir, tmp_path) -> str:
-    """A folder with the data set "verse", in which the sequences of BAD_STEPS of tiny() are random characters."""
-    shutil.copytree(data_dir / "verse", tmp_path / "bad" / "verse")
+@pytest.fixture(scope="module")
+def settings(data_dir, tmp_path_factory) -> dict:
+    """Settings of a run that reads bad text at its steps 111 to 122, of 140, after a checkpoint at step 100.
+
+    The sequences of these steps of tiny() are random characters.
+    """
+    folder = shutil.copytree(data_dir / "verse", tmp_path_factory.mktemp("bad") / "verse")
     data = open_mixture("verse", str(data_dir), block_size=32, seed=1337, sampling="epoch")
-    (path,) = (tmp_path / "bad" / "verse").glob("train*.bin")
+    (path,) = folder.glob("train*.bin")
     ids, rng = np.fromfile(path, dtype=np.uint16), np.random.default_rng(0)
     for place in data.places(4 * BAD_STEPS.start, 4 * len(BAD_STEPS)):
         ids[place.offset + 1 : place.offset + 32] = rng.integers(data.vocab_size, size=31)
     ids.tofile(path)
-    meta_path = tmp_path / "bad" / "verse" / "meta.json"
-    meta = json.loads(meta_path.read_text())
-    meta["splits"]["train"][0]["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
-    meta_path.write_text(json.dumps(meta))
-    return str(tmp_path / "bad")
-
-
-@pytest.fixture
-def settings(bad_data) -> dict:
-    """Settings of a run that reads the bad text at its steps 111 to 122, of 140, after a checkpoint at step 100."""
+    meta = read_json(folder / "meta.json")
+    meta["splits"]["train"][0]["sha256"] = sha256(path)
+    write_json(folder / "meta.json", meta)
     every = dict(log_interval=1, eval_interval=25, eval_iters=2, snapshots=30, keep_last=20)
-    bad = dict(data_dir=bad_data, skip_spikes=8.0, max_bad_steps=4, on_divergence="rollback")
+    bad = dict(data_dir=str(folder.parent), skip_spikes=8.0, max_bad_steps=4, on_divergence="rollback")
     return dict(n_layer=1, max_iters=140, optimizer="muon", learning_rate=1e-2, dropout=0.1, **every, **bad)
 
 
-def read_all_lines(out_dir: str) -> list[dict]:
+@pytest.fixture(scope="module")
+def bad_run(tiny_in, settings, tmp_path_factory) -> tuple[Path, str]:
+    """The folder and the output of a run with these settings."""
+    cfg = tiny_in(**settings, out_dir=str(tmp_path_factory.mktemp("bad") / "out"))
+    with redirect_stdout(io.StringIO()) as out:
+        assert train(cfg).step == 140
+    return Path(cfg.out_dir), out.getvalue()
+
+
+def read_all_lines(out_dir: str | Path) -> list[dict]:
     return [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
 
 
 # --- bad text ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_skips_bad_text(tiny, settings, capsys):
-    cfg = tiny(**settings)
-    result = train(cfg)
-    state, out = checkpoint.load(Path(cfg.out_dir)).state, capsys.readouterr().out
+def test_a_run_skips_bad_text(bad_run):
+    folder, out = bad_run
+    state = checkpoint.load(folder).state
     _, *rollbacks = state["parts"]
-    assert result.step == 140 and [part["from_step"] for part in rollbacks] == [100] * len(rollbacks)
-    assert rollbacks[0]["skipped_sequences"][0] == 4 * 100 and rollbacks[-1]["skipped_sequences"][1] >= 4 * 122
+    assert {part["from_step"] for part in rollbacks} == {100} and rollbacks[-1]["rollbacks"] == len(rollbacks)
+    begin, end = rollbacks[0]["skipped_sequences"][0], rollbacks[-1]["skipped_sequences"][1]
+    assert begin == 4 * 100 and end >= 4 * 122
     assert all(a["skipped_sequences"][1] == b["skipped_sequences"][0] for a, b in pairwise(rollbacks))
-    assert rollbacks[-1]["lr_factor"] == 0.5 ** len(rollbacks) and rollbacks[-1]["rollbacks"] == len(rollbacks)
+    assert rollbacks[-1]["lr_factor"] == 0.5 ** len(rollbacks)
     assert f"rollback {len(rollbacks)} of 3 to step 100: skipping sequences" in out
-    skipped = rollbacks[-1]["skipped_sequences"][1] - 4 * 100
-    assert state["next_sequence"] == 4 * 140 + skipped
-    assert max(find_snapshots(Path(cfg.out_dir))) == 140
+    assert state["next_sequence"] == 4 * 140 + end - begin
+    assert max(find_snapshots(folder)) == 140
 
-    kept, lines = read_lines(Path(cfg.out_dir, "metrics.jsonl"))[0], read_all_lines(cfg.out_dir)
+    kept, lines = read_lines(folder / "metrics.jsonl")[0], read_all_lines(folder)
     assert [line["step"] for line in kept] == list(range(141)) and kept[-1]["skipped"] < 4
     abandoned = [line for line in lines if ABANDONED in line]
     assert {line[ABANDONED] for line in abandoned} == set(range(1, len(rollbacks) + 1))
     assert min(line["step"] for line in abandoned) == 101 and len(lines) == len(kept) + len(abandoned)
     assert kept[110]["lr"] == pytest.approx(abandoned[9]["lr"] * rollbacks[-1]["lr_factor"])
-    page = report_page([Run.of(Path(cfg.out_dir))])
+    page = report_page([Run.of(folder)])
     assert "before a rollback" in page and f"{4 * 100:,} to" in page
 
 
@@ -111,39 +117,30 @@ def test_without_rollback_the_run_stops(tiny, settings):
         train(tiny(**{**settings, "on_divergence": "stop"}))
 
 
-def test_a_stopped_and_resumed_run_is_bitwise_the_same(tiny, settings, tmp_path, monkeypatch):
-    whole, divided = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("whole", "divided"))
-    train(whole)
-    log = Metrics.log
-
-    def stop_at(step: int):
-        def log_and_stop(self, line, *remark):
-            log(self, line, *remark)
-            if line["step"] == step and self.bar.n == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        return log_and_stop
-
-    resume = replace(divided, init_from="resume")
-    for cfg, step in ((divided, 106), (resume, 103), (resume, 130)):  # before, between and after the rollbacks
-        monkeypatch.setattr(Metrics, "log", stop_at(step))
-        train(cfg)
-    monkeypatch.undo()
+def test_a_divided_run_is_bitwise_the_same(tiny, settings, bad_run, at_step):
+    """It is killed before and between its rollbacks, and stopped after them: a stop saves, and is rolled back to."""
+    cfg, names = tiny(**settings), ("rollbacks", "lr_factor", "skipped_sequences")
+    resume = replace(cfg, init_from="resume")
+    kill = mock.Mock(side_effect=KeyboardInterrupt)
+    for killed, plan in ((cfg, (106, kill)), (resume, (112, at_step, 103, kill))):
+        at_step(*plan)
+        with pytest.raises(KeyboardInterrupt):
+            train(killed)
+        assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 100
+    at_step(130, signal.raise_signal, signal.SIGTERM)
+    assert train(resume).step == 131
     train(resume)
-    assert_same_run(whole.out_dir, divided.out_dir)
-    wholes, parts = (checkpoint.load(Path(cfg.out_dir)).state["parts"] for cfg in (whole, divided))
-    names = ("rollbacks", "lr_factor", "skipped_sequences")
-    rollbacks = [[[part[name] for name in names] for part in p if names[2] in part] for p in (wholes, parts)]
+    assert_same_run(str(bad_run[0]), cfg.out_dir)
+    whole, divided = (checkpoint.load(Path(folder)).state["parts"] for folder in (bad_run[0], cfg.out_dir))
+    rollbacks = [[[part[name] for name in names] for part in p if names[2] in part] for p in (whole, divided)]
     assert rollbacks[0] == rollbacks[1] != []
 
 
-def test_steps_after_a_rollback_are_replayed(tiny, settings, capsys):
-    cfg = tiny(**settings)
-    train(cfg)
-    for path in Path(cfg.out_dir).glob("step-*"):
-        if path.name != "step-000140":
-            shutil.rmtree(path)
-    replay.main(ReplayConfig(run=(cfg.out_dir,), step=125))
+def test_steps_after_a_rollback_are_replayed(bad_run, tmp_path, capsys):
+    folder = shutil.copytree(bad_run[0], tmp_path / "copy")
+    for path in {*folder.glob("step-*")} - {folder / "step-000140"}:
+        shutil.rmtree(path)
+    replay.main(ReplayConfig(run=(str(folder),), step=125))
     assert "bitwise identical to the logged loss" in capsys.readouterr().out
 
 
@@ -162,19 +159,14 @@ def test_several_processes_roll_back_together(tiny, settings, tmp_path, parallel
 # --- a rising loss ----------------------------------------------------------------------------------------------------
 
 
-def evaluations(out: str) -> list[str]:
-    return [line for line in out.splitlines() if "rollback" in line]
-
-
 def test_a_run_whose_validation_loss_rises_is_rolled_back(tiny, monkeypatch, capsys):
-    losses = [2.0, 1.8, 2.5, 1.7, 1.6]
-    remaining = [3.0, *losses]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    losses = [3.0, 2.0, 1.8, 2.5, 1.7, 1.6]
+    set_losses(monkeypatch, *losses)
     cfg = tiny(max_iters=4, eval_interval=1, on_divergence="rollback")
     assert train(cfg).best_val_loss == 1.6
-    (line,) = evaluations(capsys.readouterr().out)
-    assert "step 3: the validation loss rose to 2.5000, from 1.8000 before; rollback 1 of 3 to step 2" in line
-    assert [line["val_loss"] for line in read_all_lines(cfg.out_dir)] == [3.0, 2.0, 1.8, 2.5, 1.7, 1.6]
+    message = "step 3: the validation loss rose to 2.5000, from 1.8000 before; rollback 1 of 3 to step 2"
+    assert message in (out := capsys.readouterr().out) and out.count("rollback") == 1
+    assert [line["val_loss"] for line in read_all_lines(cfg.out_dir)] == losses
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert state["guard"]["val_losses"] == [2.0, 1.8, 1.7, 1.6] and state["parts"][-1]["skipped_sequences"] == [8, 12]
 
@@ -253,16 +245,14 @@ def test_a_run_that_is_killed_at_any_file_system_event_of_a_rollback_resumes(tin
 
 
 def test_after_three_rollbacks_the_run_stops(tiny, monkeypatch, capsys):
-    remaining = [3.0, 2.0, *[2.5] * 4]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    set_losses(monkeypatch, 3.0, 2.0, *[2.5] * 4)
     with pytest.raises(TrainingError, match="the validation loss rose to"):
         train(tiny(max_iters=4, eval_interval=1, on_divergence="rollback"))
-    assert len(evaluations(capsys.readouterr().out)) == 3
+    assert len(re.findall("rollback . of 3", capsys.readouterr().out)) == 3
 
 
 def test_before_its_first_evaluation_a_run_is_rolled_back_to_its_start(tiny, monkeypatch):
-    remaining = [3.0, math.nan, 2.0, 1.9]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    set_losses(monkeypatch, 3.0, math.nan, 2.0, 1.9)
     cfg = tiny(max_iters=2, eval_interval=1, on_divergence="rollback")
     assert train(cfg).best_val_loss == 1.9
     parts = checkpoint.load(Path(cfg.out_dir)).state["parts"]
@@ -270,28 +260,19 @@ def test_before_its_first_evaluation_a_run_is_rolled_back_to_its_start(tiny, mon
 
 
 def test_a_rollback_before_a_resume_keeps_its_changed_settings(tiny, monkeypatch):
-    remaining = [3.0, 2.0, 1.9, 2.5, 2.4, 1.8, 1.7, 1.6]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    set_losses(monkeypatch, 3.0, 2.0, 1.9, 2.5, 2.4, 1.8, 1.7, 1.6)
     cfg = tiny(max_iters=2, eval_interval=1, on_divergence="rollback", always_save_checkpoint=False)
     train(cfg)
-    resumed = replace(cfg, init_from="resume", max_iters=4, grad_clip=0.5)
     shutil.rmtree(Path(cfg.out_dir, "step-000002"))
-    resumed_at = checkpoint.load(Path(cfg.out_dir)).state["step"]
-    assert resumed_at == 1
-    train(resumed)
+    assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 1
+    train(replace(cfg, init_from="resume", max_iters=4, grad_clip=0.5))
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert state["step"] == 4 and state["parts"][1]["changes"]["grad_clip"] == [1.0, 0.5]
 
 
 def test_a_rollback_keeps_the_time_budget(tiny, monkeypatch):
+    set_losses(monkeypatch, 3.0, 0.4, 0.3, 0.2, 5.0, *[0.1] * 20)  # below the training loss: no overfitting
     machine = SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 150 else 0.2, lambda step: 0.5, trains=True)
-    evaluate, count = train_script.evaluate, iter(range(1000))
-
-    def rising(*args):
-        losses = evaluate(*args)
-        return {"val_loss": 5.0} if next(count) == 4 else losses
-
-    monkeypatch.setattr(train_script, "evaluate", rising)
     cfg = tiny(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0, on_divergence="rollback")
     result = train(cfg)
     state = checkpoint.load(Path(cfg.out_dir)).state
@@ -302,13 +283,11 @@ def test_a_rollback_keeps_the_time_budget(tiny, monkeypatch):
 
 def test_a_rollback_to_the_checkpoint_before_added_minutes_keeps_them(tiny, monkeypatch):
     """The checkpoint's plan, of the old length, would end the run at once."""
+    set_losses(monkeypatch, 3.0, 2.5, math.nan, *[2.0] * 20)
     machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
     cfg = tiny(max_iters=10, eval_interval=10, sample_tokens=0, on_divergence="rollback")
     train(cfg)
-    evaluate, remaining, begin = train_script.evaluate, [math.nan], machine.now
-    monkeypatch.setattr(
-        train_script, "evaluate", lambda *args: {**evaluate(*args), "val_loss": (remaining or [2.0]).pop()}
-    )
+    begin = machine.now
     result = train(replace(cfg, init_from="resume", minutes=0.5))
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert 0.8 * 30 < machine.now - begin < 1.1 * 30 and state["step"] == result.max_iters > 15
@@ -316,12 +295,11 @@ def test_a_rollback_to_the_checkpoint_before_added_minutes_keeps_them(tiny, monk
 
 
 def test_a_run_that_is_extended_at_a_higher_rate_has_not_diverged(tiny, monkeypatch, capsys):
-    remaining = [3.0, 2.0, 1.5, 1.7, 1.4, 1.3, 1.2]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    remaining = set_losses(monkeypatch, 3.0, 2.0, 1.5, 1.7, 1.4, 1.3, 1.2)
     cfg = tiny(max_iters=2, eval_interval=1, warmup_iters=0, on_divergence="rollback")
     train(cfg)
     train(replace(cfg, init_from="resume", max_iters=6))
-    assert not evaluations(capsys.readouterr().out) and not remaining
+    assert "rollback" not in capsys.readouterr().out and not [*remaining]
 
 
 def test_a_model_that_overfits_has_not_diverged():
