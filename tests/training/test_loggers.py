@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,7 +16,6 @@ from folio.training.run_log import Metrics, read_lines
 from train import train
 
 CONFIG = dict(wandb_log=False, tensorboard_log=False, wandb_project="folio", wandb_run_name=None)
-LINE = dict(val_loss=None, tokens_per_second=None, mfu=None)
 tensorboard = pytest.mark.needs("tensorboard")
 
 
@@ -71,7 +71,7 @@ def read_records(content: bytes) -> list[Any]:
 
 def log_losses(metrics: Metrics, loss: float, *steps: int) -> None:
     for step in steps:
-        metrics.log({**LINE, "step": step, "loss": loss})
+        metrics.log(dict(step=step, loss=loss, val_loss=None, tokens_per_second=None, mfu=None))
 
 
 @tensorboard
@@ -91,28 +91,21 @@ def test_tensorboard_shows_the_lines_of_metrics_jsonl_and_samples_jsonl(tiny):
 
 
 @tensorboard
-def test_tensorboard_removes_what_a_resumed_or_new_run_replaces(tmp_path):
+def test_tensorboard_removes_what_another_run_or_a_rollback_replaces(tmp_path):
     config = {**CONFIG, "tensorboard_log": True}
     with Metrics(tmp_path, None, 20, config, None) as metrics:
         log_losses(metrics, 1.0, 0, 1, 2, 3, 4)
     with Metrics(tmp_path, 2, 20, config, None) as metrics:  # killed before the checkpoint of step 4
         log_losses(metrics, 2.0, 3)
         assert shown(tmp_path)["loss"] == {0: 1, 1: 1, 2: 1, 3: 2}  # also if this run is killed
+        metrics.sample(3, lambda: "a text")
+        metrics.abandon_after(1, 1)
+        metrics.roll_back(1, 20)
+        log_losses(metrics, 3.0, 2)
+    assert shown(tmp_path)["loss"] == {0: 1, 1: 1, 2: 3} and shown(tmp_path)["sample"] == {}
     with Metrics(tmp_path, None, 20, config, None) as metrics:
-        log_losses(metrics, 3.0, 0)
-    assert shown(tmp_path)["loss"] == {0: 3}
-
-
-@tensorboard
-def test_tensorboard_removes_what_a_rollback_replaces(tmp_path):
-    with Metrics(tmp_path, None, 20, {**CONFIG, "tensorboard_log": True}, None) as metrics:
-        log_losses(metrics, 1.0, 1, 2, 3, 4)
-        metrics.sample(4, lambda: "a text")
-        metrics.abandon_after(2, 1)
-        metrics.roll_back(2, 20)
-        log_losses(metrics, 2.0, 3)
-    values = shown(tmp_path)
-    assert values["loss"] == {1: 1, 2: 1, 3: 2} and values["sample"] == {}
+        log_losses(metrics, 4.0, 0)
+    assert shown(tmp_path)["loss"] == {0: 4}
 
 
 def test_wandb_shows_the_steps_after_a_rollback(tmp_path):
@@ -131,29 +124,14 @@ def test_wandbs_own_step_increases_in_a_resumed_run(tmp_path, monkeypatch, last_
     """A run that resumed from an earlier step than its last one was not shown until it had passed that step."""
     import wandb
 
-    class Service:
-        """A run that has logged steps before `last_step`."""
-
-        id, starting_step = "x", last_step
-
-        def __init__(self):
-            self.logged, self.step_metrics = [], {}
-
-        def define_metric(self, name, step_metric):
-            self.step_metrics[name] = step_metric
-
-        def log(self, values, step):
-            self.logged.append((step, values))
-
-    service = Service()
+    service = mock.Mock(id="x", starting_step=last_step)  # a run that has logged steps before
     monkeypatch.setattr(wandb, "init", lambda **settings: service)
-    logger = WandbLogger(tmp_path, 2, CONFIG, "x")
-    for step in (3, 4, 10):
+    logger, steps = WandbLogger(tmp_path, 2, CONFIG, "x"), (3, 4, 10)
+    for step in steps:
         logger.log(step, {"loss": 1.0})
-    assert service.logged == [
-        (own, {"step": step, "loss": 1.0}) for own, step in zip(own_steps, (3, 4, 10), strict=True)
-    ]
-    assert service.step_metrics == {"*": "step"}
+    expected = [mock.call({"step": step, "loss": 1.0}, step=own) for own, step in zip(own_steps, steps, strict=True)]
+    assert service.log.call_args_list == expected
+    assert service.define_metric.call_args_list == [mock.call("*", step_metric="step")]
 
 
 def test_a_run_keeps_its_wandb_id_while_wandb_is_off(tiny):
@@ -176,11 +154,8 @@ def test_a_missing_package_ends_the_run_before_it_begins(tiny, monkeypatch, pack
 
 @tensorboard
 def test_an_error_of_a_logger_is_reported_once_and_does_not_end_the_run(tiny, monkeypatch, capsys):
-    def fail(*arguments: object, **options: object) -> None:
-        raise OSError("No space left on device")
-
     for name in ("log", "sample", "close"):
-        monkeypatch.setattr(TensorBoardLogger, name, fail)
+        monkeypatch.setattr(TensorBoardLogger, name, mock.Mock(side_effect=OSError("No space left on device")))
     train(tiny(tensorboard_log=True, max_iters=6))
     printed = capsys.readouterr()
     assert printed.out.count("TensorBoard failed to log (No space left on device); training continues") == 1

@@ -1,8 +1,6 @@
-import itertools
 import math
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -21,10 +19,9 @@ from folio.training.optim import (
     state_tensors,
 )
 from model import GPT, GPTConfig
-from tests.support.tolerances import norm_error
+from tests.support.tolerances import norm_error, rounding_error, within
 
 CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
-BASE = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
 
 
 def adamw_for(model: torch.nn.Module) -> torch.optim.AdamW:
@@ -49,40 +46,44 @@ def test_matrices_decay_and_vectors_do_not():
         assert (id(p) in decayed) == (p.dim() == 2) != (id(p) in not_decayed), name
 
 
-def test_adamw_matches_its_definition():
+def test_adamw_matches_its_definition(seed):
     """The algorithm of Loshchilov & Hutter 2019, in float64."""
+    torch.manual_seed(seed)
     model = GPT(CONFIG).double()
     optimizer = adamw_for(model)
-    idx = torch.arange(16).view(2, 8)
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     m = {name: torch.zeros_like(p) for name, p in expected.items()}
     v = {name: torch.zeros_like(p) for name, p in expected.items()}
     for t in range(1, 4):
-        model(idx, idx + 1)[1].backward()
         for name, p in model.named_parameters():
+            p.grad = torch.randn_like(p)
             m[name] = 0.9 * m[name] + 0.1 * p.grad
             v[name] = 0.95 * v[name] + 0.05 * p.grad**2
             step = m[name] / (1 - 0.9**t) / ((v[name] / (1 - 0.95**t)).sqrt() + 1e-8)
             decay = 0.1 if p.dim() == 2 else 0.0
             expected[name] = expected[name] * (1 - 1e-2 * decay) - 1e-2 * step
         optimizer.step()
-        optimizer.zero_grad()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.detach(), expected[name])
+    for name, p in model.named_parameters():  # each step has less than 20 roundings in a row
+        torch.testing.assert_close(
+            p.detach(), expected[name], **within(expected[name], rounding_error(2 * 3 * 20, torch.float64))
+        )
 
 
-def test_adamws_state_is_restored_by_name():
-    model, loaded_model = GPT(CONFIG), GPT(CONFIG)
-    optimizer, loaded_optimizer = adamw_for(model), adamw_for(loaded_model)
-    run_steps(model, optimizer, 3)
-    loaded_model.load_state_dict(model.state_dict())
-    saved = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
-    load_state_tensors(loaded_model, loaded_optimizer, saved)
-    run_steps(model, optimizer, 2)
-    run_steps(loaded_model, loaded_optimizer, 2)
-    for a, b in zip(model.parameters(), loaded_model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert "transformer.wte.weight/exp_avg" in state_tensors(model, optimizer)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_an_optimizers_state_is_restored_by_name(kind):
+    config = replace(CONFIG, position="relative")
+    models = [GPT(config), GPT(config)]
+    optimizers = [make_optimizer(model, kind, 1e-2, (0.9, 0.95), 0.1) for model in models]
+    run_steps(models[0], optimizers[0], 3)
+    models[1].load_state_dict(models[0].state_dict())
+    saved = {name: tensor.clone() for name, tensor in state_tensors(models[0], optimizers[0]).items()}
+    matrix_state = "momentum_buffer" if kind == "muon" else "exp_avg"
+    assert f"transformer.h.0.attn.c_attn.weight/{matrix_state}" in saved
+    assert {"transformer.wte.weight/exp_avg", "transformer.relative_bias.weight/exp_avg"} <= saved.keys()
+    load_state_tensors(models[1], optimizers[1], saved)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        run_steps(model, optimizer, 2)
+    assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
 
 
 def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
@@ -122,48 +123,26 @@ def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
     """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
     with pytest.raises(KeyError, match="steepest"):
         make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
+    counts = dict(warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
     with pytest.raises(KeyError, match="staircase"):
-        lr_at(0, schedule="staircase", **BASE)
+        lr_at(0, learning_rate=1.0, min_lr=0.1, schedule="staircase", **counts)
 
 
 # --- learning rate ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-def test_schedules_rise_and_decay_to_min_lr(schedule):
-    rates = [lr_at(step, schedule=schedule, **BASE) for step in range(130)]
-    assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
-    assert rates[10] == 1.0 and rates[110:] == [0.1] * 20
-    assert all(a >= b for a, b in pairwise(rates[10:]))
-
-
 @pytest.mark.parametrize("schedule", LR_SCHEDULES)
-def test_schedules_with_any_step_counts(schedule):
-    """A decay of 0 steps divided by zero: --lr_schedule=wsd --max_iters=4."""
-    for warmup, decay, wsd in itertools.product(range(7), range(1, 7), range(7)):
-        settings = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, wsd_decay_iters=wsd)
-        rates = [lr_at(step, schedule=schedule, **settings) for step in range(8)]
-        assert all(0 < rate <= 1 for rate in rates) and (schedule == "constant" or warmup > decay or rates[-1] == 0.1)
-
-
-def test_values_of_each_schedule_during_its_decay():
-    middle = dict(step=60, **BASE)
-    assert lr_at(schedule="linear", **middle) == pytest.approx(0.55)
-    assert lr_at(schedule="cosine", **middle) == pytest.approx(0.55)
-    cosine_at_a_quarter = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))
-    assert lr_at(35, schedule="cosine", **BASE) == pytest.approx(cosine_at_a_quarter)
-    assert lr_at(89, schedule="wsd", **BASE) == 1.0
-    assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
-    assert {lr_at(step, schedule="constant", **BASE) for step in range(10, 200)} == {1.0}
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
 def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
-    """Bitwise: a resumed run computes its learning rates again, with whatever version resumes it."""
+    """Bitwise: a resumed run computes its learning rates again, with whatever version resumes it.
+
+    A decay of 0 steps divided by zero: --lr_schedule=wsd --max_iters=4.
+    """
     rng = random.Random(seed)
-    for _ in range(3000):
-        lr, warmup, end, tail = 10 ** rng.uniform(-5, 0), rng.randrange(50), rng.randrange(1, 500), rng.randrange(600)
+    for longest in [7] * 1000 + [500] * 2000:
+        lr, warmup, end, tail = 10 ** rng.uniform(-5, 0), *(rng.randrange(n) for n in (50, longest, 600))
+        warmup, end, tail = warmup % longest, end + 1, tail % (longest + 1)
         low, step = lr * rng.choice([0.0, 0.1, rng.random()]), rng.choice([rng.randrange(600), rng.uniform(0, 600)])
+        step %= 1.2 * longest
         begin = max(warmup, end - tail) if schedule == "wsd" else warmup  # of the decay
         if step < warmup:
             expected = lr * (step + 1) / (warmup + 1)
@@ -184,8 +163,8 @@ def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
 # --- Muon -------------------------------------------------------------------------------------------------------------
 
 
-def muon_for(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Muon:
-    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1, dtype=dtype)
+def muon_for(model: torch.nn.Module) -> Muon:
+    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1)
 
 
 def test_muon_matches_torchs_muon_and_adamw(seed):
@@ -236,24 +215,9 @@ def test_orthogonalize_makes_large_singular_values_close_to_one(seed):
 
 def test_a_bad_step_changes_no_weights_or_state_of_muon():
     model = GPT(CONFIG)
-    optimizer = muon_for(model, torch.float32)
+    optimizer = muon_for(model)
     run_steps(model, optimizer, 2)
     assert_a_bad_step_changes_nothing(model, optimizer)
-
-
-def test_muons_state_is_restored_by_name():
-    config = replace(CONFIG, position="relative")
-    model, loaded_model = GPT(config), GPT(config)
-    optimizer, loaded_optimizer = muon_for(model), muon_for(loaded_model)
-    run_steps(model, optimizer, 3)
-    loaded_model.load_state_dict(model.state_dict())
-    saved = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
-    assert "transformer.h.0.attn.c_attn.weight/momentum_buffer" in saved
-    assert {"transformer.wte.weight/exp_avg", "transformer.relative_bias.weight/exp_avg"} <= saved.keys()
-    load_state_tensors(loaded_model, loaded_optimizer, saved)
-    run_steps(model, optimizer, 2)
-    run_steps(loaded_model, loaded_optimizer, 2)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded_model.parameters(), strict=True))
 
 
 def test_the_momentum_of_other_optimizers_does_not_change():
