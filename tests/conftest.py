@@ -186,6 +186,18 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture
+def process_group() -> Iterator[Any]:
+    """A gloo process group of this process, as a folio.machine.distributed.Group."""
+    from torch import distributed as dist
+
+    from folio.machine.distributed import Group
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Group(0, 1, dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def masked_dir(data_dir, tmp_path, seed) -> str:
     """A folder with the data set "verse", masked in stretches of at least 97 tokens."""
     shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")

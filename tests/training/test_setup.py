@@ -1,5 +1,6 @@
 """The setup of a run."""
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -8,37 +9,38 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import distributed as dist
+from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio import UserError
 from folio.base import settings
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint
-from folio.machine.distributed import Group, full_tensor
+from folio.machine import kernels
+from folio.machine.distributed import Group, full_tensor, reshard
 from folio.machine.kernels import adapt, pad_vocabulary
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
+from folio.training.loader import BatchLoader
 from folio.training.setup import build_optimizer, wrap
 from folio.training.start import MODEL_SETTINGS, Start
 from folio.training.state import TrainState
 from model import GPT, GPTConfig
 from tests.support.models import SMALL
-from tests.support.processes import run_code
 from tests.support.runs import read_metrics, same_tensors
+from tests.support.tolerances import gradients_error
 from train import TrainConfig, train
 
 
 @pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
-def test_a_run_that_evaluates_less_often_is_reported(evaluation, is_limited, monkeypatch, capsys):
+def test_a_run_that_evaluates_less_often_is_reported(evaluation, is_limited, tiny, monkeypatch, capsys):
     """This was printed whenever evaluations took any time."""
     monkeypatch.setattr(setup, "measure_step", lambda *arguments: 0.1)
     monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
-    cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
-    group = SimpleNamespace(broadcast=lambda value: value)
-    data = SimpleNamespace(validation_tokens=10**4, validation={"verse": SimpleNamespace(tokens=10**4)})
-    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=data)
-    state = SimpleNamespace(model=None, net=None, step=0)
+    cfg = tiny(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
+    data, runtime = setup.open_data(cfg), resolve_runtime("cpu", "float32", False)
+    loader, state = BatchLoader(data, runtime, 4, 1), SimpleNamespace(model=None, net=None, step=0)
     setup.time_budget(cfg, Start(cfg, None), state, None, loader, None, time.perf_counter())
     assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
 
@@ -47,17 +49,18 @@ def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp
     """Simulates a GPU without bfloat16. The first loss scale is too large and overflows."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
     monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
-    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
-    uninterrupted, resumed = tiny(max_iters=40), tiny(max_iters=40, out_dir=str(tmp_path / "resumed"))
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**30))
+    uninterrupted = tiny(max_iters=30, n_layer=1, eval_interval=30)
+    resumed = replace(uninterrupted, out_dir=str(tmp_path / "resumed"))
     train(uninterrupted)
-    train(tiny(max_iters=20, lr_decay_iters=40, out_dir=resumed.out_dir))
-    train(tiny(max_iters=40, init_from="resume", out_dir=resumed.out_dir))
-    a, b = checkpoint.load(Path(uninterrupted.out_dir)), checkpoint.load(Path(resumed.out_dir))
+    train(replace(resumed, max_iters=15, lr_decay_iters=30))
+    train(replace(resumed, init_from="resume"))
+    a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (uninterrupted, resumed))
     assert same_tensors(a.model, b.model)
-    assert a.state["grad_scaler"] == b.state["grad_scaler"] and 1 < a.state["grad_scaler"]["scale"] < 2.0**36
+    assert a.state["grad_scaler"] == b.state["grad_scaler"] and 1 < a.state["grad_scaler"]["scale"] < 2.0**30
     assert a.state["guard"]["skipped"] == 0
     updates = a.optimizer()["transformer.wte.weight/step"].item()
-    assert 20 < updates < 40  # the others only lowered the loss scale
+    assert 15 < updates < 30  # the others only lowered the loss scale
     metrics = read_metrics(uninterrupted.out_dir)
     assert metrics[-1]["loss"] < metrics[0]["loss"]
 
@@ -69,13 +72,10 @@ def test_a_batch_that_needs_twice_the_memory_is_refused(tiny):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, seed, monkeypatch):
+def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, process_group, seed, monkeypatch):
     """A run goes from CUDA, where the vocabulary is padded, to a CPU and back."""
-    V, group = 50, Group()
-    if parallel == "fsdp":
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        group = Group(0, 1, dist.group.WORLD)
-    runtime, config = replace(resolve_runtime("cpu", "float32", False), group=group), GPTConfig(**SMALL)
+    V, group, config = 50, process_group if parallel == "fsdp" else Group(), GPTConfig(**SMALL)
+    runtime = replace(resolve_runtime("cpu", "float32", False), group=group)
     cfg = TrainConfig(parallel=parallel, optimizer="muon", seed=seed)
 
     def state_from(tensors, multiple):
@@ -97,27 +97,26 @@ def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, s
             state.optimizer.zero_grad()
         return state.tensors(keep=True, copy=True)
 
-    try:
-        new = ({}, {})
-        initial = [state_from(new, multiple).tensors(keep=True, copy=True) for multiple in (1, 128)]
-        assert same_tensors(initial[0][0], initial[1][0])
-        on_cuda = state_from(new, 128)
-        saved = three_steps(on_cuda)
-        assert {name: t.shape for name, t in saved[0].items()} == {name: t.shape for name, t in initial[0][0].items()}
-        assert saved[1]["transformer.wte.weight/exp_avg"].shape == (V, config.n_embd)
-        on_cpu = state_from(saved, 1)
-        loaded = on_cpu.tensors(keep=True, copy=True)
-        back = state_from(loaded, 128)
-        for tensors in (loaded, back.tensors(keep=True, copy=True)):
-            assert all(same_tensors(a, b) for a, b in zip(tensors, saved, strict=True))
-        continued = three_steps(on_cuda)
-        assert all(same_tensors(a, b) for a, b in zip(three_steps(back), continued, strict=True))
-        assert (full_tensor(back.model.lm_head.weight)[V:] == 0).all()
-        for name, weight in three_steps(on_cpu)[0].items():
-            torch.testing.assert_close(weight, continued[0][name], atol=1e-4, rtol=1e-3)
-    finally:
-        if group.gloo:
-            dist.destroy_process_group()
+    new = ({}, {})
+    (initial, _), (padded, _) = (state_from(new, multiple).tensors(keep=True, copy=True) for multiple in (1, 128))
+    assert same_tensors(initial, padded)
+    on_cuda = state_from(new, 128)
+    saved = three_steps(on_cuda)
+    assert {name: t.shape for name, t in saved[0].items()} == {name: t.shape for name, t in initial.items()}
+    assert saved[1]["transformer.wte.weight/exp_avg"].shape == (V, config.n_embd)
+    on_cpu = state_from(saved, 1)
+    loaded = on_cpu.tensors(keep=True, copy=True)
+    back = state_from(loaded, 128)
+    for tensors in (loaded, back.tensors(keep=True, copy=True)):
+        assert all(same_tensors(a, b) for a, b in zip(tensors, saved, strict=True))
+    continued = three_steps(on_cuda)
+    assert all(same_tensors(a, b) for a, b in zip(three_steps(back), continued, strict=True))
+    assert (full_tensor(back.model.lm_head.weight)[V:] == 0).all()
+    # Gradients differ by their rounding. AdamW may move weights whose gradients are all error in another direction.
+    undecided = gradients_error(config, 2, 16)  # share of such weights; the others have this relative error
+    for name, weight in three_steps(on_cpu)[0].items():
+        error = 3 * max(cfg.learning_rate, cfg.muon_learning_rate) * math.sqrt(undecided * weight.numel())
+        assert (weight - continued[0][name]).norm() < error, name
 
 
 class Products(TorchDispatchMode):
@@ -154,40 +153,35 @@ def test_training_on_cuda_multiplies_matrices_with_aligned_rows(config, vocab_si
     assert {name for name, shape, leading in products.leading if leading % 8} == set(), products.leading
 
 
-COUNT_GRAPHS = """
-import sys, torch
-from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
-from torch._dynamo.backends.registry import lookup_backend
-from torch._dynamo.utils import counters
-from torch import distributed as dist
-from folio.machine.distributed import Group, reshard
-from folio.machine import kernels
-from folio.machine.kernels import compile_loss
-from folio.machine.runtime import Runtime, resolve_runtime
-from folio.training.setup import wrap
-from model import GPTConfig
+@pytest.mark.filterwarnings("ignore")  # from torch
+@pytest.mark.parametrize(
+    "parallel, recompute, graphs", [("one", False, 2), ("ddp", True, 2), ("fsdp", False, 4), ("fsdp", True, 4)]
+)
+def test_compiled_training_has_the_documented_graphs_and_no_breaks(
+    parallel, recompute, graphs, process_group, monkeypatch
+):
+    """One graph in training and one in evaluation, of model and loss; under FSDP, of a block and of the loss.
 
-def backend(graph, inputs):
-    assert not any(isinstance(value, torch.SymInt) for value in inputs), "a size or stride is a variable"
-    return aot_eager(graph, inputs)
+    With FSDP and activation checkpointing, nothing was compiled; with DDP, the graph broke twice.
+    """
 
-Runtime.size_multiple = 128  # pads the vocabulary as on CUDA
-parallel, group, aot_eager = sys.argv[1], Group(), lookup_backend("aot_eager")
-torch.compile = partial(torch.compile, backend=backend)
-if parallel != "one":
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = Group(0, 1, dist.group.WORLD)
-for recompute, max_logits in ((False, 2**26), (True, 2**14)):
-    kernels.MAX_LOGITS_COMPILED = max_logits
-    torch._dynamo.reset()
+    def backend(graph, inputs):
+        assert not any(isinstance(value, torch.SymInt) for value in inputs), "a size or stride is a variable"
+        return aot_eager(graph, inputs)
+
+    aot_eager = lookup_backend("aot_eager")
+    monkeypatch.setattr(Runtime, "size_multiple", 128)  # pads the vocabulary as on CUDA
+    monkeypatch.setattr(kernels, "MAX_LOGITS_COMPILED", 2**14 if recompute else 2**26)  # several chunks or one
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()
     counters.clear()
-    runtime = replace(resolve_runtime("cpu", "bfloat16", False), compile=True, group=group)
-    config = GPTConfig(block_size=16, vocab_size=64, n_layer=2, n_head=2, n_embd=32, position="rotary")
-    cfg = SimpleNamespace(parallel=parallel.replace("one", "ddp"), recompute=recompute, seed=1)
-    model, net = wrap(None, config, cfg, runtime)
-    loss_fn, idx = compile_loss(net, runtime), torch.zeros(16, 16, dtype=torch.long)
+    runtime = replace(resolve_runtime("cpu", "bfloat16", False), compile=True)
+    if parallel != "one":
+        runtime = replace(runtime, group=process_group)
+    layers = 2 if parallel == "fsdp" else 1  # blocks have the same graph
+    config = GPTConfig(block_size=16, vocab_size=64, n_layer=layers, n_head=2, n_embd=32, position="rotary")
+    model, net = wrap(None, config, TrainConfig(parallel=parallel.replace("one", "ddp"), recompute=recompute), runtime)
+    loss_fn, idx = kernels.compile_loss(net, runtime), torch.zeros(16, 16, dtype=torch.long)
     for _ in range(3):
         model.train()
         loss_fn(idx, idx).backward()
@@ -197,16 +191,4 @@ for recompute, max_logits in ((False, 2**26), (True, 2**14)):
         reshard(model)
     if parallel != "fsdp":
         model(idx[:1, :5])  # sampling during training compiles nothing
-    print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
-"""
-
-
-@pytest.mark.parametrize("parallel, graphs", [("one", 2), ("ddp", 2), ("fsdp", 4)])
-def test_compiled_training_has_the_documented_graphs_and_no_breaks(parallel, graphs):
-    """One graph in training and one in evaluation, of model and loss; under FSDP, of a block and of the loss.
-
-    With FSDP and activation checkpointing, nothing was compiled; with DDP, the graph broke twice.
-    """
-    result = run_code(f"sys.argv = ['', {parallel!r}]\n" + COUNT_GRAPHS)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [f"{graphs} 0"] * 2
+    assert counters["stats"]["unique_graphs"] == graphs and not counters["graph_break"]
