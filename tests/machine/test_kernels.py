@@ -34,29 +34,22 @@ ATTENTION_ERROR = 2 * rounding_error(8 + 2 * 16 + 5)  # D = 8, T = 16: scores, s
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_attention_weights_match_torchs_fused_kernel(seed):
-    torch.manual_seed(seed)
-    q, k, v = torch.randn(3, 2, 4, 16, 8)
-    weights = attention_weights(q, k)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(weights @ v, expected, **within(v, ATTENTION_ERROR))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 16), rtol=rounding_error(2 * 16), atol=0)
-    assert (weights.triu(diagonal=1) == 0).all()
-
-
-def test_every_attention_implementation_applies_a_mask(seed):
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_every_attention_implementation_matches_torchs_kernel(has_mask, seed):
     """A position method may add any bias to a score, per head."""
     torch.manual_seed(seed)
     layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=4, attn_pdrop=0.5), index=0).eval()
     q, k, v = torch.randn(3, 2, 4, 16, 8)
-    mask = torch.randn(4, 16, 16)
-    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    for attend in (AttentionKernel(), ManualAttention(), ManualAttentionInTraining()):
-        torch.testing.assert_close(attend(layer, q, k, v, mask), expected, **within(v, ATTENTION_ERROR))
+    mask = torch.randn(4, 16, 16) if has_mask else None
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not has_mask)
     config = GPTConfig(block_size=16, vocab_size=9, n_layer=1, n_head=4, n_embd=32)
     cache = KVCache(config, 2, torch.float32, torch.device("cpu"))
     cache.begin_forward(torch.zeros(2, 16, dtype=torch.long))
-    torch.testing.assert_close(cache(layer, q, k, v, mask), expected, **within(v, ATTENTION_ERROR))
+    for attend in (AttentionKernel(), ManualAttention(), ManualAttentionInTraining(), cache):
+        torch.testing.assert_close(attend(layer, q, k, v, mask), expected, **within(v, ATTENTION_ERROR))
+    weights = attention_weights(q, k, mask)
+    torch.testing.assert_close(weights @ v, expected, **within(v, ATTENTION_ERROR))
+    assert has_mask or (weights.triu(diagonal=1) == 0).all()
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -64,18 +57,27 @@ def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
     """Including the gradient of the bias of relative positions, for which torch uses its math kernel."""
     torch.manual_seed(seed)
     config = GPTConfig(block_size=40, vocab_size=50, n_layer=2, n_head=4, n_embd=32, position=position)
-    model, idx = GPT(config), torch.randint(50, (3, 40))
+    model, idx, gradients = GPT(config), torch.randint(50, (3, 40)), []
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     adapt(model, resolve_runtime("cpu", "float32", False))
     assert isinstance(model.kernel, ManualAttention) == (position == "relative")
-    model(idx, idx, AttentionKernel())[1].backward()
-    expected = {name: p.grad for name, p in model.named_parameters()}
+    for kernel in (AttentionKernel(), ManualAttention()):
+        gradients.append(gradients_of(model, model(idx, idx, kernel)[1]))
+    assert_same_gradients(*gradients, gradients_error(config, 3, 40))
+    assert all((gradient != 0).any() for gradient in gradients[0].values())  # every parameter is trained
+
+
+def gradients_of(model: GPT, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    model(idx, idx, ManualAttention())[1].backward()
-    for name, p in model.named_parameters():
-        assert expected[name].abs().max() > 1e-4  # every parameter is trained
-        assert (p.grad - expected[name]).norm() <= gradients_error(config, 3, 40) * expected[name].norm(), name
+    (3 * loss).backward()  # scaled, as for float16 or for a micro-batch
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_same_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], error: float) -> None:
+    """Assert that each gradient differs by at most error, relative to its norm."""
+    for name, value in expected.items():
+        assert (actual[name] - value).norm() <= error * value.norm(), name
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -99,28 +101,21 @@ def test_the_startup_line_names_the_attention_kernel_of_training(position, dtype
         assert describe_attention(runtime, model) == ("torch's flash kernel" if is_flash else other)
 
 
-class Recorder(ManualAttention):
-    """Records the attention weights of each layer, as the viewer does."""
-
-    def __init__(self):
-        self.weights = {}
-
-    def __call__(self, layer, q, k, v, mask):
-        self.weights[layer.index] = attention_weights(q, k, mask)
-        return super().__call__(layer, q, k, v, mask)
-
-
 def test_a_recorder_receives_every_layer_and_changes_no_result(seed):
+    """As that of the viewer."""
     torch.manual_seed(seed)
     model = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=3, n_head=2, n_embd=16)).eval()
-    idx, recorder = torch.randint(50, (2, 16)), Recorder()
+    idx, shapes = torch.randint(50, (2, 16)), {}
+
+    class Recorder(ManualAttention):
+        def __call__(self, layer, q, k, v, mask):
+            shapes[layer.index] = tuple(attention_weights(q, k, mask).shape)
+            return super().__call__(layer, q, k, v, mask)
+
     expected = model.logits(idx)
-    torch.testing.assert_close(
-        model.logits(idx, recorder), expected, **within(expected, logits_error(model.config, 16))
-    )
-    assert {index: tuple(weights.shape) for index, weights in recorder.weights.items()} == dict.fromkeys(
-        range(3), (2, 2, 16, 16)
-    )
+    error = within(expected, logits_error(model.config, 16))
+    torch.testing.assert_close(model.logits(idx, Recorder()), expected, **error)
+    assert shapes == dict.fromkeys(range(3), (2, 2, 16, 16))
 
 
 def test_manual_attention_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
@@ -191,34 +186,36 @@ def with_chunked_loss(model: GPT, max_logits: int = MAX_LOGITS) -> GPT:
     return model
 
 
-def loss_and_gradients(model: GPT, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    (3 * loss).backward()  # scaled, as for float16 or for a micro-batch
-    return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
-
-
 @pytest.mark.parametrize("chunk_tokens", [48, 17, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_chunked_loss_has_the_value_and_gradients_of_torchs(dtype, chunk_tokens, seed):
     """Against cross-entropy of all logits, in float32. In bfloat16, the gradient of each logit is rounded to 8 bits."""
     torch.manual_seed(seed)
     model = with_chunked_loss(GPT(GPTConfig(**SMALL)), 50 * chunk_tokens - 1)
-    idx, targets = tokens(3, 16), tokens(3, 16)
-    targets[1, :5] = -1
-    expected = loss_and_gradients(model, F.cross_entropy(model.logits(idx).mT, targets, ignore_index=-1))
+    idx, targets = masked_batch(3)
+    expected_loss = F.cross_entropy(model.logits(idx).mT, targets, ignore_index=-1)
+    expected = gradients_of(model, expected_loss)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        actual = loss_and_gradients(model, model(idx, targets)[1])
+        loss = model(idx, targets)[1]
+        actual = gradients_of(model, loss)
         with torch.no_grad():
-            assert torch.equal(model(idx, targets)[1], actual["loss"])
+            assert torch.equal(model(idx, targets)[1], loss)
     tolerance = gradients_error(model.config, 3, 16, dtype)
-    for name, value in expected.items():
-        assert (actual[name] - value).norm() <= tolerance * value.norm(), name
+    assert abs(loss - expected_loss) <= tolerance * expected_loss
+    assert_same_gradients(actual, expected, tolerance)
 
 
+def masked_batch(B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random inputs and targets, of which five are masked."""
+    idx, targets = tokens(B, 16), tokens(B, 16)
+    targets[1, :5] = -1
+    return idx, targets
+
+
+@pytest.mark.parametrize("max_logits, largest", [(2**26, 4 * 16 * 1000), (10_000, 10_000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_chunked_loss_never_holds_all_logits(dtype):
+def test_the_chunked_loss_never_holds_all_logits(dtype, max_logits, largest):
     """The largest tensor of a step or an evaluation is the logits of one chunk."""
-    sizes: list[int] = []
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
@@ -226,21 +223,16 @@ def test_the_chunked_loss_never_holds_all_logits(dtype):
             sizes.extend(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
             return result
 
-    V, C = 1000, 4
-    config, idx = GPTConfig(**{**SMALL, "vocab_size": V, "n_embd": C, "n_head": 1}), tokens(4, 16, V)
-    for max_logits, largest in ((2**26, 4 * 16 * V), (10 * V, 10 * V)):
-        model = with_chunked_loss(GPT(config), max_logits)
-        for training in (True, False):
-            sizes.clear()
-            with (
-                Sizes(),
-                torch.autocast("cpu", dtype, enabled=dtype != torch.float32),
-                torch.set_grad_enabled(training),
-            ):
-                _, loss = model(idx, idx)
-                if training:
-                    loss.backward()
-            assert max(sizes) == largest
+    idx = tokens(4, 16, 1000)
+    model = with_chunked_loss(GPT(GPTConfig(**{**SMALL, "vocab_size": 1000, "n_embd": 4, "n_head": 1})), max_logits)
+    for training in (True, False):
+        sizes: list[int] = []
+        autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
+        with Sizes(), autocast, torch.set_grad_enabled(training):
+            _, loss = model(idx, idx)
+            if training:
+                loss.backward()
+        assert max(sizes) == largest
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # from torch
@@ -250,9 +242,7 @@ def test_the_chunked_loss_compiles_to_one_graph_without_scatter(seed):
     With torch 2.11, all gradients were 0, because the forward pass added to its result in place.
     """
     torch.manual_seed(seed)
-    model, idx, targets = with_chunked_loss(GPT(GPTConfig(**SMALL)), 500), tokens(2, 16), tokens(2, 16)
-    targets[1, :5] = -1
-    graphs = []
+    model, (idx, targets), graphs = with_chunked_loss(GPT(GPTConfig(**SMALL)), 500), masked_batch(2), []
 
     def record(graph, inputs):
         graphs.append(graph)
@@ -260,11 +250,12 @@ def test_the_chunked_loss_compiles_to_one_graph_without_scatter(seed):
 
     torch.compiler.reset()  # --seeds runs this more often than Dynamo compiles a function
     backend = aot_autograd(fw_compiler=record)
-    expected = loss_and_gradients(model, model(idx, targets)[1])
     compiled = torch.compile(lambda idx, targets: model(idx, targets)[1], backend=backend, fullgraph=True)
-    actual, tolerance = loss_and_gradients(model, compiled(idx, targets)), gradients_error(model.config, 2, 16)
-    for name, value in expected.items():
-        assert (actual[name] - value).norm() <= tolerance * value.norm(), name
+    losses = [loss_fn(idx, targets) for loss_fn in (compiled, lambda *batch: model(*batch)[1])]
+    actual, expected = (gradients_of(model, loss) for loss in losses)
+    error = gradients_error(model.config, 2, 16)
+    assert_same_gradients(actual, expected, error)
+    assert abs(losses[0] - losses[1]) <= error * losses[1]
     assert len(graphs) == 2  # forward and backward
     operators = [str(node.target) for node in graphs[0].graph.nodes]
     assert sum("log_softmax" in name for name in operators) == 4 and not any("scatter" in name for name in operators)
@@ -294,39 +285,34 @@ def test_the_chunked_loss_keeps_small_gradients_in_float16(seed):
 # --- a padded vocabulary ----------------------------------------------------------------------------------------------
 
 
-def padded(model: GPT, multiple: int) -> GPT:
-    pad_vocabulary(model, multiple)
-    return model
-
-
 @pytest.mark.parametrize("max_logits", [MAX_LOGITS, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_padded_vocabulary_changes_no_logit_loss_or_gradient(dtype, max_logits, seed):
     torch.manual_seed(seed)
-    V, idx, targets = SMALL["vocab_size"], tokens(3, 16), tokens(3, 16)
-    targets[1, :5] = -1
-    models = GPT(GPTConfig(**SMALL)), padded(GPT(GPTConfig(**SMALL)), 64)
+    V, (idx, targets) = SMALL["vocab_size"], masked_batch(3)
+    models = GPT(GPTConfig(**SMALL)), GPT(GPTConfig(**SMALL))
+    pad_vocabulary(models[1], 64)
     assert models[0].num_params() == models[1].num_params() and len(models[1].lm_head.weight) == 64
-    results, logits = [], []
+    gradients, losses, logits = [], [], []
     for model in models:
         model.cross_entropy = partial(chunked_cross_entropy, max_logits=max_logits, vocab_size=V)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits.append(model.logits(idx))
-            results.append(loss_and_gradients(model, model(idx, targets)[1]))
+            losses.append(model(idx, targets)[1])
+            gradients.append(gradients_of(model, losses[-1]))
             assert model(idx)[0].shape == (3, 1, V)
     torch.testing.assert_close(*logits, **within(logits[1].detach(), logits_error(models[0].config, 16, dtype)))
-    table = results[1]["transformer.wte.weight"]
+    table, error = gradients[1]["transformer.wte.weight"], gradients_error(models[0].config, 3, 16, dtype)
     assert (table[V:] == 0).all()
-    results[1]["transformer.wte.weight"] = table[:V]
-    for name, value in results[0].items():
-        error = (results[1][name] - value).norm()
-        assert error <= gradients_error(models[0].config, 3, 16, dtype) * value.norm(), name
+    assert_same_gradients({**gradients[1], "transformer.wte.weight": table[:V]}, gradients[0], error)
+    assert abs(losses[1] - losses[0]) <= error * losses[0]
 
 
 def test_a_foreign_table_of_a_suitable_size_is_not_padded():
     """nanoGPT's vocabulary of 50,304 stays the model's vocabulary."""
     with torch.device("meta"):
-        model = padded(GPT(GPTConfig(vocab_size=50304, n_layer=1)), 128)
+        model = GPT(GPTConfig(vocab_size=50304, n_layer=1))
+        pad_vocabulary(model, 128)
     assert len(model.lm_head.weight) == 50304 and not model.lm_head._forward_hooks
 
 

@@ -1,6 +1,7 @@
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,15 +23,18 @@ def restore_modes():
     torch.use_deterministic_algorithms(False)
 
 
-def test_auto_on_a_cpu_chooses_the_fastest_dtype(monkeypatch):
+@pytest.mark.parametrize("feature, dtype, precision", [("AMX", "bfloat16", "highest"), (None, "float32", "medium")])
+def test_auto_on_a_cpu_chooses_the_fastest_dtype(monkeypatch, feature, dtype, precision):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for feature, dtype, precision in (("AMX", torch.bfloat16, "highest"), (None, torch.float32, "medium")):
-        monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda feature=feature: feature)
-        chosen = resolve_runtime("auto", "auto", "auto")
-        assert chosen.device.type == "cpu" and chosen.dtype == dtype and not chosen.compile
-        assert (feature or "no known instructions for bfloat16") in chosen.description
-        assert torch.get_float32_matmul_precision() == precision
+    monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: feature)
+    chosen = resolve_runtime("auto", "auto", "auto")
+    assert chosen.resolved == {"device": "cpu", "dtype": dtype, "compile": False}
+    assert (feature or "no known instructions for bfloat16") in chosen.description
+    assert torch.get_float32_matmul_precision() == precision
+    by_name = resolve_runtime("cpu", "float32", False)
+    assert torch.get_float32_matmul_precision() == "highest"  # what is set is true float32
+    assert by_name.description.endswith(", float32, eager")  # no reason: "as set" was printed for a tool's own choice
 
 
 @pytest.mark.parametrize(
@@ -46,42 +50,25 @@ def test_auto_on_a_cpu_chooses_the_fastest_dtype(monkeypatch):
 )
 def test_auto_chooses_a_cpus_dtype_by_its_features(monkeypatch, machine, amx, avx512, operator, feature):
     """Timings decided, so that beside two busy processes one start in eight chose float32 and had other results."""
-
-    def fail(*args):
-        raise AssertionError("a time was measured")
-
     monkeypatch.setattr(runtime.platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: operator)
-    monkeypatch.setattr(time, "perf_counter", fail)
-    monkeypatch.setattr(torch, "matmul", fail)
+    for owner, name in ((time, "perf_counter"), (torch, "matmul")):
+        monkeypatch.setattr(owner, name, mock.Mock(side_effect=AssertionError("a time was measured")))
     assert runtime._cpu_bf16_feature() == feature
     assert runtime._best_dtype(torch.device("cpu"))[0] == ("bfloat16" if feature else "float32")
 
 
-def test_float32_as_set_is_true_float32(monkeypatch):
-    monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: None)
-    resolve_runtime("cpu", "auto", False)
-    assert torch.get_float32_matmul_precision() == "medium"
-    by_name = resolve_runtime("cpu", "float32", False)
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert by_name.description.endswith(", float32, eager")  # no reason: "as set" was printed for a tool's own choice
-
-
 def test_a_resumed_run_keeps_what_auto_chose():
+    """A resumed run for which "auto" had chosen float32 was not in the faster mode, so not bitwise identical."""
     saved = {"device": "cpu", "dtype": "bfloat16", "compile": False}
     resumed = resolve_runtime("cpu", "auto", "auto", saved=saved)
-    assert resumed.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in resumed.description
+    assert resumed.resolved == saved and "bfloat16 (as before), eager (as before)" in resumed.description
     assert resolve_runtime("cpu", "float32", "auto", saved=saved).dtype == torch.float32
     other_device = resolve_runtime("cpu", "auto", "auto", saved={**saved, "device": "cuda"})
     assert "no longer bitwise identical" in other_device.description
-    assert saved == resolve_runtime("cpu", "auto", "auto", saved=saved).resolved
-
-
-def test_a_resumed_run_keeps_its_float32_mode():
-    """A resumed run for which "auto" had chosen float32 was not in the faster mode, so not bitwise identical."""
-    resolve_runtime("cpu", "auto", "auto", saved={"device": "cpu", "dtype": "float32", "compile": False})
+    resolve_runtime("cpu", "auto", "auto", saved={**saved, "dtype": "float32"})
     assert torch.get_float32_matmul_precision() == "medium"
 
 
@@ -100,10 +87,7 @@ def test_settings_that_cannot_work_are_errors(settings, message):
 
 
 def test_a_compiler_that_fails_is_an_error_only_if_compile_is_set_by_name(monkeypatch):
-    def failing_compile(function):
-        raise RuntimeError("no compiler here\nand much more")
-
-    monkeypatch.setattr(torch, "compile", failing_compile)
+    monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no compiler here\nand much more")))
     with pytest.raises(UserError, match=r"compile=True: .*no compiler here; use --compile=False$"):
         resolve_runtime("cpu", "float32", True)
     with SimulatedGPU():
@@ -114,19 +98,11 @@ def test_a_compiler_that_fails_is_an_error_only_if_compile_is_set_by_name(monkey
 def test_short_runs_are_not_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)
     cuda = torch.device("cuda")
-    compiled = {
-        (Length(1e15), 1): False,
-        (Length(1e17), 1): True,
-        (Length(1e17), 8): False,
-        (Length(8e17), 8): True,
-        (Length(1e18, seconds=60), 1): False,
-        (Length(1e15, seconds=3600), 1): True,
-        (None, 1): True,
-    }
+    compiled = {(Length(1e15), 1): False, (Length(1e17), 1): True, (Length(1e17), 8): False, (Length(8e17), 8): True}
+    compiled |= {(Length(1e18, seconds=60), 1): False, (Length(1e15, seconds=3600), 1): True, (None, 1): True}
     with SimulatedGPU():
-        chosen = {case: runtime._resolve_compile(cuda, "auto", *case)[0] for case in compiled}
+        assert {case: runtime._resolve_compile(cuda, "auto", *case)[0] for case in compiled} == compiled
         assert "about 4 s" in runtime._resolve_compile(cuda, "auto", Length(1e15))[1]
-    assert chosen == compiled
     assert "on mps" in runtime._resolve_compile(torch.device("mps"), "auto", None)[1]  # it said "on a CPU"
     assert not runtime._resolve_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
@@ -163,8 +139,8 @@ def test_a_gpu_without_kernels_is_an_error_that_names_its_architecture():
             resolve_runtime("cuda:0", "auto", "auto")
 
 
-@pytest.mark.parametrize("has_bfloat16", [True, False])
-def test_auto_on_a_gpu_chooses_a_16_bit_dtype(has_bfloat16):
+@pytest.mark.parametrize("has_bfloat16, dtype", [(True, torch.bfloat16), (False, torch.float16)])
+def test_auto_on_a_gpu_chooses_a_16_bit_dtype(has_bfloat16, dtype):
     with SimulatedGPU(device_count=2, is_bf16_supported=has_bfloat16):
         chosen = resolve_runtime("auto", "auto", False)
         assert torch.cuda.current_device() == 0
@@ -172,38 +148,27 @@ def test_auto_on_a_gpu_chooses_a_16_bit_dtype(has_bfloat16):
         if not has_bfloat16:
             with pytest.raises(UserError, match=r"dtype=bfloat16: .*--dtype=float16"):
                 resolve_runtime("cuda", "bfloat16", False)
-    assert chosen.device == torch.device("cuda", 0)
-    assert chosen.dtype == (torch.bfloat16 if has_bfloat16 else torch.float16)
+    assert chosen.device == torch.device("cuda", 0) and chosen.dtype == dtype
 
 
-def test_compute_sets_the_dtype_of_matmuls():
+def test_a_runtime_sets_the_dtype_of_matmuls_and_moves_arrays_to_its_device():
     a = torch.ones(4, 4)
     for dtype in (torch.float32, torch.bfloat16):
         with resolve_runtime("cpu", str(dtype).removeprefix("torch."), False).compute():
             assert (a @ a).dtype == dtype
         assert (a @ a).dtype == torch.float32
-
-
-def test_arrays_become_tensors_on_the_device():
     x, y = resolve_runtime("cpu", "float32", False).to_device(np.arange(6).reshape(2, 3)[:, :-1], np.ones((2, 2)))
     assert x.tolist() == [[0, 1], [3, 4]] and y.shape == (2, 2)
 
 
-@pytest.mark.parametrize(
-    "name, dtype, peak",
-    [
+def test_peak_flops_are_those_of_the_data_sheet_in_16_bits():
+    for name, dtype, peak in (
         ("NVIDIA H100 PCIe", "bfloat16", 756e12),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
-        ("NVIDIA H100 80GB HBM3", "float32", None),
+        ("NVIDIA H100 PCIe", "float32", None),
         ("Some GPU", "bfloat16", None),
-    ],
-)
-def test_peak_flops_are_those_of_the_data_sheet(name, dtype, peak):
-    with SimulatedGPU(get_device_name=name):
-        assert resolve_runtime("cuda", dtype, False).peak_flops() == peak
-
-
-def test_a_cpu_has_no_data_sheet():
+    ):
+        with SimulatedGPU(get_device_name=name):
+            assert resolve_runtime("cuda", dtype, False).peak_flops() == peak
     cpu = resolve_runtime("cpu", "float32", False)
     assert cpu.peak_flops() is None and cpu.peak_memory() > 1e6
 
@@ -218,16 +183,16 @@ def test_a_gpu_computes_in_the_chosen_dtype():
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to another user")
-@pytest.mark.parametrize("is_own", [True, False])
-def test_torch_compile_does_not_execute_the_cache_of_another_user(is_own, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_torch_compile_does_not_execute_the_cache_of_another_user(owner, tmp_path, monkeypatch, capfd):
     """The cache has a predictable name in /tmp, where another user can create it first."""
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(cache_dir_utils, "default_cache_dir", lambda: str(tmp_path / "torchinductor"))
     (tmp_path / "torchinductor").mkdir(mode=0o755)
-    if not is_own:
-        os.chown(tmp_path / "torchinductor", 12345, 12345)
+    os.chown(tmp_path / "torchinductor", owner, owner)
     runtime.use_private_compiler_cache()
     chosen, line = os.environ.get("TORCHINDUCTOR_CACHE_DIR"), capfd.readouterr().err
-    assert (chosen is None) == is_own == (not line)
-    if not is_own:
+    if owner == 0:
+        assert chosen is None and not line
+    else:
         assert Path(chosen).stat().st_mode & 0o777 == 0o700 and "belongs to another user" in line

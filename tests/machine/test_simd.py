@@ -45,38 +45,37 @@ def test_products_of_matrices(format, seed):
     for rows in range(1, 10):
         n, outputs = group * rng.randint(1, 9), rng.randint(1, 23)
         weight, numbers = stored(torch.randn(outputs, n), format)
-        x = torch.randn(rows, n)
-        if format == "bfloat16 pairs":
-            x = x.bfloat16()
+        x = torch.randn(rows, n).to(torch.bfloat16 if format == "bfloat16 pairs" else torch.float32)
         y = torch.full((rows + 1, outputs + 3), 7.0)
-        strides = weight.shape[1] * weight.itemsize, n * x.itemsize, 4 * (outputs + 3)
-        sizes = (weight.data_ptr(), strides[0], x.data_ptr(), strides[1], rows, n, y.data_ptr(), strides[2], outputs)
-        linear(*sizes)
-        expected = x.double() @ numbers.T
-        size = x.double().abs() @ numbers.abs().T
-        assert ((y[:rows, :outputs] - expected).abs() <= rounding_error(n + 1) * size).all()
-        assert (y[rows] == 7).all() and (y[:, outputs:] == 7).all()
+        w = weight.data_ptr(), weight.shape[1] * weight.itemsize
+        linear(*w, x.data_ptr(), n * x.itemsize, rows, n, y.data_ptr(), 4 * (outputs + 3), outputs)
+        assert_product(y, x, numbers.T)
         for row in range(rows):
             single = torch.zeros(outputs)
-            linear(weight.data_ptr(), strides[0], x[row].data_ptr(), 0, 1, n, single.data_ptr(), 0, outputs)
+            linear(*w, x[row].data_ptr(), 0, 1, n, single.data_ptr(), 0, outputs)
             assert torch.equal(single, y[row, :outputs])
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
 def test_weighted_sums_of_rows(format, seed):
     """y = x w for 1 to 9 rows of x."""
-    rng = random.Random(seed)
+    rng, mix = random.Random(seed), native("mix", format)
     torch.manual_seed(seed)
-    mix = native("mix", format)
     for rows in range(1, 10):
         n, columns = rng.randint(0, 40), 16 * rng.randint(1, 9)
         weight, numbers = stored(torch.randn(n, columns), format)
         x, y = torch.randn(rows, n), torch.full((rows + 1, columns + 3), 7.0)
         stride = columns * weight.itemsize
         mix(x.data_ptr(), 4 * n, rows, n, weight.data_ptr(), stride, y.data_ptr(), 4 * (columns + 3), columns)
-        size = x.double().abs() @ numbers.abs()
-        assert ((y[:rows, :columns] - x.double() @ numbers).abs() <= rounding_error(n + 1) * size).all()
-        assert (y[rows] == 7).all() and (y[:, columns:] == 7).all()
+        assert_product(y, x, numbers)
+
+
+def assert_product(y: torch.Tensor, x: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Assert that y begins with x @ numbers, and that 7 was not overwritten in the row and the columns after it."""
+    (rows, n), columns = x.shape, numbers.shape[1]
+    error = rounding_error(n + 1) * (x.double().abs() @ numbers.abs())
+    assert ((y[:rows, :columns] - x.double() @ numbers).abs() <= error).all()
+    assert (y[rows] == 7).all() and (y[:, columns:] == 7).all()
 
 
 @pytest.mark.parametrize("format", PORTABLE)
