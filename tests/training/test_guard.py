@@ -3,6 +3,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from folio.training.guard import DECAY, MIN_STEPS, StepGuard
 from tests.support.tolerances import normal_limit
@@ -14,7 +16,8 @@ def new_guard(skip_spikes: float | None = None, state: dict | None = None) -> St
     return StepGuard(torch.device("cpu"), skip_spikes, state)
 
 
-def judge(guard: StepGuard, loss: float, grad_norm: float, scale: torch.Tensor | None = None) -> float:
+def judge(guard: StepGuard, loss: float, grad_norm: float, scale: float | None = None) -> float:
+    scale = None if scale is None else torch.tensor(scale)
     return guard.judge(torch.tensor(loss), torch.tensor(grad_norm), scale).item()
 
 
@@ -25,32 +28,54 @@ def read(guard: StepGuard) -> StepGuard:
     return guard
 
 
-@pytest.mark.parametrize("loss, grad_norm, bad", [(1, 1, 0), (NAN, 1, 1), (1, NAN, 1), (1, INF, 1), (-INF, 1, 1)])
-def test_steps_that_are_not_finite_are_bad(loss, grad_norm, bad):
-    guard = new_guard()
-    assert judge(guard, float(loss), float(grad_norm)) == bad
-    guard.send()
-    (step,) = guard.read(7)
-    assert step.step == 7 and step.skipped == bool(bad) and guard.read(7) == []
-    assert guard.state()["skipped"] == bad == guard.state()["in_a_row"]
+STEPS = {  # loss, gradient norm, loss scale -> whether the step is bad, and whether it counts as skipped
+    (1.0, 1.0, None): (False, False),
+    (NAN, 1.0, None): (True, True),
+    (1.0, NAN, None): (True, True),
+    (1.0, INF, None): (True, True),
+    (-INF, 1.0, None): (True, True),
+    (1.0, 1.0, 2.0**16): (False, False),
+    (1.0, INF, 2.0**16): (True, False),  # only the loss scale is too large
+    (1.0, INF, 0.5): (True, True),  # the unscaled gradients also overflow
+    (NAN, NAN, 2.0**16): (True, True),
+    None: (False, False),  # without targets
+}
 
 
-def test_bad_steps_in_a_row_are_counted():
-    guard = new_guard()
-    for loss in (1.0, NAN, NAN, 1.0, NAN, NAN, NAN):
-        judge(guard, loss, 1.0)
-    assert read(guard).state()["in_a_row"] == 3 and guard.state()["skipped"] == 5
+@given(st.lists(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=8), min_size=1, max_size=5))
+@example([[(1.0, 1.0, None), *[(NAN, 1.0, None)] * 4, (1.0, 1.0, None)]])
+@settings(max_examples=50)
+def test_bad_steps_are_skipped_and_counted(reads):
+    """Several reads of several steps. After each, the state is restored from JSON, as when a run is resumed.
 
-
-def test_an_overflow_at_a_large_loss_scale_is_skipped_but_not_counted():
-    guard, scale = new_guard(), torch.tensor(2.0**16)
-    assert judge(guard, 1.0, INF, scale) == 1 and read(guard).state()["skipped"] == 0
-    assert judge(guard, NAN, NAN, scale) == 1 and read(guard).state()["skipped"] == 1
+    Only bad steps at the end of a read stopped a run. A step without targets had a loss of 0, which ended a series of
+    bad steps. A recovered run was stopped when it was resumed. A run whose gradients overflow float16 was not stopped.
+    """
+    state, counts = {}, dict(in_a_row=0, skipped=0, without_targets=0)
+    for steps in reads:
+        guard, streak = new_guard(state=json.loads(json.dumps(state))), 0
+        for step in steps:
+            bad, counted = STEPS[step]
+            if step is None:
+                guard.judge_without_targets()
+                counts["without_targets"] += 1
+                continue
+            assert judge(guard, *step) == bad
+            counts["in_a_row"] = counts["in_a_row"] + 1 if counted else 0
+            counts["skipped"] += counted
+            streak = max(streak, counts["in_a_row"])
+        guard.send()
+        assert [(s.step, s.loss is None, s.skipped) for s in guard.read(100)] == [
+            (number, step is None, STEPS[step][1]) for number, step in enumerate(steps, start=101 - len(steps))
+        ]
+        state = guard.state()
+        assert {name: state[name] for name in counts} == counts
+        assert guard.can_continue(streak + 1, None) and not guard.can_continue(streak, None)
 
 
 def test_spikes_are_also_counted_with_a_loss_scale():
     """They were not counted, so that a float16 run skipped every step after the loss had shifted."""
-    guard, scale = new_guard(skip_spikes=3.0), torch.tensor(2.0**16)
+    guard, scale = new_guard(skip_spikes=3.0), 2.0**16
     for n in range(150):
         judge(guard, 2 + 0.01 * (n % 7), 1.0 + 0.01 * (n % 5), scale)
     assert judge(guard, 50.0, 1.0, scale) == 1 and read(guard).skipped == 1
@@ -74,64 +99,26 @@ def test_the_running_mean_and_variance_are_those_of_weighted_steps(seed):
         assert guard.moments.numpy() == pytest.approx(expected, rel=0, abs=tolerance)
 
 
-def test_bad_steps_before_a_good_step_do_not_count_on_resume():
-    """A run that had recovered was stopped when it was resumed."""
-    state = {"in_a_row": 5, "skipped": 5, "moments": [[0.0, 0.0, 0.0]] * 2}
-    guard = new_guard(state=state)
-    for _ in range(10):
-        judge(guard, 1.0, 1.0)
-    assert read(guard).can_continue(5, None)
-    guard = new_guard(state=state)
-    judge(guard, NAN, 1.0)
-    assert read(guard).diagnose(torch.nn.Linear(1, 1), 6, None, has_checkpoint=True)[0] == "the loss is nan"
-
-
-def test_a_step_without_targets_is_neither_good_nor_bad():
-    """It had a loss of 0, which ended a series of bad steps, and was below all validation losses."""
+def test_a_step_without_targets_changes_no_moments_and_is_no_last_loss():
+    """It had a loss of 0, which was below all validation losses."""
     guard = new_guard(skip_spikes=3.0)
-    judge(guard, 2.0, 1.0)
+    for loss in (2.0, 1.5):
+        judge(guard, loss, 1.0)
     moments = guard.state()["moments"]
-    judge(guard, NAN, 1.0)
-    guard.judge_without_targets()
-    judge(guard, NAN, 1.0)
-    guard.judge_without_targets()
-    guard.send()
-    steps = guard.read(5)
-    assert [(s.step, s.loss, s.grad_norm, s.skipped) for s in steps[::2]] == [
-        (1, 2.0, 1.0, False), (3, None, None, False), (5, None, None, False)
-    ]  # fmt: skip
-    assert guard.in_a_row == guard.streak == 2 and guard.skipped == 2 and guard.moments.tolist() == moments
-    assert new_guard(state=json.loads(json.dumps(guard.state()))).without_targets == 2
-    judge(guard, 1.5, 1.0)
     guard.judge_without_targets()
     guard.record_evaluation(1.0, 7)
-    assert read(guard).last_loss == 1.5 and guard.has_risen(2.0)
+    assert read(guard).last_loss == 1.5 and guard.has_risen(2.0) and guard.state()["moments"] == moments
     fresh = new_guard()
     fresh.record_evaluation(1.0, 1)
     fresh.judge_without_targets()
     assert read(fresh).last_loss is None and not fresh.has_risen(2.0)
 
 
-def test_an_overflow_at_a_loss_scale_below_1_is_counted():
-    """It was not, so a run whose gradients overflow float16 continued without learning."""
-    guard = new_guard()
-    for exponent in range(16, -5, -1):
-        assert judge(guard, 1.0, INF, torch.tensor(2.0**exponent)) == 1
-    assert read(guard).in_a_row == guard.skipped == 4
-
-
-def test_a_streak_in_the_middle_of_a_read_stops_the_run():
-    """Only consecutive bad steps at the end of a read were considered."""
+def test_a_streak_in_the_middle_of_a_read_has_a_diagnosis():
     guard = new_guard()
     for loss in [1.0, *[NAN] * 4, 1.0]:
         judge(guard, loss, 1.0)
-    read(guard)
-    model = torch.nn.Linear(1, 1)
-    assert guard.in_a_row == 0 and guard.streak == 4
-    assert guard.can_continue(5, None) and not guard.can_continue(4, None)
-    assert guard.diagnose(model, 4, None, has_checkpoint=True)[0] == "the loss is nan"
-    judge(guard, 1.0, 1.0)
-    assert read(guard).can_continue(4, None)
+    assert read(guard).diagnose(torch.nn.Linear(1, 1), 4, None, has_checkpoint=True)[0] == "the loss is nan"
 
 
 def test_spikes_are_judged_by_running_mean_and_deviation(seed):

@@ -8,16 +8,6 @@ import torch
 from folio.machine import distributed
 from folio.machine.distributed import Group
 from folio.training import optim
-from folio.training.optim import (
-    LR_SCHEDULES,
-    Muon,
-    load_state_tensors,
-    lr_at,
-    make_optimizer,
-    muon_momentum_at,
-    orthogonalize,
-    state_tensors,
-)
 from model import GPT, GPTConfig
 from tests.support.tolerances import norm_error, rounding_error, within
 
@@ -25,7 +15,7 @@ CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, 
 
 
 def adamw_for(model: torch.nn.Module) -> torch.optim.AdamW:
-    return make_optimizer(model, "adamw", 1e-2, (0.9, 0.95), 0.1)
+    return optim.make_optimizer(model, "adamw", 1e-2, (0.9, 0.95), 0.1)
 
 
 def run_steps(model: GPT, optimizer: torch.optim.Optimizer, n: int) -> None:
@@ -73,14 +63,14 @@ def test_adamw_matches_its_definition(seed):
 def test_an_optimizers_state_is_restored_by_name(kind):
     config = replace(CONFIG, position="relative")
     models = [GPT(config), GPT(config)]
-    optimizers = [make_optimizer(model, kind, 1e-2, (0.9, 0.95), 0.1) for model in models]
+    optimizers = [optim.make_optimizer(model, kind, 1e-2, (0.9, 0.95), 0.1) for model in models]
     run_steps(models[0], optimizers[0], 3)
     models[1].load_state_dict(models[0].state_dict())
-    saved = {name: tensor.clone() for name, tensor in state_tensors(models[0], optimizers[0]).items()}
+    saved = {name: tensor.clone() for name, tensor in optim.state_tensors(models[0], optimizers[0]).items()}
     matrix_state = "momentum_buffer" if kind == "muon" else "exp_avg"
     assert f"transformer.h.0.attn.c_attn.weight/{matrix_state}" in saved
     assert {"transformer.wte.weight/exp_avg", "transformer.relative_bias.weight/exp_avg"} <= saved.keys()
-    load_state_tensors(models[1], optimizers[1], saved)
+    optim.load_state_tensors(models[1], optimizers[1], saved)
     for model, optimizer in zip(models, optimizers, strict=True):
         run_steps(model, optimizer, 2)
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
@@ -96,13 +86,13 @@ def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
 def assert_a_bad_step_changes_nothing(model: GPT, optimizer: torch.optim.Optimizer) -> None:
     """A step with NaN gradients, marked by found_inf, leaves the weights and the optimizer's state as they are."""
     weights = [p.detach().clone() for p in model.parameters()]
-    state = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    state = {name: tensor.clone() for name, tensor in optim.state_tensors(model, optimizer).items()}
     for p in model.parameters():
         p.grad = torch.full_like(p, math.nan)
     optimizer.found_inf = torch.ones(())
     optimizer.step()
     assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
-    assert all(torch.equal(state[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in optim.state_tensors(model, optimizer).items())
 
 
 def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch):
@@ -110,7 +100,7 @@ def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch)
     build = lambda groups, fused, **settings: torch.optim.NAdam(groups, **settings)  # noqa: E731
     monkeypatch.setitem(optim.BUILDERS, "nadam", build)
     model = GPT(CONFIG)
-    optimizer = make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
+    optimizer = optim.make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
     run_steps(model, optimizer, 2)
     weights = [p.detach().clone() for p in model.parameters()]
     assert_a_bad_step_changes_nothing(model, optimizer)
@@ -122,16 +112,16 @@ def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch)
 def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
     """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
     with pytest.raises(KeyError, match="steepest"):
-        make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
+        optim.make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
     counts = dict(warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
     with pytest.raises(KeyError, match="staircase"):
-        lr_at(0, learning_rate=1.0, min_lr=0.1, schedule="staircase", **counts)
+        optim.lr_at(0, learning_rate=1.0, min_lr=0.1, schedule="staircase", **counts)
 
 
 # --- learning rate ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+@pytest.mark.parametrize("schedule", optim.LR_SCHEDULES)
 def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
     """Bitwise: a resumed run computes its learning rates again, with whatever version resumes it.
 
@@ -157,14 +147,14 @@ def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
         else:
             expected = low + (1.0 - (step - begin) / (end - begin)) * (lr - low)
         settings = dict(learning_rate=lr, min_lr=low, warmup_iters=warmup, lr_decay_iters=end, wsd_decay_iters=tail)
-        assert lr_at(step, schedule=schedule, **settings) == expected, (step, settings)
+        assert optim.lr_at(step, schedule=schedule, **settings) == expected, (step, settings)
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
 
 
-def muon_for(model: torch.nn.Module) -> Muon:
-    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1)
+def muon_for(model: torch.nn.Module) -> optim.Muon:
+    return optim.make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1)
 
 
 def test_muon_matches_torchs_muon_and_adamw(seed):
@@ -204,13 +194,13 @@ def test_orthogonalize_makes_large_singular_values_close_to_one(seed):
     torch.manual_seed(seed)
     for rows, columns in ((16, 16), (16, 64)):
         matrices = torch.randn(3, rows, columns) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
-        result = orthogonalize(matrices)
+        result = optim.orthogonalize(matrices)
         assert result.shape == matrices.shape
         u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
         is_large = s > 0.1 * s[:, :1]  # five iterations do not converge for much smaller ones
         values = (u.mT @ result @ vh.mT).diagonal(dim1=1, dim2=2)
         assert ((values > 0.6) & (values < 1.25))[is_large].all()
-    assert orthogonalize(torch.zeros(1, 4, 4)).eq(0).all()
+    assert optim.orthogonalize(torch.zeros(1, 4, 4)).eq(0).all()
 
 
 def test_a_bad_step_changes_no_weights_or_state_of_muon():
@@ -230,13 +220,12 @@ def test_the_momentum_of_other_optimizers_does_not_change():
 
 
 def test_muons_momentum_rises_from_0_85_to_0_95():
-    assert [muon_momentum_at(step) for step in (0, 150, 300, 5000)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
+    assert [optim.muon_momentum_at(step) for step in (0, 150, 300, 5000)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
 
 
 @pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
-def test_muon_gathers_contiguous_tensors(monkeypatch, seed, shape):
+def test_muon_gathers_contiguous_tensors(monkeypatch, shape):
     """Muon gathered transposed matrices, which gloo copies but NCCL refuses, so it failed on GPUs."""
-    torch.manual_seed(seed)
     gathered = []
 
     def strict_all_gather(outputs, part):
@@ -246,9 +235,8 @@ def test_muon_gathers_contiguous_tensors(monkeypatch, seed, shape):
             output.copy_(part)
 
     monkeypatch.setattr(distributed.dist, "all_gather", strict_all_gather)
-    group = Group(rank=1, size=2, gloo="a group")  # all_gather is only used if this is set
     weight = torch.nn.Parameter(torch.randn(shape))
-    muon = Muon([{"params": [weight], "lr": 1.0, "weight_decay": 0.0, "shape": (4, 8), "dtype": torch.float32}], group)
+    settings = dict(params=[weight], lr=1.0, weight_decay=0.0, shape=(4, 8), dtype=torch.float32)
     weight.grad = torch.randn(shape)
-    muon.step()
+    optim.Muon([settings], Group(rank=1, size=2, gloo="a group")).step()
     assert len(gathered) == 1

@@ -18,6 +18,7 @@ from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.loader import resident_bytes
 from folio.training.planning.forecast import (
+    Memory,
     loss_bytes,
     memory_per_process,
     memory_report,
@@ -28,7 +29,7 @@ from folio.training.planning.forecast import (
 )
 from folio.training.setup import open_data
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
-from train import train
+from train import TrainConfig, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
 
@@ -96,21 +97,24 @@ def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position)
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     """It exceeds the bytes that autograd saves by at most the logits, their gradients and recomputed tensors."""
     saved = bytes_saved_by_autograd(TINY, 4, dtype, recompute)
-    forecast = training_memory(
-        GPT(TINY), 4, optimizer="adamw", dtype=dtype, device="cpu", recompute=recompute
-    ).activations
+    forecast = forecast_of(TINY, dtype=dtype, recompute=recompute).activations
     block = 4 * 64 * saved_bytes_per_token(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
 
 
+def forecast_of(config: GPTConfig, **changes) -> Memory:
+    """The forecast for 4 sequences, by default with AdamW in float32 on a CPU."""
+    return training_memory(GPT(config), 4, **{"optimizer": "adamw", "dtype": torch.float32, "device": "cpu", **changes})
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_each_worker_has_gradients_of_its_own(workers):
-    model, runtime = GPT(TINY), Runtime(torch.device("cpu"), torch.float32, False, "", workers=workers)
+    runtime = Runtime(torch.device("cpu"), torch.float32, False, "", workers=workers)
     idx = torch.zeros(1, 64, dtype=torch.long)
-    computed = [worker.loss(idx, idx, 1.0, True)[1] for worker in DataParallelLoss(model, runtime).workers]
-    forecast = training_memory(model, 4, optimizer="adamw", dtype=torch.float32, device="cpu", workers=workers)
-    assert forecast.gradients == sum(grad.nbytes for gradients in computed for grad in gradients)
+    computed = [worker.loss(idx, idx, 1.0, True)[1] for worker in DataParallelLoss(GPT(TINY), runtime).workers]
+    gradients = sum(grad.nbytes for gradients in computed for grad in gradients)
+    assert forecast_of(TINY, workers=workers).gradients == gradients
 
 
 @pytest.mark.architecture(
@@ -142,7 +146,7 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
         loss = loss_fn(idx, idx)
     with MatmulShapes() as backward:
         loss.backward()
-    required = training_memory(model, 4, optimizer="adamw", dtype=dtype, device="cuda", recompute=recompute)
+    required = forecast_of(config, dtype=dtype, device="cuda", recompute=recompute)
     forecast = required.activations - loss_bytes(tokens, config, s)
     forecast += 4 * tokens * 1000 if chunks == 1 else s * (tokens + 1000) * 64
     if recompute:
@@ -202,25 +206,19 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_the_forecast_includes_the_bias_of_a_position_encoding(dtype, position):
     """Against the saved bytes without positions. Positions and angles are not counted: less than 1 % of the rest."""
-
-    def forecast(config: GPTConfig) -> int:
-        return training_memory(GPT(config), 4, optimizer="adamw", dtype=dtype, device="cpu").activations
-
-    config, without = replace(TINY, position=position), replace(TINY, position="none")
-    saved = bytes_saved_by_autograd(without, 4, dtype)
-    difference = bytes_saved_by_autograd(config, 4, dtype) - saved
-    assert forecast(config) - forecast(without) == pytest.approx(difference, abs=0.01 * saved)
+    configs = replace(TINY, position=position), replace(TINY, position="none")
+    saved, without = (bytes_saved_by_autograd(config, 4, dtype) for config in configs)
+    forecasts = [forecast_of(config, dtype=dtype).activations for config in configs]
+    assert forecasts[0] - forecasts[1] == pytest.approx(saved - without, abs=0.01 * without)
 
 
 @pytest.mark.architecture("this test, which counts the weights of the blocks' matrices")
 def test_memory_of_weights_gradients_and_optimizer_state():
-    model = GPT(TINY)
-    N = sum(p.numel() for p in model.parameters())
-    adamw = training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu")
+    N = sum(p.numel() for p in GPT(TINY).parameters())
+    adamw, sharded = forecast_of(TINY), forecast_of(TINY, shards=4)
     assert (adamw.weights, adamw.gradients, adamw.optimizer) == (4 * N, 4 * N, 8 * N)
-    muon = training_memory(model, 1, optimizer="muon", dtype=torch.float32, device="cpu")
-    assert muon.optimizer == 8 * N - 4 * 2 * 12 * 64 * 64  # one moment for the blocks' matrices
-    sharded = training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu", shards=4)
+    one_moment = 4 * 2 * 12 * 64 * 64  # for the blocks' matrices
+    assert forecast_of(TINY, optimizer="muon").optimizer == 8 * N - one_moment
     assert sharded.weights == N and sharded.optimizer == 2 * N
     assert adamw.total == adamw.weights + adamw.gradients + adamw.optimizer + adamw.activations
 
@@ -228,21 +226,21 @@ def test_memory_of_weights_gradients_and_optimizer_state():
 def test_the_report_on_a_run_that_does_not_fit_suggests_options(tiny, monkeypatch):
     model, runtime = GPT(replace(TINY, n_layer=8)), resolve_runtime("cpu", "float32", False)
     cfg = tiny(batch_size=16, gradient_accumulation_steps=2, block_size=64)
-    full_batch = memory_per_process(cfg, model, torch.float32, "cpu", 1).total
-    half_batch = memory_per_process(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
-    monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * full_batch)
-    assert "too little" not in memory_report(cfg, model, runtime, 0)
-    monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * half_batch)
-    report = memory_report(cfg, model, runtime, 0)
-    assert "too little; use --batch_size=8 --gradient_accumulation_steps=4; or shard it" in report
-    batch_of_one = memory_per_process(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
-    fix = suggest_memory_fix(
-        cfg, lambda changed: memory_per_process(changed, model, torch.float32, "cpu", 1).total < batch_of_one
-    )
-    assert "--recompute=True" in fix
-    assert suggest_memory_fix(cfg, lambda c: False) is None
-    monkeypatch.setattr(memory, "free", lambda device: None)
-    assert "free" not in memory_report(cfg, model, runtime, 0)
+
+    def required(cfg: TrainConfig) -> int:
+        return memory_per_process(cfg, model, torch.float32, "cpu", 1).total
+
+    def report(free: float | None) -> str:
+        monkeypatch.setattr(memory, "free", lambda device: free)
+        return memory_report(cfg, model, runtime, 0)
+
+    assert "too little" not in report(memory.HEADROOM * required(cfg))
+    half_a_batch = memory.HEADROOM * required(replace(cfg, batch_size=8))
+    assert "too little; use --batch_size=8 --gradient_accumulation_steps=4; or shard it" in report(half_a_batch)
+    assert "free" not in report(None)
+    sequence = required(replace(cfg, batch_size=1))
+    assert "--recompute=True" in suggest_memory_fix(cfg, lambda changed: required(changed) < sequence)
+    assert suggest_memory_fix(cfg, lambda changed: False) is None
 
 
 def test_a_fix_never_changes_the_sequences_per_step(tiny):
@@ -256,11 +254,10 @@ def test_a_fix_never_changes_the_sequences_per_step(tiny):
 
 @pytest.mark.architecture("folio/training/planning/forecast.py: refuse_too_large")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
+def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, optimizer):
     """The forecast was only printed, and the allocator raised an exception or the system killed the run."""
-    required = training_memory(GPT(TINY), 1, optimizer=optimizer, dtype=torch.float32, device="cpu")
+    required, norms = forecast_of(TINY, optimizer=optimizer), 16 * 64 * 5
     size = required.weights + required.gradients + required.optimizer
-    norms = 16 * 64 * 5
     refuse_too_large(TINY, optimizer, size - norms)
     with pytest.raises(UserError, match=r"[\d,]+ parameters .* use a smaller n_layer or n_embd"):
         refuse_too_large(TINY, optimizer, size - norms - 1)
@@ -272,25 +269,20 @@ def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, 
 
 def test_the_report_includes_tokens_in_a_gpus_memory(tiny, monkeypatch):
     """They take up to a quarter of the free memory, but were not counted."""
-    model, data = GPT(TINY), open_data(tiny())
-    runtime = replace(resolve_runtime("cpu", "float32", False), device=torch.device("cuda"))
+    data, runtime = open_data(tiny()), resolve_runtime("cpu", "float32", False)
     monkeypatch.setattr(memory, "free", lambda device: 2**40)
     size = 2 * data.training_tokens  # uint16
-    assert "data 0 MiB" in memory_report(tiny(), model, runtime, size)
-    assert resident_bytes(data, "cuda", 4 * size) == size
-    assert resident_bytes(data, "cuda", 4 * size - 1) == 0
-    assert resident_bytes(data, "cuda", None) == 0
-    assert resident_bytes(data, "cpu", 2**40) == 0
+    assert "data 0 MiB" in memory_report(tiny(), GPT(TINY), replace(runtime, device=torch.device("cuda")), size)
+    cases = [("cuda", 4 * size), ("cuda", 4 * size - 1), ("cuda", None), ("cpu", 2**40)]
+    assert [resident_bytes(data, *case) for case in cases] == [size, 0, 0, 0]
 
 
 @pytest.mark.architecture("folio/training/planning/forecast.py: refuse_too_large")
-def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
+def test_a_run_needs_free_memory_for_its_parameters(tiny, monkeypatch):
     shape = dict(n_layer=4, n_embd=64, n_head=4)
     size = 16 * (12 * 4 * 64**2 + (43 + 32) * 64)
     refuse_too_large(GPTConfig(block_size=32, vocab_size=43, **shape), "adamw", size / 2, shards=2)
-    monkeypatch.setattr(memory, "free", lambda device: size - 1)
-    with pytest.raises(UserError, match="use a smaller n_layer"):
-        train(tiny(**shape))
-    monkeypatch.setattr(memory, "free", lambda device: 0)  # none is free, which differs from unknown
-    with pytest.raises(UserError, match="use a smaller n_layer"):
-        train(tiny())
+    for free, changes in ((size - 1, shape), (0, {})):  # none is free, which differs from unknown
+        monkeypatch.setattr(memory, "free", lambda device, free=free: free)
+        with pytest.raises(UserError, match="use a smaller n_layer"):
+            train(tiny(**changes))
