@@ -11,7 +11,7 @@ from folio.machine.compiled_attention import CAUSAL_ATTENTION, CompiledFunction,
 from folio.machine.kernels import AttentionKernel, CompiledAttention, CPUDropout, ManualAttention, adapt
 from folio.machine.runtime import Runtime
 from model import GPT, POSITIONS, GPTConfig
-from tests.support.tolerances import gradients_error, network_tensors, norm_error, normal_limit
+from tests.support.tolerances import binomial_range, gradients_error, network_tensors, norm_error, normal_limit
 
 pytestmark = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs AVX-512 BF16")
 SHAPES = [(1, 1, 16, 16), (2, 3, 48, 32), (1, 2, 128, 48), (2, 1, 64, 80), (1, 2, 256, 64)]  # B, H, T, D
@@ -50,12 +50,17 @@ def with_gradients(y: Tensor, inputs: list[Tensor | None], grad: Tensor) -> list
 def test_results_and_gradients(shape, with_mask, seed):
     torch.manual_seed(seed)
     inputs, grad = random_inputs(shape, with_mask)
-    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
-    expected = with_gradients(reference(*exact), exact, grad.double())
+    expected = exact_results(inputs, grad)
     for layout in (lambda x: x, torch.Tensor.contiguous):  # as they are, and as after a rotation
         arguments = [layout(x) for x in inputs[:3]]
         results = with_gradients(CompiledFunction.apply(*arguments, inputs[3], 0, 0), inputs, layout(grad))
         assert_close(results, expected)
+
+
+def exact_results(inputs: list[Tensor | None], grad: Tensor, factors: Tensor | float = 1.0) -> list[Tensor]:
+    """The result and the gradients in float64."""
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    return with_gradients(reference(*exact, factors), exact, grad.double())
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -63,23 +68,20 @@ def test_results_and_gradients(shape, with_mask, seed):
 def test_dropout(p, with_mask, seed):
     """Weights are dropped independently of each other, and the same ones in the backward pass."""
     torch.manual_seed(seed)
-    (B, H, T, D), dropped = (2, 2, 128, 32), round(p * 2**32)
+    (B, H, T, D), dropped, key = (2, 2, 128, 32), round(p * 2**32), 2**62 + seed
     inputs, grad = random_inputs((B, H, T, D), with_mask)
-    weights, key = torch.empty(B, H, T, T, dtype=torch.bfloat16), 2**62 + seed
+    weights = torch.empty(B, H, T, T, dtype=torch.bfloat16)
     with torch.no_grad():
         call("forward", *inputs[:3], torch.empty_like(grad), weights, inputs[3], (), dropped, key)
     seen = torch.ones(T, T).tril().bool()
     is_dropped = (weights < 0) & seen
-    rate = is_dropped.sum().item() / (B * H * seen.sum().item())
-    assert abs(rate - p) < normal_limit(5) * math.sqrt(p * (1 - p) / (B * H * seen.sum().item()))
+    assert is_dropped.sum().item() in binomial_range(B * H * seen.sum().item(), p, comparisons=5)
     square = is_dropped[:, :, 64:, :64].float()
-    neighbors = [square[..., 1:], square[:, :, 1:], square[:, 1:], square[1:]]
-    firsts = [square[..., :-1], square[:, :, :-1], square[:, :-1], square[:-1]]
-    for a, b in zip(firsts, neighbors, strict=True):
+    for dim in range(4):  # neighbors
+        a, b = (square.narrow(dim, first, square.shape[dim] - 1) for first in (0, 1))
         correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
         assert abs(correlation) < normal_limit(5) / math.sqrt(a.numel())
-    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
-    expected = with_gradients(reference(*exact, ~is_dropped / (1 - p)), exact, grad.double())
+    expected = exact_results(inputs, grad, ~is_dropped / (1 - p))
     assert_close(with_gradients(CompiledFunction.apply(*inputs, dropped, key), inputs, grad), expected)
 
 

@@ -2,21 +2,25 @@ import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from folio.training.run_log import Metrics
 
-CONFIG = dict(wandb_log=False, tensorboard_log=False)
-LINE = dict(val_loss=None, tokens_per_second=None, mfu=None)
+
+def new_metrics(folder: Path, resume_step: int | None = None, steps: int = 20) -> Metrics:
+    return Metrics(folder, resume_step, steps, dict(wandb_log=False, tensorboard_log=False), None)
+
+
+def line(step: int, loss: float | None, **numbers: float | None) -> dict:
+    return dict(val_loss=None, tokens_per_second=None, mfu=None, step=step, loss=loss) | numbers
 
 
 def test_a_step_without_targets_is_printed_without_a_loss():
-    line = dict(LINE, step=3, loss=None)
-    assert Metrics._format(line) == "no targets" and Metrics._format({**line, "val_loss": 2.0}, " (best)") == (
-        "no targets, val 2.0000 (best)"
-    )
-    assert Metrics._format({**line, "step": 0, "val_loss": 2.0}) == "val 2.0000"  # the evaluation before the first step
+    assert Metrics._format(line(3, None)) == "no targets"
+    assert Metrics._format(line(3, None, val_loss=2.0), " (best)") == "no targets, val 2.0000 (best)"
+    assert Metrics._format(line(0, None, val_loss=2.0)) == "val 2.0000"  # the evaluation before the first step
 
 
 def read_lines(path) -> list[dict]:
@@ -24,11 +28,10 @@ def read_lines(path) -> list[dict]:
 
 
 def test_each_logged_step_is_a_line_in_the_file_and_in_the_output(tmp_path, capsys):
-    with Metrics(tmp_path, None, 20, CONFIG, None) as metrics:
-        metrics.log({**LINE, "step": 1, "loss": 4.0})
-        evaluation = {**LINE, "step": 2, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1234.5, "mfu": 0.41}
-        metrics.log(evaluation, " (0.1 above the best)")
-        metrics.log({**LINE, "step": 3, "loss": float("nan"), "grad_norm": float("inf")})
+    with new_metrics(tmp_path) as metrics:
+        metrics.log(line(1, 4.0))
+        metrics.log(line(2, 3.0, val_loss=3.5, tokens_per_second=1234.5, mfu=0.41), " (0.1 above the best)")
+        metrics.log(line(3, float("nan"), grad_norm=float("inf")))
     assert read_lines(tmp_path)[-1]["loss"] is None and read_lines(tmp_path)[-1]["grad_norm"] is None
     assert [line["step"] for line in read_lines(tmp_path)] == [1, 2, 3]
     assert capsys.readouterr().out.splitlines() == [
@@ -38,20 +41,19 @@ def test_each_logged_step_is_a_line_in_the_file_and_in_the_output(tmp_path, caps
     ]
 
 
-def test_resuming_removes_later_lines_and_an_incomplete_line(tmp_path):
-    with Metrics(tmp_path, None, 20, CONFIG, None) as metrics:
-        for step in range(1, 6):
-            metrics.log({**LINE, "step": step, "loss": 1.0})
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 6, "lo')
-    with Metrics(tmp_path, 3, 20, CONFIG, None) as metrics:
-        metrics.log({**LINE, "step": 4, "loss": 2.0})
-    assert [(line["step"], line["loss"]) for line in read_lines(tmp_path)] == [(1, 1), (2, 1), (3, 1), (4, 2)]
+def test_resuming_removes_later_incomplete_and_damaged_lines(tmp_path):
+    """If a power loss had damaged a line in the middle of the file, resuming ended in a traceback."""
+    lines = [b'{"step": 1}\n', b'{"st\xff\n', b"\0\0\0\n", b"[]\n", b'{"step": 2}\n', b'{"step": 3}\n', b'{"step": 2']
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+    with new_metrics(tmp_path, 2) as metrics:
+        assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+        metrics.log(line(3, 2.0))
+    assert [line["step"] for line in read_lines(tmp_path)] == [1, 2, 3]
 
 
 def test_a_full_disk_leaves_no_incomplete_line(tmp_path, capsys):
-    with Metrics(tmp_path, None, 20, CONFIG, None) as metrics:
-        metrics.log({**LINE, "step": 1, "loss": 4.0})
+    with new_metrics(tmp_path) as metrics:
+        metrics.log(line(1, 4.0))
         file = metrics.files["metrics.jsonl"]
 
         class FileOnFullDisk:
@@ -63,38 +65,29 @@ def test_a_full_disk_leaves_no_incomplete_line(tmp_path, capsys):
                 return file.write(line[:5])
 
         metrics.files["metrics.jsonl"] = FileOnFullDisk()
-        metrics.log({**LINE, "step": 2, "loss": 3.0})
-        metrics.log({**LINE, "step": 3, "loss": 3.0})
+        for step in (2, 3):
+            metrics.log(line(step, 3.0))
         metrics.files["metrics.jsonl"] = file
-        metrics.log({**LINE, "step": 4, "loss": 2.0})
+        metrics.log(line(4, 2.0))
     assert [line["step"] for line in read_lines(tmp_path)] == [1, 4]
     assert capsys.readouterr().out.count("cannot be written (the disk is full); training continues") == 1
 
 
-def test_damaged_lines_are_removed(tmp_path):
-    """If a power loss had damaged a line in the middle of the file, resuming ended in a traceback."""
-    lines = [b'{"step": 1}\n', b'{"st\xff\n', b"\0\0\0\n", b"[]\n", b'{"step": 2}\n', b'{"step": 3}\n', b'{"step": 2']
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
-    Metrics(tmp_path, 2, 10, CONFIG, None).__exit__(None)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-
-
 def test_evaluations_remain_visible_in_a_terminal(tmp_path, monkeypatch):
     """The progress bar overwrote every evaluation."""
-    pty = pytest.importorskip("pty")
-    master, slave = pty.openpty()
+    master, slave = pytest.importorskip("pty").openpty()
     with open(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal)
         patch.setattr(sys, "stderr", terminal)
-        with Metrics(tmp_path, None, 3, CONFIG, None) as metrics:
+        with new_metrics(tmp_path, steps=3) as metrics:
             for step, val_loss in ((1, None), (2, 3.5), (3, None)):
                 metrics.advance()
-                metrics.log({**LINE, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
+                metrics.log(line(step, 4.0, val_loss=val_loss), " (best)")
     output = b""
     with contextlib.suppress(OSError):  # the end of the terminal
         while chunk := os.read(master, 4096):
             output += chunk
     os.close(master)
-    lines = [line.rpartition(b"\r")[2] for line in output.replace(b"\r\n", b"\n").split(b"\n")]
-    assert [line for line in lines if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
+    shown = [line.rpartition(b"\r")[2] for line in output.replace(b"\r\n", b"\n").split(b"\n")]
+    assert [line for line in shown if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
     assert output.count(b"(best)") == 1  # a remark is too long for the bar

@@ -15,11 +15,8 @@ def test_default_step_counts_depend_on_max_iters(max_iters):
     counts = TrainConfig(max_iters=max_iters).step_counts
     assert counts.warmup_steps <= max_iters / 20 and counts.warmup_steps <= 2000
     assert counts.evaluations >= min(10, max_iters) / 2 and (max_iters < 20 or counts.evaluations >= 10)
-
-
-def test_the_shakespeare_recipe_evaluates_all_validation_data_at_least_8_times():
-    cfg = settings.load(TrainConfig, ["config/shakespeare_char.py"])
-    assert cfg.step_counts.evaluations >= 8 and cfg.eval_iters is None
+    recipe = settings.load(TrainConfig, ["config/shakespeare_char.py"])
+    assert recipe.step_counts.evaluations >= 8 and recipe.eval_iters is None  # of all validation data
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------

@@ -25,24 +25,18 @@ def test_the_first_signal_requests_a_stop_and_the_second_interrupts():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
-def test_a_closed_terminal_stops_once():
+def test_a_closed_terminal_stops_once_unless_nohup_ignores_it():
     """The kernel and the shell each send SIGHUP; the second one must not prevent the save that the first one causes."""
-    before = signal.getsignal(signal.SIGHUP)
-    with SignalHandler() as signals:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signals.stop == signal.SIGHUP
-    assert signal.getsignal(signal.SIGHUP) == before
-
-
-def test_nohup_still_works():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with SignalHandler() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not signals.stop
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    for handler, stop in ((signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, 0)):
+        before = signal.signal(signal.SIGHUP, handler)
+        try:
+            with SignalHandler() as signals:
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGHUP)
+                    assert signals.stop == stop
+            assert signal.getsignal(signal.SIGHUP) == handler
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

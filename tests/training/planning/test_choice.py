@@ -1,62 +1,54 @@
 """folio/training/planning/choice.py: the ranking of shapes."""
 
+from dataclasses import replace
+
 import pytest
 
 from folio.training.planning.choice import affordable_tokens, rank_shapes
-from folio.training.planning.law import ScalingLaw, forecast
+from folio.training.planning.law import RunSize, ScalingLaw, forecast
 from folio.training.planning.shapes import CHANNELS, Shape, step_tokens
 
 LAW = ScalingLaw(E=1.1, A=60.0, alpha=0.45, B=90.0, beta=0.4)
-WORSE = ScalingLaw(E=1.2, A=60.0, alpha=0.45, B=90.0, beta=0.4)
 
 
 def step_seconds(shape: Shape, n_tokens: int) -> float:
     return n_tokens * shape.flops_per_token(65) / 4e11
 
 
-def best(seconds: float, tokens: int = 10**9, laws=(LAW,)):
-    return rank_shapes(laws, step_seconds, seconds, tokens, 65)[0]
+def best(seconds: float, tokens: int = 10**9):
+    return rank_shapes([LAW], step_seconds, seconds, tokens, 65)[0]
 
 
-def test_more_time_means_a_larger_model():
+def test_more_time_or_text_means_a_larger_model():
     channels = [best(seconds).shape.n_embd for seconds in (20, 200, 2000, 20_000, 200_000)]
     assert channels == sorted(channels) and channels[0] < channels[2] < channels[-1]
-
-
-def test_a_small_text_gets_a_smaller_model_than_a_large_one():
     assert best(7200, 50_000).shape.n_embd < best(7200, 5 * 10**7).shape.n_embd
 
 
 def test_the_best_is_the_best_of_all():
-    ranked = rank_shapes([LAW, WORSE], step_seconds, 600, 10**8, 65)
+    ranked = rank_shapes([LAW, replace(LAW, E=1.2)], step_seconds, 600, 10**8, 65)
     assert [c.forecast.loss for c in ranked] == sorted(c.forecast.loss for c in ranked)
     assert {c.shape for c in ranked} == {Shape.of(channels) for channels in CHANNELS}
     assert all(c.forecast.low < c.forecast.high for c in ranked)
     assert all(c.tokens == affordable_tokens(c.shape, step_seconds, 600) for c in ranked)
+    assert rank_shapes([LAW], step_seconds, 1e-4, 10**8, 65) == []  # no time
+    assert rank_shapes([LAW], step_seconds, 600, 32, 65) == []  # no text
 
 
 def test_a_forecast_has_an_interval_of_the_laws():
-    run = rank_shapes([LAW], step_seconds, 600, 10**8, 65)[0]
-    laws = [LAW] + [ScalingLaw(1.1 + i / 100, 60.0, 0.45, 90.0, 0.4) for i in range(101)]
-    size = (run.shape.matrix_weights(65), run.tokens, 1000, 10**8)
-    expected = LAW.losses([size])[0]
-    interval = forecast(laws, size)
-    assert interval.loss == pytest.approx(expected)
-    assert (interval.low, interval.high) == pytest.approx((expected + 0.05, expected + 0.95), abs=0.011)
-
-
-def test_there_may_be_no_time_or_no_text():
-    assert rank_shapes([LAW], step_seconds, 1e-4, 10**8, 65) == [] == rank_shapes([LAW], step_seconds, 600, 32, 65)
+    """The first law's loss, and quantiles of the others', which differ by the steps of E."""
+    size = RunSize(10**6, 10**7, 1000, 10**8)
+    interval, (expected,) = (
+        forecast([LAW, *(replace(LAW, E=1.1 + i / 100) for i in range(101))], size),
+        LAW.losses([size]),
+    )
+    assert interval.loss == expected
+    assert (interval.low, interval.high) == pytest.approx((expected + 0.05, expected + 0.95), abs=0.01)
 
 
 @pytest.mark.parametrize("seconds", [3, 30, 300, 3000, 30_000, 300_000])
 def test_a_run_fits_its_time_with_the_tokens_per_step_of_its_length(seconds):
-    shape = Shape.of(96)
-
-    def with_overhead(shape: Shape, n_tokens: int) -> float:
-        return 0.01 + n_tokens * 4e-6
-
-    tokens = affordable_tokens(shape, with_overhead, seconds)
+    tokens = affordable_tokens(Shape.of(96), lambda shape, n_tokens: 0.01 + n_tokens * 4e-6, seconds)
+    per_step = 0.01 + step_tokens(tokens) * 4e-6
     steps = tokens / step_tokens(tokens)
-    assert steps == int(steps) and 0.94 * seconds < (steps + 1) * with_overhead(shape, step_tokens(tokens))
-    assert steps * with_overhead(shape, step_tokens(tokens)) <= 0.95 * seconds
+    assert steps == int(steps) and 0.94 * seconds < (steps + 1) * per_step and steps * per_step <= 0.95 * seconds
