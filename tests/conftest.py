@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -51,10 +52,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With -m browser, import only files that mention a browser."""
+    """With -m browser, import only files that mention a browser or a fixture for its pages."""
     if config.option.markexpr.startswith("browser") and collection_path.name.startswith("test_"):
-        return "browser" not in collection_path.read_text(encoding="utf-8") or None
+        return not re.search("browser|viewer|open_page", collection_path.read_text(encoding="utf-8")) or None
     return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests that use the fixture `browser`, also by way of another fixture."""
+    if "browser" in getattr(item, "fixturenames", ()):
+        item.add_marker("browser")
 
 
 def pytest_collection_finish() -> None:
@@ -267,6 +274,8 @@ def browser() -> Iterator[Any]:
     """Chromium, driven by playwright. Its event loop then runs in this thread: see tests.support.waiting.in_thread."""
     from tests.support.viewers import CHROMIUM
 
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -174,6 +174,16 @@ class NumpyRun:
     def layer(self, index: int) -> NumpyLayer:
         return self.gpt.layer(index, self.stream[2 * index], self.hidden_keys)
 
+    def biased_scores(self, layer: int, head: int) -> Array:
+        """A head's scores with the position method's bias: (T, T)."""
+        scores, bias = self.layer(layer).scores[head], self.layer(layer).bias
+        return scores if bias is None else scores + bias[head]
+
+    def masked_scores(self, layer: int, head: int) -> Array:
+        """The argument of a head's softmax: (T, T)."""
+        scores = self.biased_scores(layer, head)
+        return np.where(self.hidden_keys, -np.inf, scores) if self.gpt.mask == "before" else scores
+
     def logits_of(self, states: Array) -> Array:
         """Logits (..., V) of states of the residual stream (..., C)."""
         return self.gpt.norm("ln_f", states) @ self.gpt.parameters["wte.weight"].T
@@ -235,3 +245,10 @@ def assert_same(actual: object, expected: object, tolerance: float = FLOAT32_ERR
     largest = finite.max() if finite.size else 0.0
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(largest, 1e-30))
+
+
+def assert_rounded(shown: object, expected: object, digits: int, largest: float) -> None:
+    """Assert numbers that a page rounds to some digits. largest: of the numbers that they were computed from."""
+    shown, expected = np.asarray(shown), np.asarray(expected)
+    rounding = 0.5 * 10.0 ** (1 - digits) * np.abs(expected)
+    assert (np.abs(shown - expected) <= rounding + FLOAT32_ERROR * largest).all()

@@ -84,3 +84,8 @@ def entries_of(events: list[dict]) -> list[list]:
     """Return the entries of each sample, without null."""
     by_sample = zip(*(event["samples"] for event in events if "samples" in event), strict=True)
     return [[entry for entry in entries if entry] for entries in by_sample]
+
+
+def texts_of(events: list[dict]) -> list[str]:
+    """Return the text of each sample."""
+    return ["".join(entry[1] for entry in entries) for entries in entries_of(events)]

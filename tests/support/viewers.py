@@ -7,7 +7,7 @@ import shutil
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from folio.web.server import listen, make_server
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import make_app
 from model import GPT
-from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
+from tests.support.numpy_gpt import FLOAT32_ERROR, NumpyGPT, NumpyRun, assert_same, assert_same_ranks
 from tests.support.servers import running
 from tests.support.viewed_models import TEXT
 from tests.support.waiting import wait_until
@@ -71,14 +71,16 @@ class Served:
 
 
 @contextmanager
-def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
-    """Serve one or two runs."""
-    provider = TraceProvider([ViewedModel(run, "best", CPU) for run in runs], text)
+def serving_provider(provider: Any) -> Iterator[Served]:
     listener = listen("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    server = make_server(make_app(provider, frozenset([address])))
-    with running(server, listener):
+    with running(make_server(make_app(provider, frozenset([address]))), listener):
         yield Served(provider, f"http://{address}/")
+
+
+def serving(runs: list[str], text: str = TEXT) -> AbstractContextManager[Served]:
+    """Serve one or two runs."""
+    return serving_provider(TraceProvider([ViewedModel(run, "best", CPU) for run in runs], text))
 
 
 class Viewer:
@@ -88,11 +90,16 @@ class Viewer:
         self.page, self.served, self.problems = page, served, []
         page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("request", self.check_request)
+        own = (served.url, "data:", "blob:")
+        page.on("request", lambda sent: sent.url.startswith(own) or self.problems.append(f"requested {sent.url}"))
 
-    def check_request(self, request: Any) -> None:
-        if not request.url.startswith((self.served.url, "data:", "blob:")):
-            self.problems.append(f"requested {request.url}")
+    @property
+    def viewed(self) -> ViewedModel:
+        return self.served.provider.models[0]
+
+    def run(self, **switches: Any) -> NumpyRun:
+        """The shown text in NumPy."""
+        return NumpyGPT(self.viewed.model, **switches).run(self("loadContext().then(context => context.ids)"))
 
     def open(self, view: str, **state: Any) -> "Viewer":
         """Load the page from a link, and wait until the view is drawn."""
@@ -119,6 +126,20 @@ class Viewer:
             time.sleep(0.01)
         return self
 
+    def after(self, action: Callable[[], object]) -> "Viewer":
+        """Perform an action that redraws the page, and wait until it is drawn."""
+        previous = self("drawing")
+        action()
+        return self.wait(previous)
+
+    def redrawn(self, script: str) -> Callable[[], list]:
+        """A function that returns the values of an expression, evaluated each time that the view is drawn from now."""
+        self("""() => {
+          window.values = [];
+          new MutationObserver(() => values.push(SCRIPT)).observe(document.getElementById("view"), {childList: true});
+        }""".replace("SCRIPT", script))  # fmt: skip
+        return lambda: self("values")
+
     def __call__(self, script: str, argument: Any = None) -> Any:
         return self.page.evaluate(script, argument)
 
@@ -130,6 +151,13 @@ class Viewer:
 
     def find(self, testid: str) -> Any:
         return self.page.get_by_test_id(testid)
+
+    def text(self) -> str:
+        """The text of the view, which must not be an error or contain what JavaScript shows for missing values."""
+        text = self.page.locator("#view").inner_text()
+        assert not self.page.locator("#view [role=alert]:not(:empty)").count(), text
+        assert {"NaN", "undefined", "false", "null"} & {*text.split()} == set(), text
+        return text
 
     def state(self, *names: str) -> list:
         return self("names => names.map(name => state[name])", names)
@@ -162,17 +190,10 @@ class Viewer:
         return np.array([row[1:] for row in self.table(picture)["rows"]])
 
     def download(self, button: Any) -> bytes:
-        """The file saved by a click. Chromium ignores downloads in quick succession: try again, or use `exported`."""
-        from playwright.sync_api import TimeoutError
-
-        for attempt in range(3):
-            try:
-                with self.page.expect_download(timeout=10_000) as download:
-                    button.click()
-                return Path(download.value.path()).read_bytes()
-            except TimeoutError:
-                if attempt == 2:
-                    raise
+        """The file saved by a click. Chromium ignores downloads in quick succession: use `exported` for the others."""
+        with self.page.expect_download() as download:
+            button.click()
+        return Path(download.value.path()).read_bytes()
 
     def exported(self, button: Any) -> bytes:
         """The file that a click on a button would save, without a download."""
@@ -200,9 +221,29 @@ class Place:
     token: int = 17
 
 
+Check = Callable[[Viewer, NumpyRun, Place], None]
+
+
+class Checks(dict[str, Check]):
+    """The functions that compare the pictures of views or scenes with NumPy, by id."""
+
+    def __call__(self, name: str) -> Callable[[Check], Check]:
+        """A decorator that registers the check of a view."""
+        return lambda check: self.setdefault(name, check)
+
+    def run(self, name: str, viewer: Viewer, run: NumpyRun, place: Place) -> None:
+        """Compare the shown view, which must not have an error."""
+        viewer.text()
+        self[name](viewer, run, place)
+
+
+checks = Checks()
+
+
+@checks("tokens")
 def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    tokenizer, T = viewer.served.provider.models[0].tokenizer, len(run.ids)
-    assert viewer.column("tokens", "position") == list(range(T))
+    tokenizer = viewer.viewed.tokenizer
+    assert viewer.column("tokens", "position") == list(range(len(run.ids)))
     assert viewer.column("tokens", "id") == run.ids.tolist()
     contents = [tokenizer.token_bytes(token) for token in run.ids]
     assert viewer.column("tokens", "bytes") == [content.hex(" ") for content in contents]
@@ -212,15 +253,15 @@ def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same_ranks(ranks, run)
     assert_same(viewer.column("tokens", "its probability"), [math.nan, *run.probabilities[:-1].max(-1)])
     assert_same(viewer.column("tokens", "entropy of the next (nats)"), run.entropies)
-    pieces = [viewer.served.provider.models[0].piece(token) for token in run.probabilities.argmax(-1)]
+    pieces = [viewer.viewed.piece(token) for token in run.probabilities.argmax(-1)]
     assert viewer.column("tokens", "most likely") == ["", *pieces[:-1]]
 
 
+@checks("attention-table")
 def check_attention_table(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     layer = run.layer(place.layer)
-    biased = layer.scores if layer.bias is None else layer.scores + layer.bias
     assert_same(viewer.matrix("scores"), layer.scores[place.head])
-    assert_same(viewer.matrix("masked"), np.where(run.hidden_keys, -np.inf, biased[place.head]))
+    assert_same(viewer.matrix("masked"), run.masked_scores(place.layer, place.head))
     assert_same(viewer.matrix("weights"), layer.weights[place.head])
 
 
@@ -231,8 +272,9 @@ def effect_of(run: NumpyRun, vector: np.ndarray, token: int) -> np.ndarray:
     return run.gpt.parameters["wte.weight"] @ normed
 
 
+@checks("mlp")
 def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    layer, t, C = run.layer(place.layer), place.token, run.gpt.config.n_embd
+    layer, t = run.layer(place.layer), place.token
     before, after = layer.preactivation[t], layer.hidden[t]
     columns = run.gpt.parameters[f"h.{place.layer}.mlp.c_proj.weight"]
     lengths = np.linalg.norm(columns, axis=0)
@@ -245,12 +287,29 @@ def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same([[row[6], row[8]] for row in rows], np.stack([effects.max(-1), effects.min(-1)], 1))
     between = run.stream[2 * place.layer + 1, t]
     assert_same(viewer.matrix("mlp-stream"), np.stack([between, layer.mlp[t], between + layer.mlp[t]], 1))
-    products, neuron = viewer.column("mlp-products", "product"), viewer.state("neuron")[0]
-    weights = run.gpt.parameters[f"h.{place.layer}.mlp.c_fc.weight"][neuron]
-    assert_same(products[:C], layer.ln_2[t] * weights)
-    assert_same(products[-1:], before[[neuron]], 1e-4)
+    neuron = viewer.state("neuron")[0]
+    check_products(viewer, "mlp-products", run, f"h.{place.layer}.mlp.c_fc", neuron, layer.ln_2[t])
 
 
+def check_products(viewer: Viewer, picture: str, run: NumpyRun, name: str, row: int, x: Array) -> None:
+    """Compare the products of an input and a row of a weight, the bias, and their sum."""
+    bias = run.gpt.parameters.get(f"{name}.bias", np.zeros(row + 1))[row]
+    terms = np.append(x * run.gpt.parameters[f"{name}.weight"][row], bias)
+    *products, total = viewer.column(picture, "product")
+    assert_same(products, terms)
+    assert abs(total - terms.sum()) <= FLOAT32_ERROR * np.abs(terms).sum()
+
+
+def assert_same_map(shown: Array, vectors: Array, table: Array) -> None:
+    """Compare with vectors (N, C) on the two largest principal components of a table (V, C), up to the signs."""
+    _, singular, components = np.linalg.svd(table - table.mean(0), full_matrices=False)
+    projected = (vectors - table.mean(0)) @ components[:2].T
+    # A singular vector turns by as much as the matrix changes, relative to the gap to the next singular value.
+    error = FLOAT32_ERROR * singular[0] / np.diff(-singular[:3]).min()
+    assert_same(shown, projected * np.sign((projected * shown).sum(0)), error)
+
+
+@checks("output")
 def check_output(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     table, logits = viewer.table("distribution"), run.logits[place.token]
     order = [row[0] for row in table["rows"]]
@@ -270,16 +329,16 @@ def check_sample(viewer: Viewer, prompt: str, title: str) -> None:
 
 
 def language_model(viewer: Viewer) -> LanguageModel:
-    viewed = viewer.served.provider.models[0]
-    return LanguageModel(viewed.model, viewed.tokenizer, "cpu")
+    return LanguageModel(viewer.viewed.model, viewer.viewed.tokenizer, "cpu")
 
 
-def axe_violations(viewer: Viewer) -> list[str]:
-    """The rules of axe-core that the page violates, each with its first element."""
+def axe_violations(viewer: Viewer, part: str = "html", **options: Any) -> list[str]:
+    """The rules of axe-core that a part of the page violates, each with its first element. options: of axe.run."""
     package = pytest.importorskip("axe_playwright_python").__name__
     if viewer("typeof axe === 'undefined'"):
         viewer((importlib.resources.files(package) / "axe.min.js").read_text(encoding="utf-8"))
-    violations = viewer("axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations)")
+    script = "([part, options]) => axe.run(part, options).then(({violations}) => violations)"
+    violations = viewer(script, [part, {"resultTypes": ["violations"], **options}])
     return [f"{violation['id']}: {violation['nodes'][0]['html']}" for violation in violations]
 
 

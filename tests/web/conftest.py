@@ -1,18 +1,21 @@
 """Fixtures: the viewer in a browser."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from tests.support.viewed_models import SHAPES, TOKENIZERS, build_model, save_run
+from folio.data.tokenizer import Tokenizer
+from model import GPT
+from tests.support.viewed_models import SHAPES, TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import Served, Viewer, serving
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
     """Return a function that serves a kind of model with steps 100 and 200; "char" also has snapshots of 0 and 10."""
-    started: dict[str, tuple[Any, Served]] = {}
+    started: dict[str, Served] = {}
 
     def serve(kind: str) -> Served:
         if kind not in started:
@@ -20,13 +23,26 @@ def servers(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
             complete = {step: models[step] for step in (100, 200)}
             snapshots = {step: models[step] for step in (0, 10)} if kind == "char" else {}
             folder = tmp_path_factory.mktemp(kind) / "run"
-            context = serving([save_run(folder, complete, TOKENIZERS[kind], snapshots)])
-            started[kind] = context, context.__enter__()
-        return started[kind][1]
+            started[kind] = stack.enter_context(serving([save_run(folder, complete, TOKENIZERS[kind], snapshots)]))
+        return started[kind]
 
-    yield serve
-    for context, _ in started.values():
-        context.__exit__(None, None, None)
+    with ExitStack() as stack:
+        yield serve
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator[Callable[..., Served]]:
+    """Return a function that serves one or two folders of runs, or models, which it saves with one checkpoint."""
+
+    def serve(*runs: str | GPT, tokenizer: Tokenizer = TOKENIZERS["char"], text: str = TEXT) -> Served:
+        folders = [
+            run if isinstance(run, str) else save_run(tmp_path / f"run{i}", {1: run}, tokenizer, {})
+            for i, run in enumerate(runs)
+        ]
+        return stack.enter_context(serving(folders, text))
+
+    with ExitStack() as stack:
+        yield serve
 
 
 @pytest.fixture(params=SHAPES)
@@ -40,8 +56,8 @@ def char(servers) -> Served:
 
 
 @pytest.fixture
-def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
-    """Return a function that opens a page. Fails at the end if a page had problems."""
+def new_viewer(browser, serve) -> Iterator[Callable[..., Viewer]]:
+    """Return a function that opens a page. Fails at the end if a page had problems. Pages end before their servers."""
     viewers = []
 
     def new(served: Served, width: int = 1280, **options: Any) -> Viewer:

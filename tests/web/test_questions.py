@@ -1,6 +1,6 @@
 import math
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,13 +9,14 @@ import torch
 from folio import UserError
 from folio.data.tokenizer import EOT_TEXT
 from folio.web import questions
-from folio.web.questions import Answer, TraceProvider
+from folio.web.questions import Answer, TraceProvider, probe_ids
 from folio.web.viewed_model import ViewedModel
 from model import GPT, GPTConfig
-from tests.support.numpy_gpt import FLOAT32_ERROR, NumpyGPT, assert_largest, assert_same, assert_same_ranks
+from tests.support.numpy_gpt import FLOAT32_ERROR, NumpyGPT, NumpyRun, assert_largest, assert_same, assert_same_ranks
 from tests.support.questions import MISTAKES, generate, read
 from tests.support.tolerances import rounding_error
-from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, N, build_model, planted_model, save_run
+from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
+from tests.support.viewers import assert_same_map, effect_of
 
 CPU = torch.device("cpu")
 
@@ -82,11 +83,6 @@ def test_answers_survive_serialization(seed):
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_question_has_an_answer(provider):
-    for name in provider.questions.keys() - {"notes"}:  # only for models of music
-        provider.answer({"kind": name, "ids": IDS, "name": "transformer.wte.weight", "text": TEXT}).to_bytes()
-
-
 def test_description_of_a_model(provider, model, kind):
     facts, _ = ask(provider, "models")
     (described,) = facts["models"]
@@ -129,31 +125,36 @@ def test_tokens_of_a_text(provider, model, kind):
     assert facts["tokens"] >= 5 and facts["unknown"] == (1 if kind == "char" else 0)
 
 
-def test_overview_equals_numpy(provider, model):
-    run = NumpyGPT(model).run(IDS)
-    facts, tensors = ask(provider, "overview", ids=IDS)
+def weights_of(run: NumpyRun) -> np.ndarray:
+    """The attention weights of all heads: (L, H, T, T)."""
+    return np.stack([run.layer(index).weights for index in range(run.gpt.config.n_layer)])
+
+
+@pytest.mark.parametrize("T", [10, 40])
+def test_overview_equals_numpy(T, provider, model, monkeypatch):
+    """Thumbnails of more than 32 tokens are max-pooled."""
+    monkeypatch.setattr("folio.web.questions.THUMBNAIL_SIZE", 32)
+    ids, n = torch.randint(20, (T,)).tolist(), min(T, 32)
+    run, (facts, tensors) = NumpyGPT(model).run(ids), ask(provider, "overview", ids=ids)
     assert_same(facts["mean_loss"], run.losses.mean())
     assert_same(tensors["loss"], run.losses)
     assert_same(tensors["entropy"], run.entropies)
     assert_same_ranks(tensors["rank"], run)
     assert_same(tensors["norms"], np.linalg.norm(run.stream, axis=-1))
-    weights = np.stack([run.layer(index).weights for index in range(model.config.n_layer)])
+    weights = weights_of(run)
     assert_same(tensors["score_previous"], np.diagonal(weights, -1, axis1=2, axis2=3).mean(-1))
-    assert np.abs(tensors["thumbnails"] / 255 - np.sqrt(weights)).max() <= 0.5 / 255 + FLOAT32_ERROR
+    windows = [slice(i * T // n, -(-(i + 1) * T // n)) for i in range(n)]
+    pooled = np.array([[weights[:, :, rows, columns].max((2, 3)) for columns in windows] for rows in windows])
+    shown = tensors["thumbnails"].transpose(2, 3, 0, 1) / 255
+    assert np.abs(shown - np.sqrt(pooled)).max() <= 0.5 / 255 + FLOAT32_ERROR
 
 
-def test_thumbnails_are_max_pooled(provider, model, monkeypatch):
-    monkeypatch.setattr("folio.web.questions.THUMBNAIL_SIZE", 32)
-    ids = torch.randint(20, (40,)).tolist()
-    thumbnails = ask(provider, "overview", ids=ids)[1]["thumbnails"]
-    run = NumpyGPT(model).run(ids)
-    weights = np.stack([run.layer(index).weights for index in range(model.config.n_layer)])
-    assert thumbnails.shape == (*weights.shape[:2], 32, 32)
-    begin, end = [i * 40 // 32 for i in range(32)], [-(-(i + 1) * 40 // 32) for i in range(32)]
-    for i in range(32):
-        for j in range(32):
-            block = weights[:, :, begin[i] : end[i], begin[j] : end[j]].max((2, 3))
-            assert np.abs(thumbnails[:, :, i, j] / 255 - np.sqrt(block)).max() <= 0.5 / 255 + FLOAT32_ERROR
+def test_prefix_scores_are_measured_on_random_tokens(provider, model, kind):
+    ids = probe_ids(model.config, TOKENIZERS[kind].vocab_size, 48)
+    weights = weights_of(NumpyGPT(model).run(ids))
+    prefixes = [[k for k in range(1, t + 1) if ids[k - 1] == ids[t]] for t in range(len(ids))]
+    scores = [weights[:, :, t, keys].sum(-1) for t, keys in enumerate(prefixes) if keys]
+    assert_same(ask(provider, "overview", ids=[1, 2, 3])[1]["score_prefix"], np.mean(scores, axis=0))
 
 
 def test_heads_with_switches_equal_numpy(provider, model):
@@ -192,21 +193,15 @@ def test_layers_equal_numpy(provider, model):
     norms = np.linalg.norm(by_neuron, axis=0)
     strongest = [neuron["index"] for neuron in facts["neurons"]]
     assert_largest(strongest, norms)
-    final, gains = run.stream[-1, token], run.gpt.parameters["ln_f.weight"]
     assert len(facts["heads"]) == model.config.n_head
-
-    def assert_effects(effects: dict[str, list], added: np.ndarray) -> None:
-        """Check the largest and smallest logit effects of a vector."""
-        normed = (added - added.mean()) / np.sqrt(final.var() + 1e-5) * gains
-        effect = run.gpt.parameters["wte.weight"] @ normed
-        for name, values in (("up", effect), ("down", -effect)):
-            assert_largest([token for token, _ in effects[name]], values)
-            assert len(effects[name]) == 5
-            for token, value in effects[name]:
-                assert value == pytest.approx(effect[token], abs=FLOAT32_ERROR * np.abs(run.logits).max())
-
-    assert_effects(facts["heads"][0], layer.head_outputs[0, token])
-    assert_effects(facts["neurons"][2], by_neuron[:, strongest[2]])
+    added = (facts["heads"][0], layer.head_outputs[0, token]), (facts["neurons"][2], by_neuron[:, strongest[2]])
+    for effects, vector in added:
+        effect, error = effect_of(run, vector, token), FLOAT32_ERROR * np.abs(run.logits).max()
+        for name, sign in (("up", 1), ("down", -1)):
+            ids, values = zip(*effects[name], strict=True)
+            assert len(ids) == 5
+            assert_largest(ids, sign * effect)
+            assert values == pytest.approx(effect[[*ids]], rel=0, abs=error)
 
 
 def test_token_states_and_logits_equal_numpy(provider, model):
@@ -219,23 +214,17 @@ def test_token_states_and_logits_equal_numpy(provider, model):
     assert_same(ask(provider, "logits", ids=IDS, token=token)[1]["logits"], run.logits[token])
 
 
-def test_heat_map_and_statistics_of_a_parameter(provider, model):
-    values = model.transformer.h[0].mlp.c_fc.weight.numpy()
-    facts, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight")
-    assert_same(tensors["picture"], values)  # (128, 32): not downsampled
+def test_heat_map_and_statistics_of_a_parameter(provider, model, monkeypatch):
+    """A large parameter is average-pooled."""
+    name, values = "transformer.h.0.mlp.c_fc.weight", model.transformer.h[0].mlp.c_fc.weight.numpy()  # (128, 32)
+    facts, tensors = ask(provider, "parameter", name=name)
+    assert_same(tensors["picture"], values)
     assert facts["mean"] == pytest.approx(values.mean(), abs=rounding_error(values.size) * float(np.abs(values).mean()))
     assert facts["deviation"] == pytest.approx(values.std(), rel=rounding_error(values.size))
     assert sum(facts["counts"]) == values.size and len(facts["edges"]) == len(facts["counts"]) + 1
-    _, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight", row=7)
-    assert_same(tensors["row"], values[7])
-
-
-def test_large_parameters_are_average_pooled(seed, tmp_path):
-    model = GPT(GPTConfig(block_size=8, vocab_size=512, n_layer=1, n_head=1, n_embd=16), seed)
-    run = save_run(tmp_path, {1: model}, TOKENIZERS["char"], {})
-    _, tensors = ask(TraceProvider([ViewedModel(run, "last", CPU)], ""), "parameter", name="transformer.wte.weight")
-    table = model.transformer.wte.weight.detach().numpy()
-    assert_same(tensors["picture"], table.reshape(256, 2, 16).mean(1))
+    assert_same(ask(provider, "parameter", name=name, row=7)[1]["row"], values[7])
+    monkeypatch.setattr(questions, "MAX_HEATMAP_SIZE", 64)
+    assert_same(ask(provider, "parameter", name=name)[1]["picture"], values.reshape(64, 2, 32).mean(1))
 
 
 def test_neighbors_and_the_map_of_the_vocabulary(provider, model, kind):
@@ -245,12 +234,9 @@ def test_neighbors_and_the_map_of_the_vocabulary(provider, model, kind):
     cosines = table @ table[3] / np.linalg.norm(table, axis=1) / np.linalg.norm(table[3])
     assert_largest(tensors["nearest"], cosines)
     assert_same(tensors["similarity"], np.sort(cosines)[::-1][:13])
-    centered = table - table.mean(0)
-    left, singular, _ = np.linalg.svd(centered, full_matrices=False)
-    # A singular vector turns by as much as the matrix changes, relative to the gap to the next singular value.
-    error = FLOAT32_ERROR * singular[0] / np.diff(-singular[:3]).min()
-    assert_same(np.abs(tensors["map"]), np.abs(left[:, :2] * singular[:2]), error)
-    assert_same(tensors["share"], (singular**2 / (singular**2).sum())[:2], 2 * FLOAT32_ERROR)
+    assert_same_map(tensors["map"], table, table)
+    variances = np.linalg.svd(table - table.mean(0), compute_uv=False) ** 2
+    assert_same(tensors["share"], (variances / variances.sum())[:2], 2 * FLOAT32_ERROR)
 
 
 def test_positions_equal_numpy(provider, model, kind):
@@ -265,16 +251,8 @@ def test_positions_equal_numpy(provider, model, kind):
     elif kind == "bpe":
         assert_same(tensors["bias"], numpy.bias(48)[:, -1, ::-1])
     else:
-        assert_same(tensors["angles"], np.outer(np.arange(48), 10000.0 ** (-np.arange(0, 16, 2) / 16)), 1e-5)
-
-
-def test_prefix_scores_are_measured_on_random_tokens(tmp_path):
-    run = save_run(tmp_path, {1: planted_model()}, TOKENIZERS["char"], {})
-    viewed = ViewedModel(run, "last", CPU)
-    viewed.tokenizer.vocab_size = N
-    _, tensors = ask(TraceProvider([viewed], ""), "overview", ids=[1, 2, 3])
-    prefix = tensors["score_prefix"]
-    assert prefix[1, 1] >= 0.99 and np.delete(prefix, 4).max() <= 0.05
+        angles = np.outer(np.arange(48), 10000.0 ** (-np.arange(0, 16, 2) / 16))
+        assert_same(tensors["angles"], angles, rounding_error(13))  # an exponent of up to ln(10000) = 9.2; pow, product
 
 
 def test_a_context_of_one_token(seed, tmp_path):
@@ -361,23 +339,11 @@ def test_traces_are_in_full_precision(char_provider):
 
 @pytest.mark.parametrize("kind", ["rotary"])
 def test_concurrent_questions(provider, model):
-    texts = [[n, *IDS] for n in range(6)]
-    expected = {text[0]: NumpyGPT(model).run(text).losses for text in texts}
-    answers: dict[int, list] = {text[0]: [] for text in texts}
-
-    def ask_three_times(text: list[int]) -> None:
-        for _ in range(3):
-            answers[text[0]].append(ask(provider, "overview", ids=text)[1]["loss"])
-
-    threads = [threading.Thread(target=ask_three_times, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for first, losses in answers.items():
-        assert len(losses) == 3
-        for loss in losses:
-            assert_same(loss, expected[first])
+    texts = [[n, *IDS] for n in range(6)] * 3
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda text: ask(provider, "overview", ids=text)[1]["loss"], texts))
+    for text, losses in zip(texts, answers, strict=True):
+        assert_same(losses, NumpyGPT(model).run(text).losses)
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

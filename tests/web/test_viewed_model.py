@@ -9,6 +9,7 @@ from safetensors.torch import save
 from folio import UserError
 from folio.machine import memory
 from folio.web.viewed_model import LRUCache, ViewedModel
+from model import GPT
 from tests.support.numpy_gpt import NumpyGPT, assert_same
 from tests.support.viewed_models import TOKENIZERS, build_model, save_run
 
@@ -24,21 +25,19 @@ def run(seed, tmp_path) -> str:
     return save_run(tmp_path / "run", complete, TOKENIZERS["char"], snapshots)
 
 
+def assert_logits(model: GPT, expected: GPT) -> None:
+    assert_same(model(torch.tensor([IDS]))[0][0, -1], NumpyGPT(expected).run(IDS).logits[-1])
+
+
 def test_every_checkpoint_and_snapshot_can_be_loaded(run, seed, tmp_path):
     viewed = ViewedModel(run, "best", CPU)
     assert viewed.model_at(None) is viewed.model and viewed.model_at(200) is viewed.model
-
-    def assert_model_at(step: int, expected: torch.nn.Module) -> None:
-        logits, _ = viewed.model_at(step)(torch.tensor([IDS]))
-        assert_same(logits[0, -1], NumpyGPT(expected).run(IDS).logits[-1])
-
-    for step in (0, 10, 100, 200):
-        assert_model_at(step, build_model("char", seed + step))
     with pytest.raises(UserError, match="no checkpoint of step 50"):
         viewed.model_at(50)
-    save_run(tmp_path / "run", {}, viewed.tokenizer, {50: build_model("char", seed)})  # while the viewer runs
+    save_run(tmp_path / "run", {}, viewed.tokenizer, {50: build_model("char", seed + 50)})  # while the viewer runs
     assert list(viewed.checkpoints()) == [0, 10, 50, 100, 200]
-    assert_model_at(50, build_model("char", seed))
+    for step in (0, 10, 50, 100, 200):
+        assert_logits(viewed.model_at(step), build_model("char", seed + step))
 
 
 def test_replaced_and_removed_checkpoints(run, seed):
@@ -59,8 +58,7 @@ def test_replaced_and_removed_checkpoints(run, seed):
 
     other = build_model("char", seed + 1)
     replace(save(dict(other.named_parameters())))
-    logits, _ = viewed.model_at(10)(torch.tensor([IDS]))
-    assert_same(logits[0, -1], NumpyGPT(other).run(IDS).logits[-1])
+    assert_logits(viewed.model_at(10), other)
     replace(save(dict(build_model("bpe", seed).named_parameters())))
     with pytest.raises(UserError, match=r"^[^\n]*the weights do not fit[^\n]*$"):
         viewed.model_at(10)
@@ -107,8 +105,7 @@ def test_too_large_weights_are_refused(run, monkeypatch):
 
 
 def test_the_cache_drops_the_least_recently_used_values():
-    cache = LRUCache(10, len)
-    computed = []
+    cache, computed = LRUCache(10, len), []
 
     def text(length: int, key: str) -> str:
         computed.append(key)
@@ -116,14 +113,7 @@ def test_the_cache_drops_the_least_recently_used_values():
 
     for length, key in ((4, "a"), (4, "b"), (4, "a"), (4, "c"), (4, "b"), (40, "d"), (4, "c")):
         assert cache.get(key, lambda length=length, key=key: text(length, key)) == key * length
-    assert computed == [
-        "a",
-        "b",
-        "c",
-        "b",
-        "d",
-        "c",
-    ]  # "b" is dropped before "a", which was used again; "d" fills the cache
+    assert computed == list("abcbdc")  # "b" is dropped before "a", which was used again; "d" fills the cache
     assert list(cache.values) == ["c"]
     with pytest.raises(ZeroDivisionError):
         cache.get("e", lambda: 1 / 0)

@@ -4,23 +4,22 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.numpy_gpt import NumpyGPT, entropy
+from tests.support.numpy_gpt import assert_rounded, entropy
 from tests.support.viewed_models import TEXT
-from tests.support.viewers import Viewer, axe_violations, generate, in_browser
-
-SCENES = {"values": 5, "guess": 7}
+from tests.support.viewers import Viewer, axe_violations, generate
 
 
-@in_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(new_viewer, char, scheme):
-    """Neither violations of WCAG nor of best practices."""
-    viewer = new_viewer(char, color_scheme=scheme, reduced_motion="reduce").open("tokens")
-    scenes, problems = viewer("availableScenes().length"), []
-    for view in viewer.views():
-        for scene in range(1, 1 + scenes) if view == "story" else [1]:
-            viewer.show(view, story=scene, token=17)
-            problems += [(view, scene, violation) for violation in axe_violations(viewer)]
+def test_axe_finds_nothing(new_viewer, char):
+    """Neither violations of WCAG nor of best practices. What is around the view has the same colors in each view."""
+    viewer, colors, problems = new_viewer(char, reduced_motion="reduce").open("tokens"), ["color-contrast"], []
+    scenes = [("story", scene) for scene in range(1, 1 + viewer("availableScenes().length"))]
+    for view, scene in [*scenes, *((view, 1) for view in viewer.views() if view != "story")]:
+        viewer.show(view, story=scene, text=TEXT[:14], token=9)
+        found = axe_violations(viewer, rules={name: {"enabled": False} for name in colors})
+        for theme in ("dark", "light"):
+            viewer.after(lambda theme=theme: viewer.page.emulate_media(color_scheme=theme))
+            found += axe_violations(viewer, "html" if view == "tokens" else "#view", runOnly=colors)
+        problems += [(view, scene, violation) for violation in found]
     assert problems == []
 
 
@@ -37,45 +36,47 @@ def press(char_viewer) -> Callable[..., Viewer]:
     return press
 
 
-@in_browser
+@pytest.mark.parametrize(
+    "state, selector, keys, readout, selected",
+    [
+        ({"view": "tokens"}, "#view tr[tabindex='0']", "ArrowDown ArrowDown", "", {"token": 7}),
+        ({"view": "attention-table"}, "[data-testid=weights] [role=application]", "ArrowUp ArrowRight ArrowRight",
+         "query 4 ", {"token": 4}),
+        ({"view": "qkv", "head_channel": 2}, "[data-testid=qkv] [role=application]", "ArrowRight ArrowDown",
+         "channel 3: ", {"head_channel": 3, "qkv_part": 1}),
+        ({"view": "looking-back"}, "#view .token-strip [tabindex='0']", "ArrowLeft ArrowLeft", "3 b attends to",
+         {"token": 3}),
+        ({"view": "checkpoints", "step": 100}, "#view svg[role=application]", "ArrowLeft", "", {"step": 10}),
+    ],
+)  # fmt: skip
+def test_arrows_move_a_cursor_and_enter_selects(state, selector, keys, readout, selected, char_viewer, press):
+    before = char_viewer.show(**state, token=5).state(*selected)
+    assert press(selector, *keys.split()).state(*selected) == before
+    shown = char_viewer.page.locator("#view .readout")
+    assert not readout or any(readout in text for text in shown.all_inner_texts())
+    assert char_viewer.press("Enter").state(*selected) == [*selected.values()]
+
+
 def test_rows_of_a_table(char_viewer, press):
     char_viewer.show("tokens", token=5)
     assert char_viewer.page.locator("#view tbody tr[tabindex='0']").count() == 1
-    assert press("#view tr[tabindex='0']", "ArrowDown", "ArrowDown").state("token") == [5]
-    assert char_viewer.press("Enter").state("token") == [7]
+    press("#view tr[tabindex='0']", "ArrowDown", "Enter")
     assert char_viewer("document.activeElement.classList.contains('selected')")  # for the next arrow
     assert char_viewer.press("Home", "Enter").state("token") == [0]
 
 
-@in_browser
 def test_cells_of_a_matrix(char_viewer, press):
+    """After a key that redraws the view, the cursor was in the first column."""
     char_viewer.show("attention-table", token=5, layer=0, head=1)
-    run = NumpyGPT(char_viewer.served.provider.models[0].model).run(char_viewer("loadContext().then(c => c.ids)"))
-    press("[data-testid=weights] [role=application]", "ArrowUp", "ArrowRight", "ArrowRight")
+    press("[data-testid=weights] [role=application]", "ArrowRight", "ArrowRight", "ArrowUp")
     readout = char_viewer.find("weights").locator(".readout")
-    shown = float(readout.inner_text().split(": ")[-1])
-    assert readout.inner_text().startswith("query 4 ") and readout.get_attribute("aria-live") == "polite"
-    assert shown == pytest.approx(run.layer(0).weights[1, 4, 2], rel=1e-3)
-    assert char_viewer.state("token") == [5] and char_viewer.press("Enter").state("token") == [4]
+    assert readout.get_attribute("aria-live") == "polite"
+    assert_rounded(float(readout.inner_text().split(": ")[-1]), char_viewer.run().layer(0).weights[1, 4, 2], 4, 1)
+    char_viewer.press("Enter", "ArrowRight")
+    assert readout.inner_text().startswith("query 4 ")
+    assert char_viewer("document.activeElement.cell") == [4, 3]
 
 
-@in_browser
-def test_numbers_of_a_vector(char_viewer, press):
-    char_viewer.show("qkv", token=5, head_channel=2)
-    press("[data-testid=qkv] [role=application]", "ArrowRight", "ArrowDown")
-    assert ", channel 3: " in char_viewer.find("qkv").locator(".readout").inner_text()
-    assert char_viewer.press("Enter").state("head_channel", "qkv_part") == [3, 1]
-
-
-@in_browser
-def test_tokens_of_a_text(char_viewer, press):
-    char_viewer.show("looking-back", token=9)
-    press("#view .token-strip [tabindex='0']", "ArrowLeft", "ArrowLeft")
-    assert char_viewer.find("looking-back-readout").inner_text().startswith("7 ")
-    assert char_viewer.press(" ").state("token") == [7]
-
-
-@in_browser
 def test_the_list_of_tokens_has_an_active_option(char_viewer, press):
     char_viewer.show("tokens", token=3)
     press("#strip", "ArrowRight")
@@ -86,29 +87,14 @@ def test_the_list_of_tokens_has_an_active_option(char_viewer, press):
     assert press("#strip", "ArrowLeft").state("token", "story") == [7, 3]
 
 
-@in_browser
-def test_steps_of_a_curve(char_viewer, press):
-    char_viewer.show("checkpoints", step=100)
-    char_viewer.page.locator("[data-complete=true]").wait_for()
-    assert press("#view svg[role=application]", "ArrowLeft").state("step") == [100]
-    assert char_viewer.press("Enter").wait().state("step") == [10]
-
-
-def entropies(viewer: Viewer, query: int) -> list[str]:
-    """The rounded entropies of a query's attention weights, with and without the division by √D."""
-    ids, model = viewer("loadContext().then(c => c.ids)"), viewer.served.provider.models[0].model
-    weights = [NumpyGPT(model, scale=scale).run(ids).layer(0).weights[1, query] for scale in (True, False)]
-    return [f"{entropy(row):.4g}" for row in weights]
-
-
-@in_browser
 def test_values_of_a_line_chart(char_viewer, press):
     """For keys and for the pointer."""
     char_viewer.show("switches", token=4, layer=0, head=1)
     chart = char_viewer.find("row-entropies")
     readout, drawing = chart.locator(".readout"), chart.locator("svg")
     press("[data-testid=row-entropies] svg", "ArrowRight", "ArrowRight")
-    divided, plain = entropies(char_viewer, 6)
+    rows = [char_viewer.run(scale=scale).layer(0).weights[1, 6] for scale in (True, False)]
+    divided, plain = (f"{entropy(row):.4g}" for row in rows)
     assert readout.inner_text() == f"query 6:  divided by √D {divided}   not divided {plain}"
     assert char_viewer.state("token") == [4] and char_viewer.press("Enter").state("token") == [6]
     assert char_viewer.press("End")("document.activeElement.cell") == [0, len(TEXT) - 1]
@@ -119,33 +105,21 @@ def test_values_of_a_line_chart(char_viewer, press):
     assert readout.inner_text() == "" and not drawing.locator("circle").count()
 
 
-@in_browser
-def test_a_cursor_stays_in_its_cell(char_viewer, press):
-    """After a key that redraws the view, the cursor was in the first column."""
-    char_viewer.show("attention-table", token=5)
-    press("[data-testid=weights] [role=application]", "ArrowRight", "ArrowRight", "ArrowUp", "Enter", "ArrowRight")
-    assert char_viewer.find("weights").locator(".readout").inner_text().startswith("query 4 ")
-    assert char_viewer("document.activeElement.cell") == [4, 3]
-
-
-@in_browser
 @pytest.mark.parametrize(
-    "view, picture",
-    [("embedding", "vocabulary-map"), ("looking-back", "arcs"), ("loop", "draw"),
-     ("story-values", "story-path"), ("story-guess", "story-guess")],
+    "view, scene, picture",
+    [("embedding", 1, "vocabulary-map"), ("looking-back", 1, "arcs"), ("loop", 1, "draw"), ("story", 5, "story-path"),
+     ("story", 7, "story-guess")],
 )  # fmt: skip
-def test_tooltips_of_a_drawing(view, picture, char_viewer, press):
-    name, _, scene = view.partition("-") if view.startswith("story") else (view, "", "")
-    char_viewer.show(name, token=17, story=SCENES.get(scene, 1))
-    tips = f"Array.from(document.querySelectorAll('[data-testid={picture}] title'), tip => tip.textContent)"
-    second = char_viewer(tips)[1]
-    press(f"[data-testid={picture}] svg[role=application]", "ArrowRight")
-    assert second in char_viewer.find(picture).locator(".readout").all_inner_texts()
-    assert char_viewer.find(picture).locator(".focused title").text_content() == second
-    assert char_viewer.find(picture).locator("svg[role=application]").get_attribute("aria-label")
+def test_tooltips_of_a_drawing(view, scene, picture, char_viewer, press):
+    char_viewer.show(view, token=17, story=scene)
+    figure, drawing = char_viewer.find(picture), "svg[role=application]"
+    second = figure.locator("title").all_text_contents()[1]
+    press(f"[data-testid={picture}] {drawing}", "ArrowRight")
+    assert second in figure.locator(".readout").all_inner_texts()
+    assert figure.locator(".focused title").text_content() == second
+    assert figure.locator(drawing).get_attribute("aria-label")
 
 
-@in_browser
 def test_grids(char_viewer, press):
     """Arrows up and down move by a row. A grid of buttons is one tab stop."""
     for view, table in (("tokens", "table"), ("stream", "[data-testid=lens-window] table"), ("switches", ".parts")):
@@ -160,14 +134,12 @@ def test_grids(char_viewer, press):
     assert char_viewer("document.activeElement.dataset.testid") == "head-1-1"
 
 
-@in_browser
 def test_arrows_scroll_tables_without_keys(char_viewer, press):
     """They changed the layer."""
     char_viewer.show("embedding", token=5, layer=0)
     assert press("[data-testid=nearest] .scroll", "ArrowDown", "PageDown").state("layer", "view") == [0, "embedding"]
 
 
-@in_browser
 def test_products_of_the_story(char_viewer, press):
     char_viewer.show("story", story=3, token=17)
     press("svg.grid", "ArrowLeft", "ArrowUp")
@@ -178,7 +150,6 @@ def test_products_of_the_story(char_viewer, press):
     )] == ["16"]  # fmt: skip
 
 
-@in_browser
 def test_alternatives_of_a_sampled_token(char_viewer, press):
     char_viewer.show("playground", samples=1, max_new_tokens=5)
     generate(char_viewer)
@@ -191,7 +162,6 @@ def test_alternatives_of_a_sampled_token(char_viewer, press):
     char_viewer.page.get_by_text("Branch of sample 1").wait_for()
 
 
-@in_browser
 def test_another_view_begins_at_its_heading(new_viewer, char):
     """The focus was lost, and the page stayed where the link was."""
     viewer = new_viewer(char).open("story", story=3)
@@ -205,16 +175,13 @@ def test_another_view_begins_at_its_heading(new_viewer, char):
         (600, viewer.page.go_back),
     ):
         viewer("scroll => window.scrollTo(0, scroll)", scroll)
-        drawn = viewer("drawing")
-        go()
-        heading = viewer.wait(drawn).page.locator("#view h2")
+        heading = viewer.after(go).page.locator("#view h2")
         assert viewer.page.title() == heading.inner_text() + rest
         assert heading.evaluate("heading => document.activeElement === heading")
         below = "heading => heading.getBoundingClientRect().top - byId('top').getBoundingClientRect().bottom"
         assert viewer("scrollY") == 0 and 0 < heading.evaluate(below) < 40
 
 
-@in_browser
 def test_changes_within_a_view_keep_the_focus(new_viewer, char):
     viewer = new_viewer(char).open("looking-back", token=5)
     assert viewer("document.activeElement === document.body")
@@ -226,13 +193,12 @@ def test_changes_within_a_view_keep_the_focus(new_viewer, char):
     assert viewer("document.activeElement.id") == "strip"
 
 
-@in_browser
 def test_the_keys_of_a_view(new_viewer, char):
     """The page lists the keys that change something in the view."""
-    viewer = new_viewer(char)
+    viewer = new_viewer(char).open("tokens")
     keys, footer = viewer.page.locator("#keys"), viewer.page.get_by_role("link", name="This view as HTML")
     for view, places in {"tokens": [], "mlp": ["layer"], "looking-back": ["layer", "head"]}.items():
-        viewer.open(view)
+        viewer.show(view)
         listed = [name for name in ("layer", "head") if f" {name}" in keys.inner_text()]
         assert listed == places and "← → token" in keys.inner_text() and "checkpoint" in keys.inner_text()
         for key, name in {"ArrowDown": "layer", "]": "head"}.items():
@@ -245,7 +211,6 @@ def test_the_keys_of_a_view(new_viewer, char):
     assert keys.is_visible() and viewer.show("story").page.locator("#keys").is_hidden() and footer.is_visible()
 
 
-@in_browser
 def test_the_skip_button_moves_to_the_view(char_viewer):
     char_viewer.show("tokens")("document.activeElement.blur()")
     char_viewer.page.locator("#skip").focus()

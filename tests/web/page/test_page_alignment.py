@@ -1,11 +1,10 @@
 """The view of source and answer in a browser, compared with NumPy."""
 
-import time
-
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, assert_same
-from tests.support.viewed_models import save_random_run
-from tests.support.viewers import Viewer, in_browser, serving
+from tests.support.viewers import Viewer
+from tests.support.waiting import wait_until
 
 SOURCE, PROMPT = "en: May 3, 2026 ", "en: May 3, 2026 | de:"
 SIZES = dict(block_size=32, n_layer=3, n_head=2, n_embd=16)
@@ -22,70 +21,56 @@ def check_pictures(viewer: Viewer, model, ids: list[int], layer: int, head: int)
     assert_same([row[2] for row in rows], [coverage[row[0], row[1]] for row in rows])
 
 
-@in_browser
-def test_the_matrix_grows_while_the_answer_is_generated(new_viewer, tmp_path, seed):
+def test_the_matrix_grows_while_the_answer_is_generated(new_viewer, serve, seed):
     tokenizer = CharTokenizer.of(PROMPT + "abcdefgh")  # no end-of-text token, so the context becomes full
-    model = save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
+    model = random_model(seed, vocab_size=tokenizer.vocab_size, **SIZES)
     ids = tokenizer.encode(PROMPT).tolist()
-    with serving([str(tmp_path / "run")]) as served:
-        viewer = new_viewer(served).open("alignment", text=PROMPT, layer=1, head=1)
-        assert "alignment" in viewer.views()
-        check_pictures(viewer, model, ids, 1, 1)
-        viewer("""() => {
-          window.sizes = [];
-          const count = () => sizes.push(document.querySelector("[data-testid=alignment]").table().rows.length);
-          new MutationObserver(count).observe(document.getElementById("view"), {childList: true});
-        }""")
-        viewer.page.get_by_text("Generate the answer").click()
-        while len(ids) < SIZES["block_size"]:
-            ids.append(int(NumpyGPT(model).run(ids).logits[-1].argmax()))
-        rows = len(ids) - len(PROMPT) + 1
-        until = time.monotonic() + 60
-        while viewer("sizes.at(-1)") != rows and time.monotonic() < until:
-            viewer.page.wait_for_timeout(20)
-        assert viewer.wait()("sizes") == [*range(1, rows + 1)]
-        assert viewer.state("ids") == [",".join(map(str, ids))]
-        check_pictures(viewer, model, ids, 1, 1)
-        viewer.find("alignment-heads").locator("tbody tr").first.click()  # the head with the largest coverage
-        layer, head, _ = viewer.wait().table("alignment-heads")["rows"][0]
-        assert viewer.state("layer", "head") == [layer, head]
-        check_pictures(viewer, model, ids, layer, head)
-        box = viewer.find("alignment").locator(".heat canvas").bounding_box()
-        for selected in (len(ids) - 2, len(SOURCE) - 1):  # the row's token, then the column's
-            viewer.page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] - 5 - 2 * 24)
-            assert viewer.wait().state("token") == [selected]
-        viewer.page.close()  # before the server stops
+    viewer = new_viewer(serve(model, tokenizer=tokenizer)).open("alignment", text=PROMPT, layer=1, head=1)
+    assert "alignment" in viewer.views()
+    check_pictures(viewer, model, ids, 1, 1)
+    sizes = viewer.redrawn("document.querySelector('[data-testid=alignment]').table().rows.length")
+    viewer.page.get_by_text("Generate the answer").click()
+    while len(ids) < SIZES["block_size"]:
+        ids.append(int(NumpyGPT(model).run(ids).logits[-1].argmax()))
+    rows = len(ids) - len(PROMPT) + 1
+    wait_until(lambda: sizes()[-1:] == [rows])
+    viewer.wait()
+    assert sizes() == [*range(1, rows + 1)]
+    assert viewer.state("ids") == [",".join(map(str, ids))]
+    check_pictures(viewer, model, ids, 1, 1)
+    viewer.find("alignment-heads").locator("tbody tr").first.click()  # the head with the largest coverage
+    layer, head, _ = viewer.wait().table("alignment-heads")["rows"][0]
+    assert viewer.state("layer", "head") == [layer, head]
+    check_pictures(viewer, model, ids, layer, head)
+    box = viewer.find("alignment").locator(".heat canvas").bounding_box()
+    for selected in (len(ids) - 2, len(SOURCE) - 1):  # the row's token, then the column's
+        viewer.page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] - 5 - 2 * 24)
+        assert viewer.wait().state("token") == [selected]
 
 
-@in_browser
-def test_generating_stops_at_the_end_of_text_and_when_the_page_changes(new_viewer, tmp_path, seed):
+def test_generating_stops_at_the_end_of_text_and_when_the_page_changes(new_viewer, serve, seed):
     tokenizer = ByteTokenizer()
-    save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
+    model = random_model(seed, vocab_size=tokenizer.vocab_size, **SIZES)
     ids = tokenizer.encode(PROMPT).tolist()
-    with serving([str(tmp_path / "run")]) as served:
-        viewer = new_viewer(served).open("alignment", text=PROMPT)
-        for other in ({"view": "tokens"}, {"text": "other", "ids": ""}):
-            viewer("""async ([ids, other]) => {
-              const generating = continueText(ids, {temperature: 0});
-              await change(other);
-              await generating;
-            }""", [ids, other])  # fmt: skip
-            assert viewer.state(*other) == [*other.values()]
-        assert viewer.state("text", "ids") == ["other", ""] and "alignment" not in viewer.views()
-        viewer.show("alignment", text="other")
-        assert viewer.pictures() == [] and viewer.page.get_by_text("no source").is_visible()
-        for text, rows in (
-            (PROMPT + " a | b: c", 9),
-            (SOURCE + "| x", 2),
-        ):  # an answer with | and :, and one without a colon
-            assert viewer.show("alignment", text=text).matrix("alignment").shape == (rows + 1, len(SOURCE))
-        model = served.provider.models[0].model  # changed to predict the end of text
-        model.transformer.ln_f.weight.data.zero_()
-        model.transformer.ln_f.bias.data = 100 * model.transformer.wte.weight.data[tokenizer.eot]
-        model.transformer.wte.weight.data[tokenizer.eot] *= 2
-        served.forget()
-        viewer.open("alignment", text=PROMPT).page.get_by_text("Generate the answer").click()
-        viewer.page.wait_for_timeout(100)
-        assert viewer.wait().column("alignment", "answer \\ source") == ["end"]
-        assert viewer.state("ids") == [",".join(map(str, ids))]
-        viewer.page.close()
+    viewer = new_viewer(serve(model, tokenizer=tokenizer)).open("alignment", text=PROMPT)
+    for other in ({"view": "tokens"}, {"text": "other", "ids": ""}):
+        viewer("""async ([ids, other]) => {
+          const generating = continueText(ids, {temperature: 0});
+          await change(other);
+          await generating;
+        }""", [ids, other])  # fmt: skip
+        assert viewer.state(*other) == [*other.values()]
+    assert viewer.state("text", "ids") == ["other", ""] and "alignment" not in viewer.views()
+    viewer.show("alignment", text="other")
+    assert viewer.pictures() == [] and viewer.page.get_by_text("no source").is_visible()
+    answers = {PROMPT + " a | b: c": 9, SOURCE + "| x": 2}  # with | and :, and without a colon
+    for text, rows in answers.items():
+        assert viewer.show("alignment", text=text).matrix("alignment").shape == (rows + 1, len(SOURCE))
+    transformer = viewer.viewed.model.transformer  # changed to predict the end of text
+    transformer.ln_f.weight.data.zero_()
+    transformer.ln_f.bias.data = 100 * transformer.wte.weight.data[tokenizer.eot]
+    transformer.wte.weight.data[tokenizer.eot] *= 2
+    viewer.served.forget()
+    viewer.after(viewer.open("alignment", text=PROMPT).page.get_by_text("Generate the answer").click)
+    assert viewer.column("alignment", "answer \\ source") == ["end"]
+    assert viewer.state("ids") == [",".join(map(str, ids))]

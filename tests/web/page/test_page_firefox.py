@@ -4,19 +4,9 @@ import pytest
 
 from tests.support.firefox import FIREFOX, Firefox, firefox
 from tests.support.numpy_gpt import NumpyGPT
-from tests.support.viewers import (
-    Place,
-    Served,
-    Viewer,
-    check_attention_table,
-    check_mlp,
-    check_output,
-    check_sample,
-    language_model,
-)
+from tests.support.viewers import Place, Served, Viewer, check_sample, checks, language_model
 from tests.support.waiting import wait_until
 
-CHECKS = {"attention-table": check_attention_table, "mlp": check_mlp, "output": check_output}
 PROMPT = "To be"
 
 
@@ -34,7 +24,7 @@ def test_numbers(servers, seed):
     with servers("bpe").perturbed(seed) as model, firefox() as browser:
         viewer = FirefoxViewer(browser, servers("bpe")).open("tokens")
         run = NumpyGPT(model).run(viewer.column("tokens", "id"))
-        for view, check in CHECKS.items():
+        for view, check in checks.items():
             check(viewer.show(view, neuron=7, **vars(place)), run, place)
         viewer.show("playground", text=PROMPT, samples=2, max_new_tokens=20, seed=1337)
         viewer("document.querySelector('[data-testid=generate]').click()")

@@ -1,24 +1,18 @@
 """The piano roll in a browser, compared with NumPy and a simple event player."""
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 from folio import UserError
 from folio.data.sources.music import EventFormat
-from folio.data.tokenizer import ByteTokenizer
-from folio.decoding.language_model import LanguageModel
-from folio.web.questions import TraceProvider
-from folio.web.viewed_model import ViewedModel
-from model import GPT
+from tests.support.decoding import random_model
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
 from tests.support.numpy_gpt import NumpyGPT, assert_same
-from tests.support.viewed_models import save_random_run
-from tests.support.viewers import Served, Viewer, in_browser, serving
+from tests.support.viewed_models import build_model
+from tests.support.viewers import Served, Viewer, language_model
+from tests.support.waiting import wait_until
 
 SIZES = dict(block_size=64, n_layer=2, n_head=3, n_embd=24, position="relative")
 KEYS = "C C♯ D E♭ E F F♯ G A♭ A B♭ B".split()
@@ -63,27 +57,24 @@ def play(events: list[str], format: EventFormat) -> list[Played]:
 
 
 @pytest.fixture(params=[SCORE, PERFORMANCE], ids=["score", "performance"])
-def music(request, tmp_path, seed) -> Iterator[tuple[Served, str]]:
-    """Serve a random model of music. Yields the server and its initial text."""
+def music(request, serve, seed) -> tuple[Served, str]:
+    """Serve a random model of music. Returns the server and its initial text."""
     tokenizer = tokenizer_of(request.param)
-    save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
     text = random_text(tokenizer, seed, 40)
-    with serving([str(tmp_path / "run")], text) as served:
-        yield served, text
+    model = random_model(seed, vocab_size=tokenizer.vocab_size, **SIZES)
+    return serve(model, tokenizer=tokenizer, text=text), text
 
 
 def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: int) -> list[Played]:
     """Check the notes of the text and the attention from a token."""
-    viewed = viewer.served.provider.models[0]
-    ids, notes = viewed.tokenizer.encode(text).tolist(), play(text.split(), viewed.music)
-    table = viewer.table("roll")
-    unit = viewed.music.time
-    assert table["columns"] == ["token", "note", f"start ({unit})", f"end ({unit})", "velocity"] + [
-        f"head {head}" for head in heads
-    ]
+    viewed, table = viewer.viewed, viewer.table("roll")
+    notes, unit = play(text.split(), viewed.music), viewed.music.time
+    named = [f"head {head}" for head in heads]
+    assert table["columns"] == ["token", "note", f"start ({unit})", f"end ({unit})", "velocity", *named]
     *rows, last = table["rows"]
     assert [row[:2] + row[4:5] for row in rows] == [[note.places[0], note.name, note.velocity] for note in notes]
     assert np.allclose([row[2:4] for row in rows], [[note.start, note.end] for note in notes])
+    ids = viewed.tokenizer.encode(text).tolist()
     weights = NumpyGPT(viewed.model).run(ids).layer(layer).weights[heads, token]  # (H, T)
     note_weights = [weights[:, note.places].sum(1) for note in notes]
     assert_same([row[5:] for row in rows], note_weights)
@@ -95,47 +86,27 @@ def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: i
     return notes
 
 
-def wait_until(viewer: Viewer, condition: str) -> None:
-    """Wait for a JavaScript expression. Playwright's wait_for_function needs eval, which the page forbids."""
-    until = time.monotonic() + 60
-    while not viewer(condition):
-        assert time.monotonic() < until, condition
-        time.sleep(0.02)
-
-
-def never_end(model: GPT, eot: int) -> None:
-    """Make the end of text unlikely."""
-    model.transformer.ln_f.bias.data[:] = 1
-    model.transformer.wte.weight.data[eot] = -100
-
-
-def bars(viewer: Viewer):
-    return viewer.find("roll").locator("rect[rx]")
-
-
-@in_browser
 def test_the_roll_shows_notes_and_attention(new_viewer, music, seed):
     served, text = music
     viewer = new_viewer(served).open("roll", layer=1, head=2)
-    notes = check_roll(viewer, text, 1, [2], 39)
-    bars(viewer).last.hover()
-    wait_until(viewer, f"document.querySelector('#view .readout').textContent.includes(', {notes[-1].places[0]} ')")
-    check_roll(viewer, text, 1, [2], notes[-1].places[0])
-    bars(viewer).last.click()
-    assert viewer.wait().state("token") == [notes[-1].places[0]]
-    check_roll(viewer, text, 1, [2], notes[-1].places[0])
-    viewer.page.get_by_label("arcs of all heads").check()
-    check_roll(viewer.wait(), text, 1, [0, 1, 2], notes[-1].places[0])
+    last, notes = viewer.find("roll").locator("rect[rx]").last, check_roll(viewer, text, 1, [2], 39)
+    token = notes[-1].places[0]
+    last.hover()
+    wait_until(lambda: f", {token} " in viewer.page.locator("#view .readout").text_content())
+    check_roll(viewer, text, 1, [2], token)
+    assert viewer.after(last.click).state("token") == [token]
+    check_roll(viewer, text, 1, [2], token)
+    viewer.after(viewer.page.get_by_label("arcs of all heads").check)
+    check_roll(viewer, text, 1, [0, 1, 2], token)
     marked = viewer("Array.from(document.querySelectorAll('#view rect[rx]'), bar => bar.getAttribute('fill'))")
     assert marked.count(marked[-1]) == 1
     with served.perturbed(seed):
-        before = viewer("drawing")
         viewer("answers.clear()")
-        viewer.page.locator("#text").fill(edited := random_text(served.provider.models[0].tokenizer, seed + 1, 30))
-        check_roll(viewer.wait(before), edited, 1, [0, 1, 2], 29)
+        edited = random_text(viewer.viewed.tokenizer, seed + 1, 30)
+        viewer.after(lambda: viewer.page.locator("#text").fill(edited))
+        check_roll(viewer, edited, 1, [0, 1, 2], 29)
 
 
-@in_browser
 @pytest.mark.parametrize("music", [SCORE], ids=["score"], indirect=True)
 def test_edge_cases(new_viewer, music):
     served, _ = music
@@ -154,15 +125,13 @@ def test_edge_cases(new_viewer, music):
         assert viewer("Array.from(document.querySelectorAll('#view rect')).every(bar => bar.getBBox().width >= 4)")
     viewer.show("roll", text="")
     assert [row[1] for row in viewer.table("roll")["rows"]] == ["no note"]
-    viewer.problems.clear()
     viewer.open("roll", text="ROMEO")
     assert viewer.page.locator("#text").input_value() == "ROMEO"
     assert viewer.page.get_by_text("'ROMEO' is not an event of this model").is_visible()
     assert all("400" in problem for problem in viewer.problems)
     viewer.problems.clear()
-    viewer.page.locator("#text").fill("NoteOn_61")
-    viewer.page.wait_for_selector("[data-testid=roll]")
-    check_roll(viewer.wait(), "NoteOn_61", 0, [0], 0)
+    viewer.after(lambda: viewer.page.locator("#text").fill("NoteOn_61"))
+    check_roll(viewer, "NoteOn_61", 0, [0], 0)
 
 
 FAKE_AUDIO = """
@@ -189,7 +158,6 @@ FAKE_AUDIO = """
 """
 
 
-@in_browser
 def test_playback_uses_the_tempo_of_the_format(new_viewer, music):
     served, text = music
     format = served.provider.models[0].music
@@ -199,7 +167,8 @@ def test_playback_uses_the_tempo_of_the_format(new_viewer, music):
     viewer = new_viewer(served)
     viewer.page.add_init_script(FAKE_AUDIO)
     viewer.open("roll")
-    viewer.page.get_by_role("button", name="Play").click()
+    play_button, stop_button = (viewer.page.get_by_role("button", name=name) for name in ("Play", "Stop"))
+    play_button.click()
     sounds = viewer("window.sounds")
     beginning = sounds[0]["start"] - notes[0].start * unit
     assert 10 <= beginning <= 10.5 and len(sounds) == len(notes)
@@ -213,33 +182,29 @@ def test_playback_uses_the_tempo_of_the_format(new_viewer, music):
     place = "parseFloat(document.querySelector('#view line[transform]').getAttribute('transform').slice(10))"
     left = f"+document.querySelectorAll('#view rect[rx]')[{played.index(notes[0])}].getAttribute('x')"
     viewer(f"clock.now = {beginning + notes[0].start * unit}")
-    wait_until(viewer, f"Math.abs({place} - {left}) < 1e-3")
+    wait_until(lambda: viewer(f"Math.abs({place} - {left}) < 1e-3"))
     viewer.press("]")  # another head
-    assert viewer.page.get_by_role("button", name="Stop").is_visible() and viewer("clock.closed") == 0
-    viewer.page.get_by_role("button", name="Stop").click()
-    assert viewer("clock.closed") == 1 and viewer.page.get_by_role("button", name="Play").is_visible()
+    assert stop_button.is_visible() and viewer("clock.closed") == 0
+    stop_button.click()
+    assert viewer("clock.closed") == 1 and play_button.is_visible()
     for stop in (f"clock.now += {1000 * unit}", "change({view: 'tokens'})", "change({text: 'TimeShift_0.1.4'})"):
         viewer.show("roll", text=text)
         closed = viewer("clock.closed")
-        viewer.page.get_by_role("button", name="Play").click()
+        play_button.click()
         viewer(stop.replace("0.1.4", f"0.1.{format.steps}"))
-        wait_until(viewer, f"clock.closed === {closed + 1}")
+        wait_until(lambda closed=closed: viewer("clock.closed") == closed + 1)
         viewer.wait()
 
 
-@in_browser
 @pytest.mark.parametrize("music", [PERFORMANCE], ids=["performance"], indirect=True)
 def test_the_model_continues_the_piece(new_viewer, music):
     served, text = music
     viewed = served.provider.models[0]
-    never_end(viewed.model, viewed.tokenizer.eot)
+    viewed.model.transformer.ln_f.bias.data[:] = 1
+    viewed.model.transformer.wte.weight.data[viewed.tokenizer.eot] = -100  # the piece does not end
     settings = dict(temperature=1.5, seed=7, top_k=8)
     viewer = new_viewer(served).open("roll", layer=1, **settings)
-    viewer("""() => {
-      window.lengths = [];
-      const count = () => lengths.push(state.ids.split(",").length);
-      new MutationObserver(count).observe(document.getElementById("view"), {childList: true});
-    }""")
+    lengths = viewer.redrawn("state.ids.split(',').length")
     button = viewer.page.get_by_role("button", name="Continue the piece")
     viewer("""async () => {
       const click = name => Array.from(document.querySelectorAll("#view button"))
@@ -253,18 +218,15 @@ def test_the_model_continues_the_piece(new_viewer, music):
     assert 42 <= len(stopped) < 64 and viewer.state("token") == [-1]
     viewer.show("roll", layer=1, **settings)
     button.click()
-    gpt = LanguageModel(viewed.model, viewed.tokenizer, "cpu")
-    expected = gpt.generate(text, max_new_tokens=24, **settings)
+    expected = language_model(viewer).generate(text, max_new_tokens=24, **settings)
     ids = viewed.tokenizer.encode(f"{text} {expected}").tolist()
     button.wait_for()
     assert viewer.wait().state("ids", "token") == [",".join(map(str, ids)), -1]
-    assert set(range(41, len(ids))) <= set(viewer("lengths"))
+    assert set(range(41, len(ids))) <= set(lengths())
     check_roll(viewer, f"{text} {expected}", 1, [0], len(ids) - 1)
     assert button.is_disabled() and len(ids) == SIZES["block_size"]
 
 
-def test_a_model_of_text_has_no_notes(tmp_path, seed):
-    save_random_run(tmp_path / "run", ByteTokenizer(), seed, block_size=16)
-    provider = TraceProvider([ViewedModel(str(tmp_path / "run"), "best", torch.device("cpu"))], "")
+def test_a_model_of_text_has_no_notes(serve):
     with pytest.raises(UserError, match="not a model of music"):
-        provider.answer({"kind": "notes", "ids": [1, 2]})
+        serve(build_model("char", 1)).provider.answer({"kind": "notes", "ids": [1, 2]})
