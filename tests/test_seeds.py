@@ -51,7 +51,11 @@ TESTS = """
 """
 
 PROPERTY = """
+    import os
     from hypothesis import given, settings, strategies
+
+    if "IMPORTED" in os.environ:
+        __import__(os.environ["IMPORTED"])
 
     @given(strategies.sets(strategies.text()))
     @settings(max_examples=20)
@@ -91,9 +95,13 @@ def test_a_seed_follows_from_the_node_id(notes_of):
 
 
 def test_the_environment_does_not_change_the_numbers(pytester, monkeypatch):
-    """Python's hash seed, the time zone, the locale, the number of cores, the order, and xdist do not matter."""
+    """Python's hash seed, the time zone, the locale, the number of cores, the order, and xdist do not matter.
+
+    Nor do the imported modules, whose constants Hypothesis drew, so that a test's numbers depended on the tests before.
+    """
     pytest.importorskip("hypothesis")
-    pytester.makepyfile(test_some=TESTS, test_property=PROPERTY)
+    words = [f"constant {number}" for number in range(1000)]
+    pytester.makepyfile(test_some=TESTS, test_property=PROPERTY, imported=f"words = {words}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def notes(prefix: list[str], files: list[str], **variables: str) -> list[str]:
@@ -104,7 +112,7 @@ def test_the_environment_does_not_change_the_numbers(pytester, monkeypatch):
 
     expected = notes([], ["test_some.py", "test_property.py"], PYTHONHASHSEED="0", TZ="Pacific/Auckland", LC_ALL="C")
     one_core = ["taskset", "-c", "0"] if shutil.which("taskset") else []
-    changed = dict(PYTHONHASHSEED="1", TZ="America/New_York", LC_ALL="de_DE.UTF-8")
+    changed = dict(PYTHONHASHSEED="1", TZ="America/New_York", LC_ALL="de_DE.UTF-8", IMPORTED="imported")
     xdist = ["-p", "xdist", "--numprocesses=1", "test_property.py", "test_some.py"]
     assert notes(one_core, xdist, **changed) == expected
     assert len(expected) > 20  # of Hypothesis, too

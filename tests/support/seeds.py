@@ -76,6 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         hypothesis.settings.register_profile("folio", derandomize=True, deadline=None, database=None)
         hypothesis.settings.load_profile("folio")
+        # Otherwise, it also draws constants of the imported modules, which depend on the tests that ran before.
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
