@@ -61,7 +61,6 @@ from tests.support.tolerances import (
     within,
 )
 from tests.support.viewed_models import save_run
-from tests.support.viewers import in_browser
 from train import TrainConfig, train
 
 EOT, V, T = 0, 50, 64
@@ -341,7 +340,6 @@ def test_samples_without_a_prompt_are_those_of_training(tmp_path):
 
 
 @pytest.mark.architecture("folio/web/browser, which computes GPT-2's architecture only")
-@in_browser
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
 def test_an_html_file_computes_the_loss_of_training(position, browser, tmp_path):
     model = save_masked_run(tmp_path / "run", position)

@@ -22,7 +22,7 @@ from model import GPT
 from tests.support.disk import flip_bit
 from tests.support.runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
 from tests.support.torchrun import LONG_RUN, run_torchrun
-from tests.support.viewers import in_browser, serving
+from tests.support.viewers import serving
 from train import TrainConfig, train
 
 # --- schedule ---------------------------------------------------------------------------------------------------------
@@ -282,7 +282,6 @@ def test_the_viewer_skips_damaged_lines_and_needs_no_files(tiny):
     assert ask(tiny(), viewed) == ({}, {})
 
 
-@in_browser
 def test_the_page_follows_a_run(browser, tiny):
     """New lines and checkpoints appear in the existing figures and slider, until the run has ended."""
     expect = pytest.importorskip("playwright.sync_api").expect

@@ -21,7 +21,6 @@ from folio.experiments.charts import (
     parallel_chart,
 )
 from tests.support.charts import charts_in, ticks_of
-from tests.support.viewers import in_browser
 
 HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\">&<b>é"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -86,7 +85,6 @@ def ticks(page: Any, anchor: str) -> list[str]:
     return texts.evaluate_all("texts => texts.map(text => text.firstChild.textContent)")
 
 
-@in_browser
 def test_the_pointer_shows_the_values_at_the_nearest_step(open_page):
     page = open_page(lines_page())
     assert point_at(page, 0.0) == [[HOSTILE, "5,000", ""], ["grows", "10", ""]]
@@ -97,7 +95,6 @@ def test_the_pointer_shows_the_values_at_the_nearest_step(open_page):
     assert page.locator(".values").is_hidden()
 
 
-@in_browser
 def test_arrows_show_the_values(open_page):
     page = open_page(lines_page())
     chart = page.get_by_role("application", name="Curves")
@@ -117,7 +114,6 @@ def test_arrows_show_the_values(open_page):
     assert page.locator(".values").is_hidden()
 
 
-@in_browser
 def test_dragging_zooms_and_a_double_click_shows_all(open_page):
     page = open_page(lines_page())
     initial_ticks = ticks(page, "middle")
@@ -130,7 +126,6 @@ def test_dragging_zooms_and_a_double_click_shows_all(open_page):
     assert page.get_by_role("button", name="reset zoom").is_disabled()
 
 
-@in_browser
 def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(open_page):
     page = open_page(lines_page())
     page.get_by_role("button", name="log y").click()
@@ -144,7 +139,6 @@ def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(open_page):
     assert "0" in ticks(page, "end")
 
 
-@in_browser
 def test_the_legend_hides_a_groups_lines_by_mouse_and_keyboard(open_page):
     page = open_page(lines_page())
     marks = page.locator(".drawing svg svg > line[stroke-dasharray]")
@@ -160,7 +154,6 @@ def test_the_legend_hides_a_groups_lines_by_mouse_and_keyboard(open_page):
     assert marks.count() == 2
 
 
-@in_browser
 def test_many_groups_have_a_color_scale_and_a_button_that_hides_all(open_page):
     groups = [LineGroup(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
     page = open_page(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
@@ -175,7 +168,6 @@ def test_many_groups_have_a_color_scale_and_a_button_that_hides_all(open_page):
     assert page.locator("figure svg g > title").all_text_contents() == ["run 7"]
 
 
-@in_browser
 def test_brushing_an_axis_selects_rows(open_page):
     page = open_page(parallel_page())
     assert page.get_by_role("status").inner_text() == "4 of 4 selected"
@@ -190,7 +182,6 @@ def test_brushing_an_axis_selects_rows(open_page):
     assert {"2", "4"} <= {*ticks(page, "end")}
 
 
-@in_browser
 @pytest.mark.parametrize("html", [lines_page, parallel_page])
 def test_a_downloaded_svg_stands_alone(html, open_page, tmp_path):
     page = open_page(html(), accept_downloads=True)
@@ -214,7 +205,6 @@ def test_a_downloaded_svg_stands_alone(html, open_page, tmp_path):
     assert "class=" not in path.read_text(encoding="utf-8")
 
 
-@in_browser
 @pytest.mark.parametrize("width", [360, 1000])
 def test_the_page_is_as_wide_as_the_window(width, open_page):
     bars = bar_chart("bars", "Importance", {"learning_rate": 0.75, HOSTILE: 0.25})

@@ -10,7 +10,6 @@ import pytest
 
 from folio.experiments.replay_report import as_page, conclusion, label, visible
 from tests.support.replays import CHARACTERS, random_report, replay
-from tests.support.viewers import in_browser
 from tests.support.waiting import wait_until
 
 
@@ -67,7 +66,6 @@ def test_the_page_shows_the_text_of_each_sequence(seed):
     assert "<td class='text'>&lt;3&gt;</td>" in html and "<3>" not in html
 
 
-@in_browser
 def test_the_page_shows_the_loss_of_the_token_under_the_pointer(run, open_page):
     facts = replay(run, 19)
     page = open_page(Path(run, "replay-19.html").read_text(encoding="utf-8"))

@@ -9,7 +9,6 @@ import pytest
 from folio.experiments.charts import LineGroup, Panel, line_chart, page_with_charts
 from folio.experiments.static_page import BASE_STYLE, COLORS, details, hash_source, page, table
 from tests.support.processes import ROOT
-from tests.support.viewers import in_browser
 
 HOSTILE = "<script>alert('x')</script> & \"é\""
 
@@ -92,7 +91,6 @@ def example() -> str:
     return page_with_charts("A title " + "x" * 99, [wide, "<p>text</p>", chart, details("more", wide)])
 
 
-@in_browser
 @pytest.mark.parametrize("width", [360, 390, 1400])
 def test_only_tables_and_charts_scroll_sideways(width, open_page):
     opened = open_page(example(), width)
@@ -101,7 +99,6 @@ def test_only_tables_and_charts_scroll_sideways(width, open_page):
     assert opened.locator(".scroll").first.evaluate("node => node.scrollWidth > node.clientWidth")
 
 
-@in_browser
 def test_dark_mode_is_for_screens(open_page):
     """Paper is white. Colors from the palette are drawn again."""
     opened = open_page(example(), color_scheme="dark")

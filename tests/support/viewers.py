@@ -32,10 +32,6 @@ CPU = torch.device("cpu")
 Array = np.ndarray
 
 
-def in_browser(test: Callable) -> Callable:
-    return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")(test))
-
-
 @dataclass
 class Served:
     """A viewer's server in a thread."""

@@ -15,7 +15,6 @@ from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from tests.support.charts import ticks_of
 from tests.support.runs import write_as_version_1
-from tests.support.viewers import in_browser
 from tools.report import ReportConfig, main
 from train import train
 
@@ -131,7 +130,6 @@ def values_of(page: Any) -> dict[str, float]:
     return {name: float(value) for name, value, *_ in rows}
 
 
-@in_browser
 def test_the_pointer_shows_the_values_of_the_runs(html, runs, open_page):
     page = open_page(html)
     first, second = map(metrics_of, runs)
@@ -147,7 +145,6 @@ def test_the_pointer_shows_the_values_of_the_runs(html, runs, open_page):
     assert values_of(page) == pytest.approx({"first": first[3]["lr"], "a<b>": second[3]["lr"]}, rel=SHOWN)
 
 
-@in_browser
 def test_the_evaluation_at_step_0_is_not_on_a_logarithmic_axis(html, runs, open_page):
     page = open_page(html)
     for begin, end in ((4, 8), (0, 6)):
@@ -164,7 +161,6 @@ def test_the_evaluation_at_step_0_is_not_on_a_logarithmic_axis(html, runs, open_
     assert values_of(page)["first"] == pytest.approx(metrics_of(runs[0])[1]["loss"], rel=SHOWN)
 
 
-@in_browser
 def test_the_page_fits_a_phone_and_a_tap_shows_values(html, runs, open_page):
     page = open_page(html, width=360, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
@@ -177,7 +173,6 @@ def test_the_page_fits_a_phone_and_a_tap_shows_values(html, runs, open_page):
     assert values["x"] >= 0 and values["x"] + values["width"] <= 360
 
 
-@in_browser
 def test_html_and_scripts_in_a_run_are_escaped(runs, open_page):
     name = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
     (runs[0] / "samples.jsonl").write_text(json.dumps({"step": 1, "text": name}) + "\n", encoding="utf-8")

@@ -24,7 +24,6 @@ from prepare import text as prepare_text
 from tests.support import processes
 from tests.support.runs import assert_same_run, read_metrics
 from tests.support.sweeps import small_sweep
-from tests.support.viewers import in_browser
 from tests.support.waiting import wait_until
 from tools import sweep
 from train import TrainConfig
@@ -271,7 +270,6 @@ def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_a_checkpoint(
     assert_same_run(str(folder), str(tmp_path / "once"))
 
 
-@in_browser
 def test_the_page_shows_the_runs_of_a_sweep(arguments, in_process, tmp_path, open_page):
     sweep.main(["learning_rate=1e-5,1e-2", "n_layer=1,2", "--seeds=2", *arguments])
     results = results_of(tmp_path)

@@ -29,7 +29,7 @@ from tests.support.numpy_gpt import NumpyGPT, assert_same
 from tests.support.tiny_tokenizers import bpe, trained
 from tests.support.tolerances import rounding_error
 from tests.support.viewed_models import STRANGE, TEXT, save_random_run
-from tests.support.viewers import Viewer, axe_violations, generate, in_browser
+from tests.support.viewers import Viewer, axe_violations, generate
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.architecture("folio/web/browser/gpt.js, which computes what model.py does, and html_file.py")
@@ -361,7 +361,6 @@ def open_file(new_viewer) -> Callable[..., Viewer]:
     return open_file
 
 
-@in_browser
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
     """With the same seed, for all tokenizers and position methods, also beyond the context.
@@ -386,7 +385,6 @@ def test_samples_equal_those_of_the_python_api(kind, exported, open_file, seed):
         assert viewer.find(f"view-{view}").is_visible() and len(viewer.find(f"view-{view}").inner_text()) > 50
 
 
-@in_browser
 @pytest.mark.parametrize("kind, views", [("midi", ["roll", "playground"]), ("phrases", ["translate"])])
 def test_axe_finds_nothing(kind, views, exported, open_file):
     """In views that are only in files, or have parts that are. For the others, see page/test_page_accessibility.py."""
@@ -396,7 +394,6 @@ def test_axe_finds_nothing(kind, views, exported, open_file):
         assert axe_violations(viewer) == [], view
 
 
-@in_browser
 @pytest.mark.parametrize("scripts", [[], [NO_WORKER], [NO_WASM, NO_WORKER]], ids=["worker", "in-page", "no wasm"])
 def test_the_stop_button_stops_the_engine(scripts, exported, open_file, seed):
     """In the page, this works only because the engine pauses."""
@@ -420,7 +417,6 @@ def test_the_stop_button_stops_the_engine(scripts, exported, open_file, seed):
     assert generate(viewer) == expected
 
 
-@in_browser
 def test_a_file_labels_its_first_text(exported, open_file):
     """Its loss was shown as if the text were new."""
     facts = dict(reason=None, characters=42, in_training=40, searched=9, complete=True, init_from="scratch")
@@ -432,7 +428,6 @@ def test_a_file_labels_its_first_text(exported, open_file):
     wait_until(lambda: note.inner_text() == "Not compared with the training data: this file has no index of it.")
 
 
-@in_browser
 def test_a_file_generates_once_by_itself_and_links_to_the_story(exported, open_file):
     """It opened with an empty form. With an empty prompt, it showed a line break that no one had typed."""
     file = exported("char")
@@ -453,14 +448,12 @@ def test_a_file_generates_once_by_itself_and_links_to_the_story(exported, open_f
     wait_until(lambda: viewer.state("view") == ["story"])
 
 
-@in_browser
 def test_the_first_samples_can_be_stopped(exported, open_file):
     viewer = open_file(exported("char"), STOP_EARLY, hash="#max_new_tokens=4096")
     wait_until(lambda: viewer("playground.samples.length === 3 && playground.running.size === 0"))
     assert viewer("playground.samples.every(({ended, tokens}) => ended === 'stopped' && tokens.length < 4096)")
 
 
-@in_browser
 def test_a_phone_shows_the_samples_before_the_settings(exported, open_file):
     viewer = open_file(exported("char"))
     assert viewer.find("setting-seed").is_visible()
@@ -471,7 +464,6 @@ def test_a_phone_shows_the_samples_before_the_settings(exported, open_file):
     assert viewer.find("setting-seed").is_visible()
 
 
-@in_browser
 def test_links_restore_prompt_and_settings(exported, open_file, seed):
     viewer = open_file(exported("char"), CLIPBOARD)
     assert viewer("fileFacts.then(({simd}) => simd)") and viewer.state("view") == ["playground"]
@@ -489,7 +481,6 @@ def test_links_restore_prompt_and_settings(exported, open_file, seed):
     assert generate(other) == texts and len(texts) == 2
 
 
-@in_browser
 def test_invalid_links_show_the_playground(exported, open_file):
     viewer = open_file(exported("char"), hash="#view=run")
     assert viewer.state("view") == ["playground"]
@@ -503,7 +494,6 @@ def test_invalid_links_show_the_playground(exported, open_file):
 INVALID_IDS = f"ids must be a list of token ids from 0 to {CHARACTERS.vocab_size - 1}"
 
 
-@in_browser
 @pytest.mark.parametrize(
     "hash, is_traced, message",
     [
@@ -519,7 +509,6 @@ def test_errors_of_the_first_overview_are_shown(hash, is_traced, message, export
     assert page.locator("#view .error").inner_text() == message
 
 
-@in_browser
 def test_generating_does_not_wait_for_the_first_overview(exported, open_file):
     """Only views that show its numbers do."""
     viewer = open_file(exported("char"), HOLD.replace("KIND", "overview"))
@@ -540,7 +529,6 @@ def test_generating_does_not_wait_for_the_first_overview(exported, open_file):
     assert viewer("drawing") == before
 
 
-@in_browser
 def test_the_page_waits_until_the_model_is_loaded(exported, open_file):
     """The text field is disabled until then, and the latest link wins."""
     viewer = open_file(exported("char"), HOLD.replace("KIND", "load"), waits=False)
@@ -556,7 +544,6 @@ def test_the_page_waits_until_the_model_is_loaded(exported, open_file):
     assert viewer.state("text") == ["be"]
 
 
-@in_browser
 def test_the_story_with_a_recorded_training(exported, open_file):
     training = {"ids": [3, 4, 5], "steps": [0, 70], "losses": [[4.0, 3.0], [2.0, 1.0]], "best": [[3, 3], [4, 5]]}
     viewer = open_file(exported("char", training=training))
@@ -570,7 +557,6 @@ def test_the_story_with_a_recorded_training(exported, open_file):
     assert "fell from 3.500 at step 0 to 1.500 at step 70" in viewer.page.locator("#view").inner_text()
 
 
-@in_browser
 def test_music_has_a_piano_roll(exported, open_file):
     file = exported("midi")
     viewer = open_file(file, hash="")
@@ -583,7 +569,6 @@ def test_music_has_a_piano_roll(exported, open_file):
     assert file.tokenizer.decode(viewer("state.ids.split(',').map(Number)")) == expected and before == ""
 
 
-@in_browser
 def test_a_translation(exported, open_file):
     """The page writes the prompt, and the model answers at temperature 0."""
     file = exported("phrases", languages=LANGUAGES)
@@ -610,7 +595,6 @@ def test_a_translation(exported, open_file):
     assert viewer.state("text") == [prompt + expected]
 
 
-@in_browser
 def test_a_large_model_only_generates(exported, open_file, seed):
     file = exported("char", traced=False)
     viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
@@ -622,7 +606,6 @@ def test_a_large_model_only_generates(exported, open_file, seed):
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
 
 
-@in_browser
 def test_differing_logits_are_detected(exported, open_file):
     header = read_html(exported("char").path).header
     logits = [[token, 1.001 * logit] for token, logit in header["check"]["logits"]]
@@ -632,7 +615,6 @@ def test_differing_logits_are_detected(exported, open_file):
     assert "1.0e-3" in error and "model.py" in error and "python tools/export.py --to=html" in error
 
 
-@in_browser
 def test_damaged_and_incomplete_files_say_what_to_do(exported, open_file, tmp_path):
     """The browser's own message for invalid base64 or gzip says nothing about the file."""
     text = exported("char").path.read_text(encoding="utf-8")

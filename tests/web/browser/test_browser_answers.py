@@ -24,7 +24,6 @@ from tests.support.numpy_gpt import FLOAT32_ERROR
 from tests.support.questions import MISTAKES, read
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
-from tests.support.viewers import in_browser
 
 SEED = 5  # of models and texts; with some seeds, two tokens are equally likely in float32
 SIZES = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)
@@ -173,7 +172,6 @@ def random_ids(case: Case, count: int) -> list[int]:
     return np.random.default_rng(count).integers(0, tokenizer.vocab_size, count).tolist()
 
 
-@in_browser
 def test_questions_about_a_text_equal_python(case):
     config, questions = case.provider.models[0].model.config, []
     for count in {case.limit, min(9, case.limit), 1}:
@@ -184,13 +182,11 @@ def test_questions_about_a_text_equal_python(case):
     case.check(questions)
 
 
-@in_browser
 def test_switches_equal_python(case):
     kinds, ids = ("head", "overview", "layer"), random_ids(case, min(40, case.limit))
     case.check([{"kind": kind, "ids": ids, **switches} for switches in SWITCHES for kind in kinds])
 
 
-@in_browser
 def test_questions_about_the_model_equal_python(case):
     viewed = case.provider.models[0]
     parameters = [name for name, _ in viewed.model.named_parameters()]
@@ -203,7 +199,6 @@ def test_questions_about_the_model_equal_python(case):
     case.check(questions)
 
 
-@in_browser
 def test_large_tables_are_pooled_and_projected(cases):
     """With more rows than a heat map, the map of the vocabulary, and one matrix product."""
     names = ("transformer.wte.weight", "transformer.h.0.mlp.c_proj.weight")
@@ -212,7 +207,6 @@ def test_large_tables_are_pooled_and_projected(cases):
     cases["large"].check(questions)
 
 
-@in_browser
 def test_nan_weights_can_be_shown(cases):
     ids, names = random_ids(cases["nan"], 12), ("mlp.c_fc.weight", "attn.c_attn.bias")
     questions = [{"kind": kind, "ids": ids, "layer": 1} for kind in ("overview", "head")]
@@ -220,7 +214,6 @@ def test_nan_weights_can_be_shown(cases):
     cases["nan"].check(questions)
 
 
-@in_browser
 def test_a_file_has_no_run_and_may_have_no_index(cases):
     case = cases["char"]
     kinds = ("memorized", "overlap", "run")
@@ -231,7 +224,6 @@ def test_a_file_has_no_run_and_may_have_no_index(cases):
     case.check([{"kind": "memorized"}, {"kind": "overlap"}])
 
 
-@in_browser
 def test_answers_do_not_share_memory_and_four_traces_are_cached(cases):
     """The page may transfer the arrays of an answer."""
     script = """(() => {
@@ -264,7 +256,6 @@ INVALID_QUESTIONS = [
 ]
 
 
-@in_browser
 @pytest.mark.parametrize("name", ["char", "score"])
 def test_error_messages_equal_python(cases, name):
     case = cases[name]
@@ -290,7 +281,6 @@ class StrangeTokenizer:
         return "".join(EOT_TEXT if token == self.eot else f"<{token}>" for token in ids)
 
 
-@in_browser
 def test_spans_of_the_training_data_equal_python(engine, seed):
     rng, quoted = np.random.default_rng(seed), 0
     for _ in range(SEARCHES):

@@ -29,7 +29,7 @@ from tests.support.engine import Engine, engine_in
 from tests.support.questions import entries_of, sample_lines
 from tests.support.tiny_tokenizers import bpe
 from tests.support.tolerances import largest_logit, logits_error, rounding_error, within
-from tests.support.viewers import CHROMIUM, in_browser
+from tests.support.viewers import CHROMIUM
 from tests.support.waiting import in_thread
 from tools.bench import html_file as bench_html
 from tools.bench.html_file import HtmlBenchConfig, Size
@@ -67,7 +67,6 @@ def assert_same_logits(actual: Any, model: GPT, ids: list[int]) -> None:
     np.testing.assert_allclose(actual, expected[-len(actual) :], **error)
 
 
-@in_browser
 @pytest.mark.parametrize("position", POSITIONS)
 @MODES
 def test_logits_equal_model_py(simd, position, engine, seed):
@@ -87,7 +86,6 @@ def test_logits_equal_model_py(simd, position, engine, seed):
         assert_same_logits(actual, stored, ids)
 
 
-@in_browser
 def test_rows_of_a_step_do_not_depend_on_each_other(engine, seed):
     """With contexts of different lengths. The second iteration reuses the caches."""
     model = random_model(seed, block_size=40, vocab_size=21, position="rotary")
@@ -102,7 +100,6 @@ def test_rows_of_a_step_do_not_depend_on_each_other(engine, seed):
             assert_same_logits(row, model, ids)
 
 
-@in_browser
 @MODES
 def test_nan_does_not_remain_in_a_cache(simd, engine, seed):
     """A freed cache with NaN in a slot that the next text does not use."""
@@ -117,7 +114,6 @@ def test_nan_does_not_remain_in_a_cache(simd, engine, seed):
     assert_same_logits(engine(script), model, [1, 2, 3, 4, 5])
 
 
-@in_browser
 @MODES
 def test_long_computations_pause(simd, engine, seed):
     """Other computations in the pauses, and allocations, which may move the memory, do not change the result."""
@@ -144,7 +140,6 @@ def test_long_computations_pause(simd, engine, seed):
     np.testing.assert_allclose(ours["others"], expected, **within(expected, logits_error(model.config, 40)))
 
 
-@in_browser
 def test_activations_have_float32_precision(engine):
     x = np.linspace(-14, 14, 20001)
     ours = engine("Float64Array.from(x, ACTIVATIONS.gelu)", x=x)
@@ -157,7 +152,6 @@ def test_activations_have_float32_precision(engine):
     np.testing.assert_allclose(ours, expected, rtol=2 * u * error, atol=14 * error)  # torch computes x (1 + tanh(u))
 
 
-@in_browser
 def test_half_floats_equal_numpy(engine):
     bits = np.arange(65536, dtype=np.uint16)
     ours = engine("Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits))")
@@ -175,7 +169,6 @@ FILTERS = dict(
 )
 
 
-@in_browser
 def test_filters_equal_python(engine, seed):
     """Also with many equal logits, where top-p in torch may keep any of them."""
     rng = random.Random(seed)
@@ -196,7 +189,6 @@ def test_filters_equal_python(engine, seed):
             torch.testing.assert_close(actual.sort().values, expected.sort().values, **error)
 
 
-@in_browser
 def test_random_numbers_equal_python(engine, seed):
     seeds, samples, first = [0, seed, 2**53 - 1], [0, 1, 15], random.Random(seed).randrange(2**20)
     script = """Float64Array.from(seeds.flatMap(seed => samples.flatMap(k =>
@@ -235,7 +227,6 @@ QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # tokenizer, fields of GPTCon
 ]
 
 
-@in_browser
 @pytest.mark.parametrize("tokenizer, sizes, question", QUESTIONS, ids=range(len(QUESTIONS)))
 def test_events_equal_python(tokenizer, sizes, question, engine, seed):
     model = random_model(seed, **{"block_size": 16, "vocab_size": tokenizer.vocab_size, **sizes})
@@ -263,7 +254,6 @@ def as_floats(text: str) -> str:
     return re.sub(r"\d[\d.]*(e[-+]?\d+)?", lambda number: str(float(number[0])), text)
 
 
-@in_browser
 def test_invalid_settings_have_the_errors_of_python(engine):
     """Also several at the same time. A value that Python accepts is accepted, too."""
     values = [-1, 0, 0.5, 1, 1.5, 17, 5000, 1e6 + 0.5, None, "", "x", True]
@@ -282,7 +272,6 @@ def test_invalid_settings_have_the_errors_of_python(engine):
     assert "2**53" in engine("errorOf(() => readSettings({ids: [1], seed: 2 ** 53}, 20))")
 
 
-@in_browser
 @MODES
 def test_after_an_error_the_engine_is_as_before(simd, engine, seed):
     """NaN is an error, and running out of memory is one that frees the memory."""
@@ -324,7 +313,6 @@ def run_host(engine: Engine, script: str, **names: Any) -> Any:
     return engine(f"await new Promise(resolve => {{ {HOST} {script} }})", **names)
 
 
-@in_browser
 def test_texts_are_generated_during_a_long_question(engine, seed):
     """Two texts at the same time are the same as one at a time."""
     questions = [dict(ids=[1, 2], max_new_tokens=20, seed=k, num_samples=2) for k in range(2)]
@@ -342,7 +330,6 @@ def test_texts_are_generated_during_a_long_question(engine, seed):
         assert events == sample_events(engine, ByteTokenizer(), **question)
 
 
-@in_browser
 def test_questions_wait_for_a_new_text_only_at_first(engine):
     """Then both take turns: an endless text does not block the answer."""
     script = """
@@ -363,7 +350,6 @@ def test_questions_wait_for_a_new_text_only_at_first(engine):
     assert min(run_host(engine, script)) >= engine("HEAD_START")
 
 
-@in_browser
 @pytest.mark.parametrize("kind", ["ask", "generate"])
 def test_tokenizing_does_not_wait_for_traces_or_stopped_texts(kind, engine):
     """A stop also ends a long prefill."""
@@ -399,7 +385,8 @@ def run_sample(command: list[str], **_: Any) -> SimpleNamespace:
     return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
 
 
-@in_browser
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
     """The benchmark fails if the texts differ."""
     shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")

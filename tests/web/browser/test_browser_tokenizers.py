@@ -14,7 +14,6 @@ from folio.decoding.text_stream import TextStream
 from tests.support.engine import Engine, engine_in
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
 from tests.support.tiny_tokenizers import bpe, trained
-from tests.support.viewers import in_browser
 
 STRINGS = 2_000  # per tokenizer
 CODE = "def f(x):\n    return x + 1\n\n\nfor (let i = 0; i < 10; i++) {\n\t\tprint('it''s', \"they'll\");\r\n}  // 3.14"
@@ -87,7 +86,6 @@ def make_tokenizers(rng: random.Random, texts: list[str]) -> dict[str, Tokenizer
     }
 
 
-@in_browser
 def test_prompt_ids_equal_python(engine, seed):
     rng = random.Random(seed)
     strings = random_strings(rng, STRINGS)
@@ -102,7 +100,6 @@ def test_prompt_ids_equal_python(engine, seed):
         assert compute(engine, facts, tokenizer, [0]) == [[tokenizer.kind, tokenizer.vocab_size, tokenizer.eot]]
 
 
-@in_browser
 def test_long_words_and_long_white_space(engine, seed):
     """Would time out if each merge scanned the whole word."""
     rng = random.Random(seed)
@@ -112,7 +109,6 @@ def test_long_words_and_long_white_space(engine, seed):
         assert compute(engine, "tokenizer.encode(value)", tokenizer, texts) == expected
 
 
-@in_browser
 def test_token_texts_equal_python(engine, seed):
     rng = random.Random(seed)
     strange = bytes(rng.choices([0x41, 0x80, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE2, 0xED, 0xEF, 0xF0, 0xF4, 0xFF], k=3000))
@@ -128,7 +124,6 @@ def test_token_texts_equal_python(engine, seed):
         assert compute(engine, "tokenizer.decode(value)", tokenizer, rows) == [tokenizer.decode(row) for row in rows]
 
 
-@in_browser
 def test_streamed_text_equals_python(engine, seed):
     """Incomplete characters and possible beginnings of the stop string are held back."""
     rng = random.Random(seed)
@@ -146,7 +141,6 @@ def test_streamed_text_equals_python(engine, seed):
         assert shown == [[stream.push(token), stream.ended] for token in [*ids, None]], (ids, stop)
 
 
-@in_browser
 def test_stop_strings_are_those_of_python(engine):
     """They have the line ends of the training data, and cannot contain the special token."""
     stops = ["a\r\nb\r", EOT_TEXT, f"'{EOT_TEXT}\n"]
@@ -166,7 +160,6 @@ def notes_in_python(text: str, format: EventFormat) -> list:
     return [[[pitch_name(note.pitch), *note, *places] for note, *places in notes], times]
 
 
-@in_browser
 @pytest.mark.parametrize("format", [SCORE, PERFORMANCE], ids=["score", "performance"])
 def test_notes_equal_python(engine, format, seed):
     tokenizer = tokenizer_of(format)
@@ -180,7 +173,6 @@ def test_notes_equal_python(engine, format, seed):
     assert compute(engine, "tokenizer.encode(value)", tokenizer, separated) == expected
 
 
-@in_browser
 def test_unknown_events_have_the_message_of_python(engine):
     tokenizer, words = tokenizer_of(SCORE), ["a", "NoteOn_", "é'\ud800", "'\"\\\n\u200b\U000e0001", "x" * 41, "\ufeff"]
     texts = [f" \xa0NoteOn_55\u3000{word} b" for word in words]
