@@ -94,7 +94,7 @@ class TrainConfig(Settings):
     batch_size: Batch[PositiveInt] = 12  # B, sequences per forward pass (the micro-batch)
     gradient_accumulation_steps: Batch[PositiveInt | None] = None  # micro-batches per step; None: 1
     total_batch_tokens: Batch[PositiveInt | None] = None  # approximate tokens per step, by the accumulation; None: off
-    sampling: Fixed[Literal["epoch", "random"]] = "epoch"  # each window once per epoch; random: as in nanoGPT
+    sampling: Fixed[Literal["epoch", "random"]] = "epoch"  # each window once per epoch; random: with replacement
     mask_documents: Fixed[bool] = False  # True: attention and positions restart after an end-of-text token
     # --- model ---
     size: Literal["auto"] | None = None  # auto: the best model and recipe for the text and --minutes; None: as below
@@ -128,7 +128,7 @@ class TrainConfig(Settings):
     skip_spikes: PositiveFloat | None = None  # skip steps with loss or norm this many std above the mean; None: off
     on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: resume from a checkpoint at half the rate
     # --- evaluation, checkpoints, logs ---
-    eval_interval: Output[PositiveInt | None] = None  # steps between evaluations; None: 2,000, or a tenth of the run
+    eval_interval: Output[PositiveInt | None] = None  # steps between evaluations; None: 2,000, or 1/10 of a shorter run
     eval_iters: PositiveInt | None = None  # batches to evaluate, always the same text; None: the whole set
     eval_only: Command[bool] = False  # True: evaluate once and exit
     save_interval_minutes: Output[PositiveFloat | None] = 30.0  # minutes between additional saves; None: off
@@ -147,7 +147,7 @@ class TrainConfig(Settings):
     seed: Seed[NonNegativeInt] = 1337  # for initialization, data order and dropout
     device: Rounding[str] = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Rounding[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"  # for matmuls; auto: a fast one here
-    compile: Machine[bool | Literal["auto", "reduce-overhead"]] = "auto"  # auto: long CUDA runs; or CUDA graphs
+    compile: Machine[bool | Literal["auto", "reduce-overhead"]] = "auto"  # auto: long GPU runs; reduce-overhead: graphs
     workers: Machine[PositiveInt | None] = None  # threads that divide a micro-batch, on a CPU; None: one per core
     deterministic: Rounding[bool] = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
