@@ -209,10 +209,10 @@ JSON = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def replace_surrogates(value: dict[str, Any], account: Account) -> dict[str, Any]:
-    """Replace lone surrogates by question marks, and count them."""
+    """Replace lone surrogates by question marks, and count them. Raises CorpusError if two names become the same."""
     text = json.dumps(value, ensure_ascii=False)
     account["changed"]["lone surrogate (now ?)"] += sum("\ud800" <= c <= "\udfff" for c in text)
-    return json.loads(text.encode("utf-8", "replace"))
+    return JSON.decode(text.encode("utf-8", "replace").decode())
 
 
 def read_record(record: dict[str, Any], make: MakeDocument, keep_line_ends: bool, account: Account) -> Any:

@@ -89,7 +89,7 @@ class _Records:
 def _json_lines(source: Source, make: MakeDocument) -> Iterator[RecordBlock]:
     records = _Records(source, make, ":")
     for number, (line, bytes_read) in enumerate(read_lines(source, records.account), 1):
-        counts, content = records.account["bytes"], line.removesuffix(b"\n")
+        counts, content = records.account["bytes"], line.rstrip(b"\r\n")
         counts["line ends of records"] += len(line) - len(content)
         counts["records" if (is_record := not content.isspace() and content) else "blank lines"] += len(content)
         if is_record and records.add(content, number, len(content)):

@@ -156,11 +156,17 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(item)
 
 
+def replaced(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def of_records(records: list[Any], bytes: Counter[str]) -> Content:
     """The texts of records, and the counts of their characters and of other fields."""
     if not all(isinstance(r, dict) and isinstance(r.get("text", 0), str | None) for r in records):
         raise Refused("not text")
-    documents = [unified(record["text"] or "").encode("utf-8", "replace").decode() for record in records]
+    records = [unique([(replaced(name), value) for name, value in record.items()]) for record in records]
+    documents = [replaced(unified(record["text"] or "")) for record in records]
     characters = Counter({"in": sum(len(text) for record in records for text in strings(record))})
     characters["line ends"] = sum(text.count("\r\n") for record in records for text in strings(record))
     characters["used"] = sum(map(len, documents))
@@ -183,10 +189,11 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def of_json_lines(content: bytes) -> Content:
-    lines = content.removeprefix(BOM).split(b"\n")
+    lines = re.split(rb"\r\n|\r|\n", content.removeprefix(BOM))
+    line_ends = len(content.removeprefix(BOM)) - sum(map(len, lines))
     used = [line for line in lines if line.strip()]
     records = [json.loads(decoded(line), object_pairs_hook=unique) for line in used]
-    counts = Counter({"in": len(content), "records": sum(map(len, used)), "line ends of records": len(lines) - 1})
+    counts = Counter({"in": len(content), "records": sum(map(len, used)), "line ends of records": line_ends})
     counts["blank lines"] = sum(len(line) for line in lines if not line.strip())
     counts["byte-order marks"] = len(BOM) * content.startswith(BOM)
     return of_records(records, counts)

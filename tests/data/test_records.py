@@ -79,6 +79,9 @@ def test_tables(kind, tmp_path):
         ("x.jsonl", b'{"text": 5}', r"x\.jsonl:1: .*'text' is int, .*--field"),
         ("x.jsonl", b'{"text": "a", "text": "b"}\n', r"x\.jsonl:1: .*'text' occurs twice"),  # the last one was used
         ("x.jsonl", b'{"text": "caf\xe9"}', r"x\.jsonl:1: .*not UTF-8"),
+        # one of the two values was lost
+        ("x.jsonl", rb'{"text": "a", "?": 1, "\ud800": 2}', r"x\.jsonl:1: .*'\?' occurs twice"),
+        ("x.json", rb'[{"text": "a", "n": {"?": 1, "\ud800": 2}}]', r"record 0: .*'\?' occurs twice"),
         # json.loads accepts encoded surrogates, which became question marks that were not counted
         ("x.jsonl", b'{"text": "a\xed\xa0\x80"}\n{"text": "b"}', "not UTF-8"),
         ("x.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x\.jsonl:1: .*not JSON"),
