@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -378,12 +378,20 @@ def test_each_character_of_a_table_is_in_a_document_or_counted(
     folder, rows, delimiter, line_end, mark, block, suffix, data
 ):
     """All delimiters, with and without Excel's first line, sep=; and with every way to quote."""
-    header = data.draw(st.sampled_from([["text", "other"], ["other", "text"], ["text"]]))
+    # A table of one column does not say its delimiter: the default one is quoted in it, others are text.
+    one_column = [["text"]] if delimiter in ",\t" else []
+    header = data.draw(st.sampled_from([["text", "other"], ["other", "text"], *one_column]))
     first = data.draw(st.sampled_from([b"", f"sep={delimiter}{line_end}".encode()])) if len(header) > 1 else b""
     rows = [header, *(row[: len(header)] for row in rows)]
     content = mark + first + table(rows, delimiter, line_end, quote_all=data.draw(st.booleans()))
     path = saved(folder, "x.tsv" if delimiter == "\t" else "x.csv", content, suffix)
+    assume(delimiter != "\t" or b'"' not in content or not is_table_of_unquoted_cells(content))
     check(path, of_table(content, delimiter), block)
+
+
+def is_table_of_unquoted_cells(content: bytes) -> bool:
+    """Whether all rows have the same number of cells if quotes are text; then they are taken for text."""
+    return len({len(row) for row in rfc4180(decoded(content), "\t", quoted=False) if row}) == 1
 
 
 @given(cells, line_ends, marks, blocks)
