@@ -11,17 +11,14 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 
 import math
 import shlex
-import signal
+import statistics
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
-from zlib import crc32
+from typing import Literal, NamedTuple
 
 import folio.machine.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
@@ -32,56 +29,29 @@ from folio.base import settings
 from folio.base.number_format import counted
 from folio.base.randomness import derive_seed
 from folio.base.roles import Batch, Budget, Command, Data, Fixed, Initial, Machine, Output, Place, Rounding, Seed
-from folio.base.settings import (
-    NonEmptyStr,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    Settings,
-)
+from folio.base.settings import NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from folio.base.workers import under_torchrun
-from folio.data.windows import Mixture, ValidationWindows
+from folio.data.windows import ValidationWindows
 from folio.decoding.text_stream import sample_text
 from folio.machine import distributed
 from folio.machine.data_parallel import clip_grad_norm
-from folio.machine.kernels import describe_attention
 from folio.machine.runtime import Runtime
-from folio.training.describe import (
-    continue_command,
-    describe_resumed_schedule,
-    describe_run,
-    format_losses,
-    reason_to_end,
-)
+from folio.training.describe import continue_command, describe_run, format_losses
 from folio.training.loader import BatchLoader
-from folio.training.loggers import require_packages
 from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, LearningRates, update
-from folio.training.planning.auto_size import choose_size
-from folio.training.rules import scaled_counts, setting_problems
-from folio.training.run_log import add_lost_sample
-from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
+from folio.training.out_dir import reserve
+from folio.training.planning.resolve import fit_minutes, resolve
+from folio.training.planning.resume import merge_checkpoint, resolve_latest
+from folio.training.planning.run_plan import Plan
+from folio.training.planning.train_settings import TrainSettings
 from folio.training.session import Session
-from folio.training.setup import (
-    LossFunction,
-    build_state,
-    check_memory,
-    find_runtime,
-    make_loss,
-    open_data,
-    restart_history,
-    run_record,
-    time_budget,
-    wrap,
-)
-from folio.training.start import load_start, model_config, repair, reserve, resolve_latest
+from folio.training.setup import LossFunction, OpenRun, new_state, open_run, open_state
 from folio.training.state import TrainState
-from model import ACTIVATIONS, GPT, POSITIONS
+from model import ACTIVATIONS, POSITIONS
 
 
 @dataclass(frozen=True)
-class TrainConfig(Settings):
+class TrainConfig(TrainSettings):
     # --- files ---
     out_dir: Command[NonEmptyStr] = "out"  # folder of the checkpoints and metrics.jsonl
     overwrite: Command[bool] = False  # True: a new run may replace the checkpoints in out_dir
@@ -179,48 +149,6 @@ class TrainConfig(Settings):
         }
     )
 
-    def problems(self) -> list[tuple[str, str]]:
-        return setting_problems(self)
-
-    def with_overrides(self, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> "TrainConfig":
-        return self.replace(**scaled_counts(self, origins, overridden))
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step."""
-        if self.total_batch_tokens is not None:
-            return max(1, round(Fraction(self.total_batch_tokens, self.batch_size * self.block_size)))
-        return self.gradient_accumulation_steps or 1
-
-    @property
-    def step_tokens(self) -> int:
-        return self.accumulation * self.batch_size * self.block_size
-
-    @property
-    def max_val_tokens(self) -> int | None:
-        """Tokens of each validation set that eval_iters selects; None: all."""
-        return self.eval_iters and self.eval_iters * self.batch_size * self.block_size
-
-    @property
-    def step_counts(self) -> StepCounts:
-        return StepCounts(**{name: getattr(self, name) for name in STEP_COUNTS})
-
-    def schedule(self, counts: StepCounts, part: Mapping[str, Any]) -> Schedule:
-        """The schedule of learning rates and evaluations. part: PartRecord of the run, or empty."""
-        lr_schedule = self.lr_schedule
-        if not self.decay_lr:
-            lr_schedule, counts = "constant", replace(counts, warmup_iters=0)
-        decisions = part.get("decisions") if self.minutes else None
-        return Schedule(
-            counts,
-            lr_schedule,
-            self.learning_rate,
-            self.min_lr,
-            decisions,
-            part.get("lr_factor", 1.0),
-            self.muon_learning_rate if self.optimizer == "muon" else 0.0,
-        )
-
 
 class Result(NamedTuple):
     """The outcome of a run."""
@@ -234,79 +162,38 @@ class Result(NamedTuple):
 
 def train(user_cfg: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
-    settings.check(user_cfg)
     with reserve(Path(user_cfg.out_dir), user_cfg.eval_only):
-        # --- start: from scratch, from this run's last checkpoint, or from other weights ---
-        start = load_start(user_cfg)
-        require_packages(start.cfg)
-        start = choose_size(start, train_step)
-        cfg = start.cfg
-        data = open_data(cfg, start.max_val_tokens)
-        start_time = time.perf_counter() - start.seconds_spent  # the time budget excludes preparing the data set
-        start.require_same_data(data)
-        gpt_config = model_config(cfg, data)
+        # --- resolve: the user's settings, with the checkpoint, the data and the machine ---
+        plan = resolve(user_cfg, measure_step)
+        print("\n".join(plan.lines), flush=True)
 
-        # --- runtime: device, dtype, compilation, processes ---
-        runtime = find_runtime(cfg, start, gpt_config)
-        group = runtime.group
-        group.require_same(
-            "checkpoints, data or settings",
-            [start.saved_state.get("step"), data.hash[:8], crc32(repr(cfg).encode())],
-        )
-        print(runtime.description)
-        parts = start.parts(runtime)
-        check_memory(cfg, start, gpt_config, runtime, data)
-
-        # --- model ---
-        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
-        loss_fn = make_loss(net, runtime)
-        if runtime.compile:
-            print("compiling the model: the first step and the first evaluation may take a few minutes", flush=True)
-        print(
-            f"{model.num_params()['total']:,} parameters, {model.config.position} positions, dropout {cfg.dropout}, "
-            f"attention by {describe_attention(runtime, model)}"
-        )
-        if cfg.eval_only:
-            losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-            print(
-                f"validation set of {cfg.dataset} ({counted(data.validation_tokens, 'token')}), in contexts of "
-                f"{model.config.block_size}"
-            )
-            print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
-            return Result(losses["val_loss"], start.saved_state.get("step", 0), cfg.max_iters)
-
-        # --- optimizer and training state ---
-        state = build_state(start, model, net, runtime)
-        restart_history(start, state, data)
-        group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
-        if group.rank == 0:
-            repair(Path(cfg.out_dir), start.resuming)
-
-        # --- batches and schedule ---
-        loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
-        counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, start_time)
-        schedule = start.schedule(counts)
-        print("\n".join(describe_run(cfg, data, schedule, loader)))
-        sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
-        if start.resuming:
-            if sample and cfg.sample_tokens and group.rank == 0:
-                add_lost_sample(Path(cfg.out_dir), state.step, lambda: "".join(sample(cfg.sample_tokens)))
-            if reason := reason_to_end(cfg, state, schedule):
-                print(f"nothing to train: {reason}")
-                return make_result(cfg, state, schedule)
-            print(describe_resumed_schedule(start, schedule))
+        # --- open: the model, the batches, and what a step changes ---
+        run = open_run(plan)
+        if plan.settings.eval_only:
+            return evaluate_only(plan, run)
+        if plan.time_limit:  # the number of steps depends on the speed of this model on this machine
+            plan = fit_minutes(plan, measure_step(run, plan.settings))
+        cfg, data, schedule, runtime = plan.settings, plan.data, plan.schedule, plan.runtime
+        state = open_state(plan, run)
+        print("\n".join(describe_run(plan)))
+        sample = partial(sample_text, run.model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
+        session = Session(plan, state, sample)
+        session.repair()
+        if plan.resumes and session.finished:
+            print(f"nothing to train: {session.reason_to_end}")
+            return make_result(session)
 
         # --- loop ---
-        record = run_record(start, model, data, counts, parts)
-        with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
-            if not start.resuming:
-                losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size) if session.evaluates_first else {}
+        with session:
+            if not plan.resumes:
+                losses = evaluate(run, cfg.batch_size) if session.evaluates_first else {}
                 session.log_start(losses)
             while not session.finished:
-                train_step(state, loss_fn, loader, schedule.learning_rates_at(state.step), cfg.grad_clip, cfg.seed)
+                rates = schedule.learning_rates_at(state.step)
+                train_step(state, run.loss_fn, run.loader, rates, cfg.grad_clip, cfg.seed)
                 due, losses = session.end_step(), {}
                 if due.evaluate:
-                    losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
+                    losses = evaluate(run, cfg.batch_size)
                     due = session.record_evaluation(losses, due)  # may also request a save (always_save_checkpoint)
                 if due.log:  # on CUDA, steps without an evaluation or a save are logged by the next end_step
                     session.log(losses)
@@ -318,24 +205,25 @@ def train(user_cfg: TrainConfig) -> Result:
                     session.sample()
 
         # --- summary ---
-        if state.guard.without_targets:
-            print(f"{counted(state.guard.without_targets, 'step')} had no targets, and changed no weights")
-        if session.stopped_by:
-            print(f"stopped by {signal.Signals(session.stopped_by).name} and saved after step {state.step:,}")
-        else:
-            print(f"finished: {reason_to_end(cfg, state, schedule)}")
-            epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.next_sequence).items())
-            print(f"trained for {epochs}{format_losses(session.watch.losses)}")
-            print(f"best validation loss {state.best_val_loss:.4f}, at step {state.best_step:,}")
-            if session.watch.has_risen:
-                print(session.watch.describe())
-            session.print_sample()
-        group.barrier()
-        return make_result(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
+        session.print_summary()
+        runtime.group.barrier()
+        return make_result(session)
 
 
-def make_result(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result:
-    return Result(state.best_val_loss, state.step, schedule.max_iters, state.is_out_of(cfg.patience))
+def evaluate_only(plan: Plan, run: OpenRun) -> Result:
+    """Evaluate once, and print the losses."""
+    cfg, data = plan.settings, plan.data
+    losses = evaluate(run, cfg.batch_size)
+    tokens = counted(data.validation_tokens, "token")
+    print(f"validation set of {cfg.dataset} ({tokens}), in contexts of {plan.model.block_size}")
+    print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
+    return Result(losses["val_loss"], plan.step, cfg.max_iters)
+
+
+def make_result(session: Session) -> Result:
+    evaluations, max_iters = session.evaluations, session.schedule.max_iters
+    out_of_patience = evaluations.is_out_of(session.cfg.patience)
+    return Result(evaluations.best_val_loss, session.state.step, max_iters, out_of_patience, session.stopped_by)
 
 
 def train_step(
@@ -350,8 +238,8 @@ def train_step(
     loss = torch.zeros((), device=loader.runtime.device)  # mean over the step's targets of all ranks
     has_targets = False  # without any, no rank has a micro-batch
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
-        torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.count + micro_step))
-        distributed.sync_gradients(state.net, enabled=micro_step == loader.count - 1)
+        torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.shape.count + micro_step))
+        distributed.sync_gradients(state.net, enabled=micro_step == loader.shape.count - 1)
         micro_loss = loss_fn(x, y) * share  # share: this micro-batch's fraction of the step's targets
         scaler.scale(micro_loss * group.size).backward()  # gradients are averaged over ranks, losses summed
         loss += micro_loss.detach()
@@ -368,17 +256,38 @@ def train_step(
     else:
         state.guard.judge_without_targets()
     state.step += 1
-    state.next_sequence += loader.sequences
+    state.next_sequence += loader.shape.sequences
 
 
-def evaluate(model: GPT, loss_fn: LossFunction, data: Mixture, runtime: Runtime, batch_size: int) -> dict[str, float]:
+def measure_step(run: OpenRun, cfg: TrainSettings) -> float:
+    """Measure the seconds per step: the median over 2 seconds, at least 5 steps, after 2 warmup steps.
+
+    It changes no weights: the learning rates are 0, and the optimizer is a new one. On a slow machine, it takes a tenth
+    of the run's minutes, but at least one warmup step and another one.
+    """
+    limit = 6 * cfg.minutes if cfg.minutes else math.inf  # seconds
+    state, times = new_state(run, cfg), []
+    is_measured = False
+    while not is_measured:
+        start = time.perf_counter()
+        train_step(state, run.loss_fn, run.loader, LearningRates(0.0, 0.0), cfg.grad_clip, cfg.seed)
+        state.guard.send()
+        state.guard.read(state.step)  # waits for the device
+        times.append(time.perf_counter() - start)
+        is_enough = len(times) >= 7 and sum(times[2:]) >= 2
+        is_measured = run.loader.runtime.group.broadcast(len(times) >= 2 and (is_enough or sum(times) >= limit))
+    return statistics.median(times[2:] or times[1:])
+
+
+def evaluate(run: OpenRun, batch_size: int) -> dict[str, float]:
     """Return the validation loss in nats per token as "val_loss".
 
     For several data sets, this is the weighted mean of their losses, which are returned as "val_loss/NAME".
     """
-    model.eval()
-    losses = [mean_loss(loss_fn, windows, runtime, batch_size) for windows in data.validation.values()]
-    distributed.reshard(model)
+    run.model.eval()
+    data, runtime = run.loader.data, run.loader.runtime
+    losses = [mean_loss(run.loss_fn, windows, runtime, batch_size) for windows in data.validation.values()]
+    distributed.reshard(run.model)
     mean = sum(weight * loss for weight, loss in zip(data.weights, losses, strict=True))
     if len(losses) == 1:
         return {"val_loss": mean}
@@ -405,7 +314,7 @@ def main(cfg: TrainConfig) -> None:
     cfg = resolve_latest(cfg)
     if cfg.print_config:
         if cfg.init_from == "resume":
-            cfg = load_start(cfg).cfg
+            cfg = merge_checkpoint(cfg).cfg
         for name, value in asdict(cfg).items():
             resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
             print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))

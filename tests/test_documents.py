@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,7 +38,9 @@ from folio.evaluation.text_loss import token_losses
 from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.kernels import CompiledAttention, ManualAttention, adapt, compiled_attention
 from folio.machine.runtime import Runtime
-from folio.training.start import load_start
+from folio.training.planning.resolve import model_config
+from folio.training.planning.resume import merge_checkpoint
+from folio.training.setup import build_weights
 from folio.web.completions import CompletionAnswer, Limits, read_request
 from folio.web.engine import Engine as BatchEngine
 from folio.web.html_file import ENGINE_SCRIPTS, read_html
@@ -285,8 +288,10 @@ def evaluated(run: str) -> np.ndarray:
 
 
 def finetuned(run: str) -> np.ndarray:
-    start = load_start(TrainConfig(init_from=run, out_dir=f"{run}-2"))
-    return losses(start.build_model(CHARACTERS).eval().logits(torch.tensor([IDS]))[0].detach(), IDS)
+    draft = merge_checkpoint(TrainConfig(init_from=run, out_dir=f"{run}-2"))
+    config = model_config(draft.cfg, draft.weights, SimpleNamespace(tokenizer=CHARACTERS))
+    model = build_weights(draft.weights, config, draft.cfg)
+    return losses(model.eval().logits(torch.tensor([IDS]))[0].detach(), IDS)
 
 
 WAYS = {

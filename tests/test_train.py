@@ -29,9 +29,10 @@ from folio.data.windows import Mixture, ValidationWindows
 from folio.machine import kernels
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
-from folio.training import setup
+from folio.training.evaluations import Evaluations
 from folio.training.guard import StepGuard
 from folio.training.optim import LearningRates, make_optimizer, muon_matrices
+from folio.training.planning import resolve
 from folio.training.session import Session, TrainingError
 from folio.training.state import TrainState
 from model import GPT, POSITIONS, GPTConfig
@@ -430,7 +431,7 @@ def test_skip_spikes_skips_spikes(tiny, inject_bad_gradients):
 def test_a_float16_gradient_that_overflows_at_every_loss_scale_stops_the_run(tiny, monkeypatch):
     """Each overflow was attributed to the loss scale, so the run never stopped."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
+    monkeypatch.setattr(resolve, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
     forward = GPT.forward
 
@@ -452,12 +453,13 @@ def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, i
     torch.manual_seed(seed)
     half, x = Runtime(torch.device("cpu"), torch.float16, False, "float16"), torch.randint(20, (2, 2, 8))
     batches = [(x[0], x[1], 0.5), (x[1], x[0], 0.5)]
-    loader = SimpleNamespace(runtime=half, count=2, sequences=4, micro_batches=lambda first: batches)
+    shape = SimpleNamespace(count=2, sequences=4)
+    loader = SimpleNamespace(runtime=half, shape=shape, micro_batches=lambda first: batches)
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    guard = StepGuard(half.device, None, None)
+    guard = StepGuard(half.device, None)
     updates = make_optimizer(model, optimizer, 1e-2, (0.9, 0.95), 0.1)
-    state, loss_fn = TrainState(model, model, updates, scaler, guard), compile_loss(model, half)
+    state, loss_fn = TrainState(model, model, updates, scaler, guard, Evaluations()), compile_loss(model, half)
 
     def bad_loss(x, y):
         loss = loss_fn(x, y)

@@ -34,19 +34,19 @@ from folio.data.windows import Mixture, parse_mixture  # noqa: E402
 from folio.machine import memory  # noqa: E402
 from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.gpus import GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
-from folio.machine.kernels import adapt, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
-from folio.training.loader import BatchLoader  # noqa: E402
+from folio.training.loader import BatchShape  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.planning.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
+from folio.training.planning.data import limit_validation, open_data  # noqa: E402
 from folio.training.planning.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.planning.law import Forecast, RunSize  # noqa: E402
 from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
+from folio.training.planning.resolve import MODEL_SETTINGS, model_config  # noqa: E402
 from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
-from folio.training.setup import limit_validation, make_loss, measure_step, open_data  # noqa: E402
-from folio.training.start import MODEL_SETTINGS, model_config  # noqa: E402
+from folio.training.setup import build_run  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
@@ -88,7 +88,7 @@ def main(cfg: PlanConfig) -> None:
     data = find_data(cfg)
     settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
     with torch.device("meta"):
-        model = GPT(model_config(cfg, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **settings))
+        model = GPT(model_config(cfg, None, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **settings))
     machine = from_data_sheet(cfg, model) if find_gpu(cfg.device) else from_measurement(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:
@@ -97,11 +97,9 @@ def main(cfg: PlanConfig) -> None:
         if data:
             limit_validation(cfg, data, machine.step_seconds)
         evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
-        seconds = 60 * cfg.minutes
+        seconds, scaling = 60 * cfg.minutes, counts.scaling_with_max_iters(cfg.origins)
         batches = validation_tokens(cfg, data) / (cfg.batch_size * cfg.block_size)
-        counts, _ = with_time_budget(
-            counts, cfg.minutes, seconds, machine.step_seconds, evaluation, cfg.origins, batches
-        )
+        counts, _ = with_time_budget(counts, cfg.minutes, seconds, machine.step_seconds, evaluation, scaling, batches)
     plan = forecast(cfg, counts, model, data, machine)
     for name, value in describe(cfg, model, data, machine, plan):
         print(f"{name:12}{value}")
@@ -198,12 +196,9 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
         unknown = "not measured, because the run does not fit into memory"
         return machine._replace(description=runtime.description, unknown=unknown)
     print(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}", flush=True)
-    trained_model = GPT(model.config, cfg.seed).to(runtime.device)
-    pad_vocabulary(trained_model, runtime.size_multiple)
-    adapt(trained_model, runtime)
-    loader = BatchLoader(data, runtime, cfg.batch_size, accumulation=1)
-    loss_fn = make_loss(trained_model, runtime)
-    seconds = cfg.accumulation * measure_step(train.train_step, cfg, trained_model, trained_model, loss_fn, loader)
+    micro_batch = BatchShape.of(cfg.batch_size, 1, runtime.group)
+    run = build_run(None, model.config, cfg.replace(parallel="ddp"), data, runtime, micro_batch)
+    seconds = cfg.accumulation * train.measure_step(run, cfg)
     if cfg.accumulation == 1:
         return machine._replace(step_seconds=seconds)
     description = f"one micro-batch of {cfg.accumulation:,} per step measured on {runtime.description}"

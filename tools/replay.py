@@ -38,10 +38,12 @@ from folio.machine import distributed  # noqa: E402
 from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.guard import JudgedStep  # noqa: E402
-from folio.training.loader import BatchLoader  # noqa: E402
+from folio.training.loader import BatchLoader, BatchShape  # noqa: E402
+from folio.training.planning.data import unknown_order  # noqa: E402
+from folio.training.planning.resolve import model_config  # noqa: E402
+from folio.training.planning.resume import load_weights  # noqa: E402
 from folio.training.schedule import Schedule  # noqa: E402
-from folio.training.setup import LossFunction, build_state, make_loss, wrap  # noqa: E402
-from folio.training.start import Start, load_weights, model_config, unknown_order  # noqa: E402
+from folio.training.setup import LossFunction, build_run, new_state  # noqa: E402
 from folio.training.state import TrainState  # noqa: E402
 from train import TrainConfig, train_step  # noqa: E402
 
@@ -78,16 +80,19 @@ class Training(NamedTuple):
     schedule: Schedule
 
     @classmethod
-    def of(cls, start: Start, part: Part, runtime: Runtime, data: Mixture) -> "Training":
-        """Set up a part as train.train does."""
-        cfg = start.cfg
-        model, net = wrap(start.build_model(data.tokenizer), model_config(cfg, data), cfg, runtime)
-        loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
+    def of(
+        cls, cfg: TrainConfig, weights: Checkpoint | None, resumes: bool, part: Part, runtime: Runtime, data: Mixture
+    ) -> "Training":
+        """Set up a part as train.train does. resumes: whether the optimizer's state comes with the weights."""
+        batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group)
+        run = build_run(weights, model_config(cfg, weights, data), cfg, data, runtime, batch)
         schedule = cfg.schedule(cfg.step_counts, part.record)
-        state = build_state(start, model, net, runtime)
+        state = new_state(run, cfg)
+        if resumes:
+            state.load(weights.state, weights.optimizer())
         if "skipped_sequences" in part.record and state.step == part.begin:
             state.next_sequence = part.record["skipped_sequences"][1]
-        return cls(cfg, runtime, state, make_loss(net, runtime), loader, schedule)
+        return cls(cfg, runtime, state, run.loss_fn, run.loader, schedule)
 
     @property
     def learning_rate(self) -> float:
@@ -138,7 +143,7 @@ def replay(args: ReplayConfig) -> None:
             if training:
                 source = training.pause(history.newest.tokenizer)
             is_resumed = training is not None or saved is not None
-            training = Training.of(Start(cfg, source, saved_cfg=cfg if is_resumed else None), part, runtime, data)
+            training = Training.of(cfg, source, is_resumed, part, runtime, data)
             while training.state.step < min(part.end, step - 1):
                 training.train_step()
                 bar.update()

@@ -38,7 +38,7 @@ from folio.base.workers import child_options  # noqa: E402
 from folio.checkpoints import checkpoint, run_folder  # noqa: E402
 from folio.checkpoints.schema import RunProgress  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
-from folio.training.start import versions  # noqa: E402
+from folio.training.planning.resolve import versions  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all metrics but speed and memory

@@ -36,7 +36,7 @@ from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.runtime import Runtime
 from folio.training.guard import JudgedStep
 from folio.training.loader import BatchLoader
-from folio.training.start import versions
+from folio.training.planning.resolve import versions
 from folio.training.state import TrainState
 
 COMPARED = ("loss", "grad_norm")  # values of a step that are compared with the log
@@ -197,7 +197,7 @@ def runtime_differences(part: Part, runtime: Runtime) -> list[str]:
         reasons.append(f"the device and torch version after step {part.begin:,} are not recorded")
     trained_size, size = record["resolved"].get("processes", 1), runtime.group.size
     if trained_size != size:
-        masks = " and use other dropout masks" if uses_dropout(part.cfg) else ""
+        masks = " and use other dropout masks" if part.cfg.uses_dropout else ""
         processes = f"{trained_size} process{'es' if trained_size > 1 else ''}, not {size}"
         launcher = "python" if trained_size == 1 else f"torchrun --standalone --nproc_per_node={trained_size}"
         reasons.append(f"it was trained by {processes}, which add in another order{masks} (use {launcher})")
@@ -211,11 +211,6 @@ def runtime_differences(part: Part, runtime: Runtime) -> list[str]:
     if part.cfg.minutes and part.record["decisions"] is None:
         reasons.append(f"the planned length of the run before step {part.end:,} is not recorded")
     return reasons
-
-
-def uses_dropout(cfg: Any) -> bool:
-    """Return whether train.py's settings use dropout."""
-    return any(cfg.dropout if p is None else p for p in (cfg.embd_pdrop, cfg.attn_pdrop, cfg.resid_pdrop))
 
 
 @dataclass(frozen=True)
@@ -328,8 +323,8 @@ class StepRecorder:
 
     def sequences(self) -> list[SequenceLosses]:
         """Return the sequences of the step on all ranks."""
-        data, count, T = self.loader.data, self.loader.sequences, self.loader.data.block_size
-        local = [np.concatenate(parts)[: self.loader.local_sequences] for parts in zip(*self.passes, strict=True)]
+        data, count, T = self.loader.data, self.loader.shape.sequences, self.loader.data.block_size
+        local = [np.concatenate(parts)[: self.loader.shape.local_sequences] for parts in zip(*self.passes, strict=True)]
         gathered = self.loader.runtime.group.all_gather_object(local)
         losses, guesses, guess_p = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         places, windows = data.places(self.first, count), dict(zip(data.names, data.training, strict=True))

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from folio.base.files import write_json
 from folio.data.tokenizer import Tokenizer
 from folio.machine.runtime import DeviceTime
+from folio.training.evaluations import Evaluations
 
 DECAY = 0.98  # of the running mean and variance, which cover about 50 steps
 MIN_STEPS = 100  # before spikes are detected
-RISE = 1.05  # ratio of the validation loss to the lowest of the last evaluations from which a run has diverged
-EVALUATIONS = 5  # that are compared
 
 
 class JudgedStep(NamedTuple):
@@ -38,20 +37,16 @@ class StepGuard:
     standard deviations above its running mean.
     """
 
-    def __init__(self, device: torch.device, skip_spikes: float | None, state: dict[str, Any] | None):
+    def __init__(self, device: torch.device, skip_spikes: float | None):
         self.skip_spikes, self.device = skip_spikes, device
-        self.load(state or {})
+        self.load({"in_a_row": 0, "skipped": 0, "without_targets": 0, "moments": [[0.0, 0.0, 0.0]] * 2})
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()` of a checkpoint."""
-        default = {"in_a_row": 0, "skipped": 0, "without_targets": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
-        state = {**default, "val_losses": [], "evaluated_at": 0, **state}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # skipped steps: consecutive, total
         self.without_targets = state["without_targets"]  # total of the steps
         self.streak = 0  # the most consecutive skipped steps in the last read
         self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=self.device)  # (2, 3)
-        self.val_losses: list[float] = state["val_losses"]  # of the last EVALUATIONS
-        self.evaluated_at = state["evaluated_at"]  # the step of the last one
         self.judged: list[Tensor] = []  # on the device
         self.sent = torch.empty(0, 3)  # (steps, 3), on the host after sent_time
         self.sent_time = DeviceTime(self.device)
@@ -138,31 +133,27 @@ class StepGuard:
         """The loss of the last step that had one; None if no recent step had."""
         return next((judged.loss for judged in reversed(self.recent) if judged.loss is not None), None)
 
-    def record_evaluation(self, val_loss: float, step: int) -> None:
-        self.evaluated_at = step
-        self.val_losses = [*self.val_losses, val_loss][-EVALUATIONS:]
-
-    def has_risen(self, val_loss: float | None) -> bool:
-        """Whether the validation loss is far above the last ones. False if the model overfits: then the training loss
-        is below them.
-        """
-        if val_loss is None or not self.val_losses or self.last_loss is None:
-            return False
-        has_risen = val_loss > RISE * min(self.val_losses)
-        return has_risen and self.last_loss > min(self.val_losses)
-
     def diagnose(
-        self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool
+        self,
+        model: nn.Module,
+        max_bad_steps: int,
+        val_loss: float | None,
+        evaluations: Evaluations,
+        has_checkpoint: bool,
     ) -> tuple[str, str]:
-        """Why the run cannot continue, and the remedy. has_checkpoint: whether it has saved a checkpoint."""
+        """Why the run cannot continue, and the remedy.
+
+        val_loss: of an evaluation now, or None. evaluations: the earlier ones. has_checkpoint: whether it has saved a
+        checkpoint.
+        """
         last = next((step for step in reversed(self.recent) if step.skipped), self.recent[-1])
         restart = "resume" if has_checkpoint else "start again"
         if not all(p.isfinite().all() for p in model.parameters()):
             reason, remedy = "the weights are not finite", "start again, or from another checkpoint"
         elif val_loss is not None and not math.isfinite(val_loss):
             reason, remedy = f"the validation loss is {val_loss}", f"{restart} with a smaller --learning_rate"
-        elif self.has_risen(val_loss):
-            reason = f"the validation loss rose to {val_loss:.4f}, from {min(self.val_losses):.4f} before"
+        elif evaluations.has_diverged(val_loss, self.last_loss):
+            reason = f"the validation loss rose to {val_loss:.4f}, from {min(evaluations.recent):.4f} before"
             remedy = f"{restart} with a smaller --learning_rate"
         elif not math.isfinite(last.loss):
             reason, remedy = (
@@ -180,5 +171,4 @@ class StepGuard:
     def state(self) -> dict[str, Any]:
         """The state to save in checkpoints, after all steps are read. JSON preserves float32 exactly."""
         counts = {"in_a_row": self.in_a_row, "skipped": self.skipped, "without_targets": self.without_targets}
-        evaluations = {"val_losses": self.val_losses, "evaluated_at": self.evaluated_at}
-        return {**counts, "moments": self.moments.tolist(), **evaluations}
+        return {**counts, "moments": self.moments.tolist()}

@@ -4,20 +4,25 @@ Dimensions: B batch, T time (block_size).
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from folio.data.windows import Mixture
-from folio.machine import memory
+from folio.machine.distributed import Group
 from folio.machine.runtime import Runtime
 
 
-def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
-    """Bytes of training tokens to keep in device memory, of which `free` bytes are free; 0 if they are not kept."""
+def resident_bytes(data: Mixture, device: str, free: int) -> int:
+    """Bytes of training tokens to keep in device memory; 0 if they are not kept.
+
+    They are kept on CUDA, if they take at most a quarter of the memory that the model leaves free, and if no target is
+    masked.
+    """
     size = resident_dtype(data).itemsize * data.training_tokens
-    return size if device == "cuda" and not data.masked and free is not None and size <= free / 4 else 0
+    return size if device == "cuda" and not data.masked and size <= free / 4 else 0
 
 
 def resident_dtype(data: Mixture) -> torch.dtype:
@@ -35,31 +40,36 @@ def upload_tokens(data: Mixture, device: torch.device) -> Tensor:
     return tokens
 
 
-class BatchLoader:
-    """Loads this process's share of each step, in micro-batches, without waiting for the device.
+class BatchShape(NamedTuple):
+    """The division of a step's sequences among processes and micro-batches.
 
     A step has accumulation * batch_size sequences for any number of processes. Each process takes consecutive
     sequences, in micro-batches of at most batch_size. Shares differ by at most one sequence; padding, which is not
     counted in the loss, makes them equal.
-
-    resident: whether to keep all training tokens in device memory, so that a step is one gather; None: on CUDA, if they
-    take at most a quarter of the free memory and no target is masked.
     """
 
-    def __init__(
-        self, data: Mixture, runtime: Runtime, batch_size: int, accumulation: int, resident: bool | None = None
-    ):
-        self.data, self.runtime, group = data, runtime, runtime.group
-        self.sequences = batch_size * accumulation  # per step, of all processes
-        begin, end = (self.sequences * rank // group.size for rank in (group.rank, group.rank + 1))
-        self.begin, self.local_sequences = begin, end - begin
-        max_sequences = -(-self.sequences // group.size)  # per process
-        self.count = -(-max_sequences // batch_size)  # micro-batches
-        self.rows = -(-max_sequences // self.count)  # B, sequences per micro-batch
-        if resident is None:
-            resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device)) > 0
-        self.tokens: Tensor | None = None
-        if resident:
+    sequences: int  # per step, of all processes
+    begin: int  # the first sequence of this process
+    local_sequences: int  # of this process
+    count: int  # micro-batches of each process
+    rows: int  # B, sequences per micro-batch
+    is_resident: bool  # whether all training tokens are kept in device memory, so that a step is one gather
+
+    @classmethod
+    def of(cls, batch_size: int, accumulation: int, group: Group, is_resident: bool = False) -> "BatchShape":
+        sequences = batch_size * accumulation
+        begin, end = (sequences * rank // group.size for rank in (group.rank, group.rank + 1))
+        max_sequences = -(-sequences // group.size)  # per process
+        count = -(-max_sequences // batch_size)
+        return cls(sequences, begin, end - begin, count, -(-max_sequences // count), is_resident)
+
+
+class BatchLoader:
+    """Loads this process's share of each step, in micro-batches, without waiting for the device."""
+
+    def __init__(self, data: Mixture, runtime: Runtime, shape: BatchShape):
+        self.data, self.runtime, self.shape = data, runtime, shape
+        if shape.is_resident:
             self.tokens = upload_tokens(data, runtime.device)
             self.window = torch.arange(data.block_size + 1, device=runtime.device)
 
@@ -69,27 +79,28 @@ class BatchLoader:
         The share is the micro-batch's fraction of the step's counted targets on all processes: the sum of share * mean
         loss is the mean over the step's targets. If the step has no targets, no process gets a micro-batch.
         """
-        first += self.begin
-        padding = self.count * self.rows - self.local_sequences
-        if self.tokens is not None:
-            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.local_sequences), (0, padding)))
+        shape = self.shape
+        first += shape.begin
+        padding = shape.count * shape.rows - shape.local_sequences
+        if shape.is_resident:
+            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, shape.local_sequences), (0, padding)))
             ids = self.tokens[starts[:, None] + self.window].long()  # (count * B, T + 1)
             if self.tokens.dtype == torch.int16:
                 ids &= 0xFFFF  # as uint16
-            ids[self.local_sequences :, 1:] = -1
-            counted = np.minimum(np.maximum(self.local_sequences - self.rows * np.arange(self.count), 0), self.rows)
-            for rows, share in zip(ids.split(self.rows), counted / self.sequences, strict=True):
+            ids[shape.local_sequences :, 1:] = -1
+            counted = np.clip(shape.local_sequences - shape.rows * np.arange(shape.count), 0, shape.rows)
+            for rows, share in zip(ids.split(shape.rows), counted / shape.sequences, strict=True):
                 inputs = rows[:, :-1].clamp(min=0) if padding else rows[:, :-1]
                 yield inputs.contiguous(), rows[:, 1:].contiguous(), float(share)  # other strides are compiled again
             return
-        inputs, targets = self.data.batch(first, self.local_sequences)  # (sequences, T) each
+        inputs, targets = self.data.batch(first, shape.local_sequences)  # (sequences, T) each
         if padding:
             inputs = np.pad(inputs, ((0, padding), (0, 0)))
             targets = np.pad(targets, ((0, padding), (0, 0)), constant_values=-1)
-        counted = (targets.reshape(self.count, -1) != -1).sum(axis=1)  # (count,)
-        total = self.sequences * self.data.block_size
+        counted = (targets.reshape(shape.count, -1) != -1).sum(axis=1)  # (count,)
+        total = shape.sequences * self.data.block_size
         if self.data.masked:
             total = self.runtime.group.all_reduce_count(int(counted.sum()))
         for micro, share in enumerate(counted / total) if total else ():
-            rows = slice(micro * self.rows, (micro + 1) * self.rows)
+            rows = slice(micro * shape.rows, (micro + 1) * shape.rows)
             yield *self.runtime.to_device(inputs[rows], targets[rows]), float(share)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from folio import UserError
 from folio.base import packages
+from folio.training.planning.train_settings import TrainSettings
 
 
 class Logger:
@@ -107,8 +108,8 @@ class TensorBoardLogger(Logger):
 LOGGERS: Mapping[str, type[Logger]] = {"wandb_log": WandbLogger, "tensorboard_log": TensorBoardLogger}  # by setting
 
 
-def require_packages(cfg: Any) -> None:
-    """Raise UserError if the package of a logger is not installed. cfg: train.py's settings."""
+def require_packages(cfg: TrainSettings) -> None:
+    """Raise UserError if the package of a logger is not installed."""
     for setting, logger in LOGGERS.items():
         if getattr(cfg, setting) and not cfg.eval_only:
             packages.require(f"{setting}=True", logger.package)

@@ -5,7 +5,6 @@ The run continues from the last checkpoint before the rise, skips the sequences 
 skips as many sequences again, because bad text may be longer than the steps that detect it.
 """
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
 from folio.machine import distributed
+from folio.training.planning.resume import changed_settings
+from folio.training.planning.train_settings import TrainSettings
 
 MAX_ROLLBACKS = 3
 LR_FACTOR = 0.5  # of each rollback
@@ -35,15 +36,13 @@ def checkpoint_before(out_dir: Path, step: int) -> Checkpoint | None:
 
 
 def new_part(
-    current: PartRecord, saved: Checkpoint, next_sequence: int, config: dict[str, Any], reported: Collection[str]
+    cls: type[TrainSettings], current: PartRecord, saved: Checkpoint, next_sequence: int, config: dict[str, Any]
 ) -> PartRecord:
     """The part of a run that begins with a rollback.
 
-    current: the part that diverged. saved: the checkpoint. next_sequence: the first one that is not read yet. config:
-    the run's settings, which may have changed since the checkpoint. reported: the settings whose changes are recorded.
+    cls: train.py's settings. current: the part that diverged. saved: the checkpoint. next_sequence: the first one that
+    is not read yet. config: the run's settings, which may have changed since the checkpoint.
     """
-    old = saved.state["config"]
-    changes = {name: [old.get(name), config[name]] for name in reported if old.get(name) != config[name]}
     step, begin = saved.state["step"], saved.state["next_sequence"]
     rollbacks = [part for part in saved.state["parts"] if part["from_step"] == step and "skipped_sequences" in part]
     already_skipped = next_sequence - rollbacks[0]["skipped_sequences"][0] if rollbacks else 0
@@ -51,7 +50,7 @@ def new_part(
         **current,
         "from_step": step,
         "after": "a rollback",
-        "changes": changes,
+        "changes": changed_settings(cls, saved.state["config"], config),
         "exact": True,
         "decisions": None,  # Session.save fills them in
         "rollbacks": current.get("rollbacks", 0) + 1,

@@ -28,6 +28,12 @@ class StepCounts:
         """Steps between evaluations."""
         return self.eval_interval or min(2000, -(-self.max_iters // 10))
 
+    def resolved(self) -> "StepCounts":
+        """The counts with a value for each default."""
+        lr_decay_iters = self.lr_decay_iters or self.max_iters
+        wsd_decay_iters = lr_decay_iters // 5 if self.wsd_decay_iters is None else self.wsd_decay_iters
+        return StepCounts(self.max_iters, self.warmup_steps, lr_decay_iters, wsd_decay_iters, self.eval_steps)
+
     @property
     def evaluations(self) -> int:
         return -(-self.max_iters // self.eval_steps)
@@ -95,7 +101,7 @@ class Schedule:
         lr_factor: float = 1.0,
         muon_learning_rate: float = 0.0,
     ):
-        self.counts, self.lr_schedule, self.lr_factor = counts, lr_schedule, lr_factor
+        self.counts, self.lr_schedule, self.lr_factor = counts.resolved(), lr_schedule, lr_factor
         self.learning_rate, self.muon_learning_rate = learning_rate, muon_learning_rate
         self.peak = learning_rate or muon_learning_rate or 1.0  # of the schedule that both rates follow
         self.min_lr = self.peak / 10 if min_lr is None else min_lr
@@ -126,28 +132,26 @@ class Schedule:
 
     def learning_rates_at(self, step: int) -> LearningRates:
         """The learning rates of step 0, 1, 2, ..., which are in the same proportion at each step."""
-        lr_decay_iters = self.counts.lr_decay_iters or self.counts.max_iters
-        wsd_decay_iters = self.counts.wsd_decay_iters
         rate = self.lr_factor * lr_at(
             self.recipe_step(step),
             schedule=self.lr_schedule,
             learning_rate=self.peak,
             min_lr=self.min_lr,
-            warmup_iters=self.counts.warmup_steps,
-            lr_decay_iters=lr_decay_iters,
-            wsd_decay_iters=lr_decay_iters // 5 if wsd_decay_iters is None else wsd_decay_iters,
+            warmup_iters=self.counts.warmup_iters,
+            lr_decay_iters=self.counts.lr_decay_iters,
+            wsd_decay_iters=self.counts.wsd_decay_iters,
         )
         return LearningRates(rate * (self.learning_rate / self.peak), rate * (self.muon_learning_rate / self.peak))
 
     def evaluates(self, step: int) -> bool:
         """Whether the run evaluates after `step`: every eval_steps steps of the recipe, and at the end."""
-        interval = self.counts.eval_steps
+        interval = self.counts.eval_interval
         passed = self.recipe_step(step) // interval > self.recipe_step(step - 1) // interval
         return passed or step == self.max_iters
 
     def evaluations_after(self, step: int) -> int:
         """The number of evaluations after `step`."""
-        interval = self.counts.eval_steps
+        interval = self.counts.eval_interval
         remaining = math.ceil(self.counts.max_iters / interval) - int(self.recipe_step(step) // interval)
         return max(1, remaining) if step < self.max_iters else 0
 

@@ -7,28 +7,27 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.base.progress import note
-from folio.base.roles import UNREPORTED, names_without
 from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
 from folio.checkpoints.schema import PartRecord
 from folio.checkpoints.snapshots import remove_snapshots
-from folio.data.windows import Mixture
-from folio.machine.distributed import Group, Requests
-from folio.machine.runtime import Runtime, describe_compilation
-from folio.training.describe import OverfittingWatch, reason_to_end
+from folio.machine.distributed import Requests
+from folio.machine.runtime import describe_compilation
+from folio.training.describe import format_losses, reason_to_end
 from folio.training.guard import JudgedStep
-from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, take_until
+from folio.training.out_dir import cannot_write, repair
+from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Pacer, take_until
+from folio.training.planning.run_plan import Plan
 from folio.training.reference import find_reference
 from folio.training.rollback import MAX_ROLLBACKS, checkpoint_before, new_part
-from folio.training.run_log import Metrics, NullMetrics, StepReader
-from folio.training.schedule import Schedule, snapshot_is_due
+from folio.training.run_log import Metrics, NullMetrics, StepReader, add_lost_sample
+from folio.training.schedule import snapshot_is_due
 from folio.training.signals import SignalHandler
-from folio.training.start import Start, cannot_write
 from folio.training.state import TrainState
 
 
@@ -63,59 +62,51 @@ class Session:
     The save follows the log and the snapshot, because a run that is killed and resumed does not repeat what came before
     it. Otherwise the order does not matter; a resumed run adds a sample that was lost.
 
-    start: has train.py's settings. record: the content of checkpoints besides the progress (setup.run_record). sample:
-    a function that generates a number of tokens of text; None: no samples.
+    sample: a function that generates a number of tokens of text; None: no samples.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        state: TrainState,
-        schedule: Schedule,
-        budget: Budget | None,
-        data: Mixture,
-        runtime: Runtime,
-        record: dict[str, Any],
-        sample: Callable[[int], Iterator[str]] | None,
-    ):
-        self.start, self.state, self.schedule, self.data, self.runtime = start, state, schedule, data, runtime
-        self.record, self.sample_text = record, sample
-        self.metrics, self.saver = self._open_writers()
+    def __init__(self, plan: Plan, state: TrainState, sample: Callable[[int], Iterator[str]] | None):
+        self.plan, self.state, self.schedule, self.record = plan, state, plan.schedule, plan.record
+        self.cfg, self.data, self.runtime, self.out_dir = plan.settings, plan.data, plan.runtime, plan.out_dir
+        self.group, self.sample_text = plan.runtime.group, sample
+        self.evaluations, self.reader = state.evaluations, StepReader(state.guard)
         self.signals, self.requests = SignalHandler(), Requests(self.group)
-        self.reader = StepReader(state.guard)
-        self.pacer = Pacer(budget, schedule, self.group, self.metrics)
-        self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
-        if record["parts"][-1]["changes"] and self.watch.rate_was_raised:
-            state.guard.val_losses = []  # the loss will rise
-        self.reference = find_reference(record["config"], type(self.cfg), data.hash)
+        # A higher learning rate than at the end of the run so far lets the loss rise at first.
+        self.last_learning_rate = plan.saved.learning_rate if plan.saved else None
+        if self.record["parts"][-1]["changes"] and self.rate_was_raised:
+            self.evaluations.recent = []
+        self.reference = find_reference(self.record["config"], type(self.cfg), self.data.hash)
+        self.warned_at = 0  # the best step for which a rise of the validation loss was reported
         self.stopped_by = 0  # the signal that ends the run
-        self.will_describe_compilation = bool(runtime.compile)  # after the first step
+        self.will_describe_compilation = bool(self.runtime.compile)  # after the first step
         # The best loss and its step, in the last checkpoint and in the one that is being written.
-        self.saved_best = self.pending_best = state.best_val_loss, state.best_step
+        self.saved_best = self.pending_best = self._best
         self.last_save = time.perf_counter()
 
     @property
-    def cfg(self) -> Any:
-        return self.start.cfg
+    def _best(self) -> tuple[float, int]:
+        return self.evaluations.best_val_loss, self.evaluations.best_step
 
-    @property
-    def group(self) -> Group:
-        return self.runtime.group
-
-    @property
-    def out_dir(self) -> Path:
-        return Path(self.cfg.out_dir)
+    def repair(self) -> None:
+        """Finish what a killed run left unfinished, and add its last sample if it is missing. Raises UserError."""
+        self.group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
+        if self.group.rank:
+            return
+        repair(self.out_dir, self.plan.resumes)
+        tokens = self.cfg.sample_tokens
+        if self.plan.resumes and self.sample_text and tokens:
+            add_lost_sample(self.out_dir, self.state.step, lambda: "".join(self.sample_text(tokens)))
 
     def _open_writers(self) -> tuple[Metrics, Saver]:
         if self.group.rank:
             return NullMetrics(), NullSaver()
-        replaces = self.cfg.overwrite and not self.start.resuming
+        replaces = self.cfg.overwrite and not self.plan.resumes
         try:
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
-            step = self.state.step if self.start.resuming else None
+            step = self.state.step if self.plan.resumes else None
             remove_snapshots(self.out_dir, step)
-            wandb_id, config = self.start.saved_state.get("wandb_id"), self.record["config"]
+            wandb_id, config = self.plan.saved_state.get("wandb_id"), self.record["config"]
             rollbacks = self.record["parts"][-1].get("rollbacks", 0)
             metrics = Metrics(self.out_dir, step, self.schedule.max_iters, config, wandb_id, rollbacks)
         except OSError as error:
@@ -123,10 +114,12 @@ class Session:
         return metrics, Saver(self.out_dir, self.data.tokenizer, self.cfg.keep_last, replaces)
 
     def __enter__(self) -> "Session":
+        self.metrics, self.saver = self._open_writers()
+        self.pacer = Pacer(self.plan.budget, self.schedule, self.group, self.metrics)
         with ExitStack() as stack:
             for part in (self.metrics, self.saver, self.signals):
                 stack.enter_context(part)
-            if self.start.resuming:
+            if self.plan.resumes:
                 self.pacer.replan(self.state.step, min_steps=1)  # the last step is always evaluated and saved
             self.stack = stack.pop_all()  # closed by __exit__
         return self
@@ -139,15 +132,32 @@ class Session:
         self.stack.__exit__(kind, error, traceback)
 
     @property
+    def reason_to_end(self) -> str | None:
+        """Why the run ends now, without a signal; None if it continues."""
+        return reason_to_end(self.cfg, self.state, self.schedule)
+
+    @property
     def finished(self) -> bool:
-        return self.stopped_by != 0 or reason_to_end(self.cfg, self.state, self.schedule) is not None
+        return self.stopped_by != 0 or self.reason_to_end is not None
+
+    @property
+    def rate_was_raised(self) -> bool:
+        """Whether the best evaluation was at a lower learning rate, before the run was extended."""
+        if self.last_learning_rate is None or self.evaluations.best_step > self.plan.step:
+            return False
+        return self.schedule.learning_rate_at(self.state.step) > self.last_learning_rate
+
+    @property
+    def loss_has_risen(self) -> bool:
+        """Whether the validation loss has risen, though the learning rate was not raised."""
+        return self.evaluations.has_risen and not self.rate_was_raised
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     @property
     def evaluates_first(self) -> bool:
         """Whether an evaluation precedes the first step of a new run."""
-        return self.pacer.evaluates_first
+        return self.plan.budget.evaluates_first
 
     def log_start(self, losses: dict[str, float]) -> None:
         """Log the validation losses before the first step as step 0 of metrics.jsonl, and take the first snapshot.
@@ -183,12 +193,12 @@ class Session:
                 return Due()
             self.log({})
         if not self.runtime.is_asynchronous:
-            self.pacer.mark(step)
+            self.plan.budget.mark(step)
         minutes = (time.perf_counter() - self.last_save) / 60
         save = self.signals.save or minutes >= (self.cfg.save_interval_minutes or math.inf)
         moved = not self.saver.folder_is_in_place()
-        requests = self.requests.agree(self.signals.stop, save, self.pacer.is_late, moved)  # every step, for signals
-        self.stopped_by, save, is_late, moved = requests
+        requests = self.signals.stop, save, self.plan.budget.is_late, moved
+        self.stopped_by, save, is_late, moved = self.requests.agree(*requests)  # every step, for signals
         if moved:
             raise self._moved_error()
         if is_late and not self.pacer.evaluates(step):
@@ -214,13 +224,13 @@ class Session:
                 self.metrics.say(self._record_skipped(judged))
             if judged.loss is None:
                 self.metrics.say(f"step {judged.step:,} has no targets, so it has no loss and changed no weights")
-        self.pacer.mark(self.reader.step)
+        self.plan.budget.mark(self.reader.step)
 
     def _record_skipped(self, judged: JudgedStep) -> str:
         """Write the batch of a skipped step to skipped/. Returns a line about it."""
         if self.group.rank:
             return ""
-        sequences = self.cfg.accumulation * self.cfg.batch_size
+        sequences = self.plan.batch.sequences
         first = (judged.step - 1) * sequences + self._skipped_sequences
         inputs, _ = self.data.batch(first, sequences)
         return self.state.guard.record(self.out_dir, judged, first, inputs, self.data.tokenizer)
@@ -228,7 +238,7 @@ class Session:
     @property
     def _skipped_sequences(self) -> int:
         """The sequences before the next step that rollbacks have skipped."""
-        return self.state.next_sequence - self.state.step * self.cfg.accumulation * self.cfg.batch_size
+        return self.state.next_sequence - self.state.step * self.plan.batch.sequences
 
     def _rolls_back(self, losses: dict[str, float]) -> bool:
         """Whether the run has diverged, and has therefore been rolled back. Raises TrainingError if it cannot be.
@@ -238,21 +248,22 @@ class Session:
         """
         guard, max_bad_steps, val_loss = self.state.guard, self.cfg.max_bad_steps, losses.get("val_loss")
         may_roll_back = self.cfg.on_divergence == "rollback"
-        if guard.can_continue(max_bad_steps, val_loss) and not (may_roll_back and guard.has_risen(val_loss)):
+        has_diverged = may_roll_back and self.evaluations.has_diverged(val_loss, guard.last_loss)
+        if guard.can_continue(max_bad_steps, val_loss) and not has_diverged:
             return False
         self._wait_for_checkpoint()
         has_checkpoint = run_folder.exists(self.out_dir) and not self.saver.replace  # of this run
-        reason, remedy = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
+        reason, remedy = guard.diagnose(self.state.model, max_bad_steps, val_loss, self.evaluations, has_checkpoint)
         part, saved = self.record["parts"][-1], None
         if may_roll_back and has_checkpoint and part.get("rollbacks", 0) < MAX_ROLLBACKS:
-            saved = checkpoint_before(self.out_dir, guard.evaluated_at if losses else self.reader.step)
+            saved = checkpoint_before(self.out_dir, self.evaluations.last_step if losses else self.reader.step)
         if saved is None:
             intact = ", and the last checkpoint is intact" if has_checkpoint else ""
             what = f"{reason}; this step was not saved{intact}; {remedy}"
             raise TrainingError(f"stopped at step {self.reader.step:,}: {what}")
         self.log(losses)
-        config, reported = self.record["config"], names_without(type(self.cfg), UNREPORTED)
-        self._roll_back(saved, new_part(part, saved, self.state.next_sequence, config, reported), reason)
+        new = new_part(type(self.cfg), part, saved, self.state.next_sequence, self.record["config"])
+        self._roll_back(saved, new, reason)
         return True
 
     def _roll_back(self, saved: Checkpoint, part: PartRecord, reason: str) -> None:
@@ -278,8 +289,8 @@ class Session:
             if any(config[name] != self.record["config"][name] for name in ("minutes", "max_iters")):
                 plan = [(0, self.schedule.counts.max_iters)]  # the minutes were added after this checkpoint
             self.schedule.decisions = [tuple(decision) for decision in plan]
-        self.reader, self.watch = StepReader(self.state.guard), OverfittingWatch(self.state, self.schedule, None)
-        self.saved_best = self.pending_best = self.state.best_val_loss, self.state.best_step
+        self.reader, self.last_learning_rate, self.warned_at = StepReader(self.state.guard), None, 0
+        self.saved_best = self.pending_best = self._best
         self.metrics.roll_back(step, self.schedule.max_iters)
         self.pacer.replan(step, min_steps=1)
         self.save(is_required=True)
@@ -314,14 +325,12 @@ class Session:
         """
         if self._rolls_back(losses):
             return Due()
-        self.state.guard.record_evaluation(losses["val_loss"], self.state.step)
         self.pacer.end_evaluation(self.state.step)
         self._wait_for_checkpoint()  # if it failed, it is not the best, to which this evaluation is compared
         if not self.group.gloo:  # several processes agree after the next step
             self.stopped_by = self.signals.stop
         self.signals.stops_after = "the next step"
-        improved = self.state.record_evaluation(losses["val_loss"])
-        self.watch.record_evaluation(losses, self.state.guard.last_loss)
+        improved = self.evaluations.record(losses, self.state.step, self.state.guard.last_loss)
         self.reader.restart()
         return due._replace(save=due.save or self.finished or improved or self.cfg.always_save_checkpoint)
 
@@ -342,10 +351,17 @@ class Session:
             tokens_per_second=tokens_per_second,
             mfu=tokens_per_second * flops / peak_flops if tokens_per_second and peak_flops else None,
         )
-        self.metrics.log(line, self.watch.remark(losses["val_loss"]) if losses else "")
-        for warning in (self.watch.warning(), self._compare(step, losses["val_loss"])) if losses else ():
+        self.metrics.log(line, self.evaluations.remark(losses["val_loss"]) if losses else "")
+        for warning in (self._warn_of_rise(), self._compare(step, losses["val_loss"])) if losses else ():
             if warning:
                 self.metrics.say(f"step {step:,}: {warning}")
+
+    def _warn_of_rise(self) -> str | None:
+        """A warning about a rise of the validation loss, once for each best step."""
+        if not self.loss_has_risen or self.warned_at == self.evaluations.best_step:
+            return None
+        self.warned_at = self.evaluations.best_step
+        return self.evaluations.describe_rise()
 
     def _compare(self, step: int, val_loss: float) -> str | None:
         """A line about the first loss that is far from those of the same recipe, or None."""
@@ -356,7 +372,7 @@ class Session:
 
     def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
         """A line of metrics.jsonl. losses: those of an evaluation. numbers: other known values, by name."""
-        sequences = step * self.cfg.accumulation * self.cfg.batch_size + self._skipped_sequences
+        sequences = step * self.plan.batch.sequences + self._skipped_sequences
         return {
             "step": step,
             "tokens": step * self.cfg.step_tokens,
@@ -393,7 +409,7 @@ class Session:
         Training continues if it cannot be written, unless it is the last one or required: then raises TrainingError.
         """
         self._wait_for_checkpoint()
-        self.pending_best = self.state.best_val_loss, self.state.best_step
+        self.pending_best = self._best
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
         *old_parts, part = self.record["parts"]
         state = {
@@ -402,7 +418,7 @@ class Session:
             "stopped_by": reason,
             "wandb_id": self.metrics.wandb_id,
             "parts": [*old_parts, {**part, "decisions": list(self.schedule.decisions)}],
-            "budget": self.pacer.state(),
+            "budget": self.plan.budget.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
         self.saver.begin(self.state.step, weights, optimizer, state)
@@ -421,7 +437,7 @@ class Session:
         if not failure:
             self.saved_best = self.pending_best
             return
-        self.state.best_val_loss, self.state.best_step = self.pending_best = self.saved_best
+        self.evaluations.best_val_loss, self.evaluations.best_step = self.pending_best = self.saved_best
         if self.group.broadcast(not self.saver.folder_is_in_place()):
             raise self._moved_error()
         if is_required:
@@ -430,7 +446,7 @@ class Session:
 
     def sample(self) -> None:
         """Add a sample to samples.jsonl after an evaluation. A failure does not end the run."""
-        tokens, deadline = self.cfg.sample_tokens, self.pacer.sample_deadline(is_last=False)
+        tokens, deadline = self.cfg.sample_tokens, self.plan.budget.sample_deadline(is_last=False)
         self.pacer.begin_sample()
         if self.sample_text and tokens:
             self.metrics.sample(self.state.step, lambda: self._timed_sample(tokens, deadline))
@@ -444,14 +460,30 @@ class Session:
         self.pacer.begin_sample()
         return first + "".join(pieces)
 
+    def print_summary(self) -> None:
+        """Print how the run ended, its losses, and a sample of the trained model."""
+        state, evaluations = self.state, self.evaluations
+        if state.guard.without_targets:
+            print(f"{counted(state.guard.without_targets, 'step')} had no targets, and changed no weights")
+        if self.stopped_by:
+            print(f"stopped by {signal.Signals(self.stopped_by).name} and saved after step {state.step:,}")
+            return
+        print(f"finished: {self.reason_to_end}")
+        epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in self.data.epochs(state.next_sequence).items())
+        print(f"trained for {epochs}{format_losses(evaluations.losses)}")
+        print(f"best validation loss {evaluations.best_val_loss:.4f}, at step {evaluations.best_step:,}")
+        if self.loss_has_risen:
+            print(evaluations.describe_rise())
+        self.print_sample()
+
     def print_sample(self) -> None:
         """Print a sample of the trained model, within the time budget. A failure is not an error: the run is saved."""
         if not (self.sample_text and self.cfg.sample_tokens) or self.group.rank:
             return
-        deadline = self.pacer.sample_deadline(is_last=True)
+        deadline = self.plan.budget.sample_deadline(is_last=True)
         heading = f"sample from the model at step {self.state.step:,}"
-        if self.state.best_step != self.state.step:
-            heading += f" (sample.py takes the best checkpoint, of step {self.state.best_step:,})"
+        if self.evaluations.best_step != self.state.step:
+            heading += f" (sample.py takes the best checkpoint, of step {self.evaluations.best_step:,})"
         print(f"{heading}:\n")
         try:
             for piece in take_until(deadline, self.sample_text(FINAL_SAMPLE_TOKENS)):

@@ -29,8 +29,8 @@ from folio.evaluation.comparison import describe_settings
 from folio.experiments.runs import Run
 from folio.experiments.selection import different_settings
 from folio.experiments.sweep.arguments import parse_sweep
-from folio.machine.runtime import resolve_runtime
-from folio.training.start import load_start
+from folio.training.planning.resolve import make_plan
+from folio.training.planning.resume import Draft, merge_checkpoint
 from tests.support.runs import write_run
 from tests.support.sweeps import small_sweep
 from tools.sweep import SweepConfig
@@ -65,34 +65,34 @@ def finished(tiny_in, tmp_path_factory) -> dict[str, str]:
     return {"out_dir": small.out_dir, "data_dir": small.data_dir, "init_from": "resume"}
 
 
-def resume(finished: dict[str, str], *words: str) -> Extended:
-    cfg = settings.load(Extended, [*words, *(f"--{name}={value}" for name, value in finished.items())])
-    return load_start(cfg).cfg
+def resume(finished: dict[str, str], *words: str) -> Draft:
+    return merge_checkpoint(
+        settings.load(Extended, [*words, *(f"--{name}={value}" for name, value in finished.items())])
+    )
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint_and_those_of_the_command_from_the_command(finished):
-    cfg = resume(finished)
+    cfg = resume(finished).cfg
     assert {name for name in NEW if getattr(cfg, name) != 1} == {"command", "initial"}
 
 
-def test_a_config_file_does_not_change_what_defines_a_resumed_run(finished, write, capsys):
-    cfg = resume(finished, write("".join(f"{name} = 2\n" for name in NEW)))
-    kept = {name for name in NEW if getattr(cfg, name) == 1}
+def test_a_config_file_does_not_change_what_defines_a_resumed_run(finished, write):
+    draft = resume(finished, write("".join(f"{name} = 2\n" for name in NEW)))
+    kept = {name for name in NEW if getattr(draft.cfg, name) == 1}
     assert kept == {"data", "fixed", "repetition", "batch", "budget"}
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fixed settings come from")]
+    (line,) = [line for line in draft.lines if line.startswith("fixed settings come from")]
     assert all(f"{name}=1 (not 2)" in line for name in kept)
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_a_change_on_the_command_line_is_refused_or_recorded_with_its_consequence(finished, name, capsys):
-    words = [f"--{name}=2", *(f"--{other}={value}" for other, value in finished.items())]
+def test_a_change_on_the_command_line_is_refused_or_recorded_with_its_consequence(finished, name):
     if name in ("fixed", "repetition"):
         with pytest.raises(UserError, match=rf"cannot be resumed with other settings: {name}: 1 before, 2 now"):
-            load_start(settings.load(Extended, words))
+            resume(finished, f"--{name}=2")
         return
-    start = load_start(settings.load(Extended, words))
-    *_, part = start.parts(resolve_runtime("cpu", "float32", False))
-    reported = f"{name} 2 (was 1)" in capsys.readouterr().out
+    plan = make_plan(resume(finished, f"--{name}=2"))
+    part = plan.record["parts"][-1]
+    reported = f"{name} 2 (was 1)" in "\n".join(plan.lines)
     assert part["changes"] == ({name: [1, 2]} if reported else {})
     assert reported == (name not in ("command", "initial", "place", "data"))
     assert part["exact"] == (name not in ("batch", "rounding"))

@@ -21,8 +21,8 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.data.windows import Mixture
 from folio.experiments.replay import merge_parts
 from folio.machine.runtime import Runtime
-from folio.training import setup
-from folio.training.setup import open_data
+from folio.training.planning import resolve
+from folio.training.planning.data import open_data
 from model import GPT
 from prepare import text as prepare_text
 from tests.support import processes
@@ -103,7 +103,7 @@ def test_replayed_steps_are_bitwise_identical_to_the_log(tiny, capsys, settings)
 def test_float16_scales_the_loss_and_skips_overflows(tiny, poison, monkeypatch):
     """Gradients are reported without the loss scale. An overflow only lowers the scale."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    for script in (setup, replay_script):
+    for script in (resolve, replay_script):
         monkeypatch.setattr(script, "resolve_runtime", lambda *args: half)
     cfg = tiny(max_iters=8, eval_interval=4)
     poison(cfg, 4 * 4, 1e6)

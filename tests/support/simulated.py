@@ -37,7 +37,7 @@ class SimulatedMachine:
             else:
                 state.guard.judge(torch.ones(()), torch.ones(()))
                 state.step += 1
-                state.next_sequence += loader.sequences
+                state.next_sequence += loader.shape.sequences
             self.now += host_seconds
             self.device = max(self.device, self.now) + step_seconds(self.steps)
             self.finished[state.guard, state.step] = self.device

@@ -79,7 +79,7 @@ from folio.machine.runtime import resolve_runtime
 from folio.training.planning.forecast import memory_per_process
 from folio.training.guard import StepGuard
 from folio.training.optim import LearningRates
-from folio.training.setup import build_optimizer, wrap
+from folio.training.setup import OpenRun, new_state, wrap
 from folio.training.state import TrainState
 from model import GPTConfig
 from tools.plan import PlanConfig, traffic
@@ -124,10 +124,10 @@ for kind in ("ddp", "fsdp"):
         cfg = PlanConfig(parallel=kind, optimizer=optimizer, **sizes)
         runtime = replace(resolve_runtime("cpu", dtype, False), group=group)
         model, net = wrap(None, config, cfg, runtime)
-        scaler, guard = torch.amp.GradScaler("cpu", enabled=False), StepGuard(runtime.device, None, None)
-        state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
         batches = [(x, x, 1 / 16)] * 2
-        loader = SimpleNamespace(runtime=runtime, count=2, sequences=32, micro_batches=lambda first: batches)
+        shape = SimpleNamespace(count=2, sequences=32)
+        loader = SimpleNamespace(runtime=runtime, shape=shape, micro_batches=lambda first: batches)
+        state = new_state(OpenRun(model, net, None, loader), cfg)
         with Sent() as sent:
             train_step(state, compile_loss(net, runtime), loader, LearningRates(1e-3, 0.02), 1.0, 1)
         planned = traffic(cfg, model, 4 if dtype == "float32" else 2)
@@ -205,7 +205,7 @@ def test_an_unlisted_gpu_is_planned_by_its_memory(planned):
 def test_steps_are_measured_only_if_they_fit_with_headroom(tiny, planned, monkeypatch):
     """The model was built and a step was run, which exhausted the machine's memory."""
     measured = []
-    monkeypatch.setattr(plan, "measure_step", lambda *_: measured.append(1) or 1.0)
+    monkeypatch.setattr(plan.train, "measure_step", lambda *_: measured.append(1) or 1.0)
     required = planned(*arguments(tiny()))[0]["memory"]
     for free, shown in (
         (0.01 * required, "does not fit; use a smaller model"),
@@ -228,11 +228,11 @@ def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, planned, ca
     cfg = tiny(gradient_accumulation_steps=40)
     printed = []
 
-    def measure_step(train_step, cfg, model, net, loss_fn, loader):
+    def measure_step(run, cfg):
         printed.append(capsys.readouterr().out)
-        return 0.25 * loader.sequences / cfg.batch_size
+        return 0.25 * run.loader.shape.sequences / cfg.batch_size
 
-    monkeypatch.setattr(plan, "measure_step", measure_step)
+    monkeypatch.setattr(plan.train, "measure_step", measure_step)
     facts, _ = planned(*arguments(cfg))
     assert re.search(r"measuring one micro-batch on cpu; memory: \d+ MiB \(weights .*: fits\n", printed[0])
     assert facts["tokens_per_second"] == 40 * 4 * 32 / 10

@@ -6,6 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from folio.training.evaluations import Evaluations
 from folio.training.guard import DECAY, MIN_STEPS, StepGuard
 from tests.support.tolerances import normal_limit
 
@@ -13,7 +14,10 @@ NAN, INF = float("nan"), float("inf")
 
 
 def new_guard(skip_spikes: float | None = None, state: dict | None = None) -> StepGuard:
-    return StepGuard(torch.device("cpu"), skip_spikes, state)
+    guard = StepGuard(torch.device("cpu"), skip_spikes)
+    if state:
+        guard.load(state)
+    return guard
 
 
 def judge(guard: StepGuard, loss: float, grad_norm: float, scale: float | None = None) -> float:
@@ -106,19 +110,21 @@ def test_a_step_without_targets_changes_no_moments_and_is_no_last_loss():
         judge(guard, loss, 1.0)
     moments = guard.state()["moments"]
     guard.judge_without_targets()
-    guard.record_evaluation(1.0, 7)
-    assert read(guard).last_loss == 1.5 and guard.has_risen(2.0) and guard.state()["moments"] == moments
-    fresh = new_guard()
-    fresh.record_evaluation(1.0, 1)
+    assert read(guard).last_loss == 1.5 and guard.state()["moments"] == moments
+    fresh, evaluations = new_guard(), Evaluations()
     fresh.judge_without_targets()
-    assert read(fresh).last_loss is None and not fresh.has_risen(2.0)
+    assert read(fresh).last_loss is None
+    evaluations.record({"val_loss": 1.0}, 7, None)
+    assert evaluations.has_diverged(2.0, guard.last_loss) and not evaluations.has_diverged(2.0, fresh.last_loss)
 
 
 def test_a_streak_in_the_middle_of_a_read_has_a_diagnosis():
     guard = new_guard()
     for loss in [1.0, *[NAN] * 4, 1.0]:
         judge(guard, loss, 1.0)
-    assert read(guard).diagnose(torch.nn.Linear(1, 1), 4, None, has_checkpoint=True)[0] == "the loss is nan"
+    assert (
+        read(guard).diagnose(torch.nn.Linear(1, 1), 4, None, Evaluations(), has_checkpoint=True)[0] == "the loss is nan"
+    )
 
 
 def test_spikes_are_judged_by_running_mean_and_deviation(seed):

@@ -9,7 +9,7 @@ from folio.data.tokenizer import ByteTokenizer
 from folio.data.windows import Mixture
 from folio.machine.distributed import Group
 from folio.machine.runtime import Runtime, resolve_runtime
-from folio.training.loader import BatchLoader
+from folio.training.loader import BatchLoader, BatchShape
 
 
 def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):
@@ -29,9 +29,8 @@ def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):
     for weighted_datasets in ([(a, 1.0)], [(a, 0.7), (b, 0.3)], [(large, 1.0)]):
         for sampling in ("epoch", "random"):
             data = Mixture(weighted_datasets, 8, seed, sampling)
-            assert BatchLoader(data, runtime, 3, 2).tokens is None  # by default, batches for a CPU are copied
-            copying = BatchLoader(data, runtime, 3, 2, resident=False)
-            gathering = BatchLoader(data, runtime, 3, 2, resident=True)
+            shapes = [BatchShape.of(3, 2, runtime.group, is_resident) for is_resident in (False, True)]
+            copying, gathering = (BatchLoader(data, runtime, shape) for shape in shapes)
             for first in (0, 6, 1000):
                 micro_batches = zip(copying.micro_batches(first), gathering.micro_batches(first), strict=True)
                 for (x, y, share), (gathered_x, gathered_y, gathered_share) in micro_batches:
@@ -43,7 +42,7 @@ def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):
 def loader_of(rank: int, size: int, data: Mixture, batch_size: int, accumulation: int, resident: bool) -> BatchLoader:
     """The loader of one of several processes."""
     runtime = Runtime(torch.device("cpu"), torch.float32, False, "", Group(rank, size))
-    return BatchLoader(data, runtime, batch_size, accumulation, resident)
+    return BatchLoader(data, runtime, BatchShape.of(batch_size, accumulation, runtime.group, resident))
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -52,8 +51,8 @@ def test_several_processes_together_read_each_sequence_once(data_dir: Path, size
     """An epoch in steps of 12 sequences: the ranks together read each one once, in order, and the shares sum to 1."""
     data = Mixture([(open_dataset(data_dir / "verse"), 1.0)], 32, 1337, "epoch")
     loaders = [loader_of(rank, size, data, 4, 3, resident) for rank in range(size)]
-    assert len({(loader.count, loader.rows) for loader in loaders}) == 1 and loaders[0].rows <= 4
-    sequences = [loader.local_sequences for loader in loaders]
+    assert len({loader.shape[3:] for loader in loaders}) == 1 and loaders[0].shape.rows <= 4
+    sequences = [loader.shape.local_sequences for loader in loaders]
     assert sum(sequences) == 12 and max(sequences) - min(sequences) <= 1
     per_epoch = data.training[0].per_epoch // 12 * 12
     for first in range(0, per_epoch, 12):
@@ -61,7 +60,7 @@ def test_several_processes_together_read_each_sequence_once(data_dir: Path, size
         batches, rows, total_share = [], 0, 0.0
         for loader in loaders:
             for x, y, share in loader.micro_batches(first):
-                assert x.shape == y.shape == (loader.rows, 32)
+                assert x.shape == y.shape == (loader.shape.rows, 32)
                 is_read = (y != -1).all(dim=1)  # the other rows are padding
                 assert ((y != -1).any(dim=1) == is_read).all() and share == pytest.approx(is_read.sum().item() / 12)
                 batches.append(torch.stack([x[is_read], y[is_read]]))

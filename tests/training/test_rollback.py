@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
 import train as train_script
 from folio.base.files import read_json, sha256, write_json
@@ -25,7 +24,7 @@ from folio.data.find_data import open_mixture
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.training import run_log
-from folio.training.guard import JudgedStep, StepGuard
+from folio.training.evaluations import Evaluations
 from folio.training.rollback import new_part
 from folio.training.run_log import ABANDONED, read_lines
 from folio.training.session import Session, TrainingError
@@ -35,7 +34,7 @@ from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import run_ranks
 from tools import replay
 from tools.replay import ReplayConfig
-from train import train
+from train import TrainConfig, train
 
 BAD_STEPS = range(110, 122)  # whose text is random in bad_data
 
@@ -102,10 +101,10 @@ def test_a_run_skips_bad_text(bad_run):
 
 def test_each_rollback_to_a_checkpoint_skips_as_much_again():
     """All that the rollbacks to a checkpoint have skipped is skipped once more, not only the last part of it."""
-    part, parts, begin = {}, [{"from_step": 0}], 400
+    part, parts, begin, config = {}, [{"from_step": 0}], 400, asdict(TrainConfig())
     for _ in range(3):
-        saved = SimpleNamespace(state={"config": {}, "step": 100, "next_sequence": begin, "parts": parts})
-        part = new_part(part, saved, begin + 40, {}, [])
+        saved = SimpleNamespace(state={"config": config, "step": 100, "next_sequence": begin, "parts": parts})
+        part = new_part(TrainConfig, part, saved, begin + 40, config)
         parts = [*parts, part]
         begin = part["skipped_sequences"][1]
     assert [part["skipped_sequences"] for part in parts[1:]] == [(400, 440), (440, 560), (560, 800)]
@@ -303,8 +302,8 @@ def test_a_run_that_is_extended_at_a_higher_rate_has_not_diverged(tiny, monkeypa
 
 
 def test_a_model_that_overfits_has_not_diverged():
-    judged = StepGuard(torch.device("cpu"), None, {"val_losses": [2.0, 1.5, 1.6]})
-    judged.recent = [JudgedStep(10, 1.0, 0.1, False)]
-    assert not judged.has_risen(3.0)
-    judged.recent = [JudgedStep(10, 1.7, 0.1, False)]
-    assert judged.has_risen(3.0) and not judged.has_risen(1.55)
+    evaluations = Evaluations()
+    evaluations.recent = [2.0, 1.5, 1.6]
+    assert not evaluations.has_diverged(3.0, training_loss=1.0)
+    assert evaluations.has_diverged(3.0, training_loss=1.7)
+    assert not evaluations.has_diverged(1.55, training_loss=1.7)

@@ -22,9 +22,9 @@ import train as train_script
 from folio import UserError
 from folio.base.files import is_locked, read_json
 from folio.checkpoints import checkpoint, foreign, run_folder
+from folio.training.out_dir import reserve
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
-from folio.training.start import reserve
 from tests.support.processes import wait
 from tests.support.runs import (
     assert_same_run,

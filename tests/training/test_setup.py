@@ -1,7 +1,6 @@
 """The setup of a run."""
 
 import math
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,14 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from folio import UserError
 from folio.base import settings
-from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint
 from folio.machine import kernels
 from folio.machine.distributed import Group, full_tensor, reshard
 from folio.machine.kernels import adapt, pad_vocabulary
 from folio.machine.runtime import Runtime, resolve_runtime
-from folio.training import setup
-from folio.training.loader import BatchLoader
-from folio.training.setup import build_optimizer, wrap
-from folio.training.start import MODEL_SETTINGS, Start
-from folio.training.state import TrainState
+from folio.training.planning import resolve
+from folio.training.setup import OpenRun, new_state, wrap
 from model import GPT, GPTConfig
 from tests.support.models import SMALL
 from tests.support.runs import read_metrics, same_tensors
@@ -33,22 +27,10 @@ from tests.support.tolerances import gradients_error
 from train import TrainConfig, train
 
 
-@pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
-def test_a_run_that_evaluates_less_often_is_reported(evaluation, is_limited, tiny, monkeypatch, capsys):
-    """This was printed whenever evaluations took any time."""
-    monkeypatch.setattr(setup, "measure_step", lambda *arguments: 0.1)
-    monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
-    cfg = tiny(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
-    data, runtime = setup.open_data(cfg), resolve_runtime("cpu", "float32", False)
-    loader, state = BatchLoader(data, runtime, 4, 1), SimpleNamespace(model=None, net=None, step=0)
-    setup.time_budget(cfg, Start(cfg, None), state, None, loader, None, time.perf_counter())
-    assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
-
-
 def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp_path, monkeypatch):
     """Simulates a GPU without bfloat16. The first loss scale is too large and overflows."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
+    monkeypatch.setattr(resolve, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**30))
     uninterrupted = tiny(max_iters=30, n_layer=1, eval_interval=30)
     resumed = replace(uninterrupted, out_dir=str(tmp_path / "resumed"))
@@ -65,12 +47,6 @@ def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp
     assert metrics[-1]["loss"] < metrics[0]["loss"]
 
 
-def test_a_batch_that_needs_twice_the_memory_is_refused(tiny):
-    """The forecast was only printed, and the system killed the run."""
-    with pytest.raises(UserError, match=r"far too little; use --batch_size="):
-        train(tiny(batch_size=2**22, block_size=1024))
-
-
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, process_group, seed, monkeypatch):
     """A run goes from CUDA, where the vocabulary is padded, to a CPU and back."""
@@ -82,8 +58,7 @@ def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, p
         monkeypatch.setattr(Runtime, "size_multiple", multiple)
         weights, optimizer = ({name: t.clone() for name, t in part.items()} for part in tensors)
         model, net = wrap(GPT.from_tensors(config, weights) if weights else None, config, cfg, runtime)
-        guard, scaler = setup.StepGuard(runtime.device, None, None), torch.amp.GradScaler("cpu", enabled=False)
-        state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
+        state = new_state(OpenRun(model, net, None, SimpleNamespace(runtime=runtime)), cfg)
         if optimizer:
             state.load(state.progress(), optimizer)
         assert len(model.lm_head.weight) == (128 if multiple == 128 else V)
@@ -141,7 +116,7 @@ class Products(TorchDispatchMode):
 def test_training_on_cuda_multiplies_matrices_with_aligned_rows(config, vocab_size):
     """Tensor cores need rows of a multiple of 16 bytes. In config/gpt2_124m.py, 31 % of the FLOPs had others."""
     cfg = settings.load(TrainConfig, [str(config)])
-    shape = {name: getattr(cfg, name) for name in MODEL_SETTINGS} | {"n_layer": 1, "dropout": 0.0}
+    shape = {name: getattr(cfg, name) for name in checkpoint.MODEL_SETTINGS} | {"n_layer": 1, "dropout": 0.0}
     runtime = Runtime(torch.device("cuda"), torch.float32, False, "")
     with torch.device("meta"):
         model, idx = GPT(GPTConfig(vocab_size=vocab_size, **shape)), torch.zeros(cfg.batch_size, cfg.block_size).long()

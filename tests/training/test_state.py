@@ -1,11 +1,11 @@
-"""The state of training: saved and restored, and the best evaluation so far."""
+"""The state of training: saved and restored."""
 
 import math
-import random
 
 import pytest
 import torch
 
+from folio.training.evaluations import Evaluations
 from folio.training.guard import StepGuard
 from folio.training.optim import make_optimizer
 from folio.training.state import TrainState
@@ -16,8 +16,8 @@ from tests.support.runs import same_tensors
 def new_state(seed: int, kind: str = "adamw") -> TrainState:
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16), seed)
     optimizer = make_optimizer(model, kind, 1e-2, (0.9, 0.95), 0.1, torch.float32)
-    guard = StepGuard(torch.device("cpu"), None, None)
-    return TrainState(model, model, optimizer, torch.amp.GradScaler("cpu", enabled=False), guard)
+    guard = StepGuard(torch.device("cpu"), None)
+    return TrainState(model, model, optimizer, torch.amp.GradScaler("cpu", enabled=False), guard, Evaluations())
 
 
 def take_steps(state: TrainState, count: int) -> None:
@@ -34,7 +34,7 @@ def test_a_restored_state_continues_identically(kind, seed):
     straight, saved, restored = new_state(seed, kind), new_state(seed, kind), new_state(seed + 1, kind)
     take_steps(straight, 7)
     take_steps(saved, 4)
-    saved.record_evaluation(2.5)
+    saved.evaluations.record({"val_loss": 2.5}, saved.step, None)
     weights, optimizer = saved.tensors(keep=True, copy=True)
     progress = saved.progress()
     take_steps(saved, 2)  # does not change the copies
@@ -53,17 +53,4 @@ def test_a_state_without_an_evaluation_has_no_best_loss():
     state, restored = new_state(1), new_state(1)
     assert state.progress()["best_val_loss"] is None
     restored.load(state.progress(), state.tensors(keep=True, copy=True)[1])
-    assert restored.best_val_loss == math.inf and restored.best_step == 0
-
-
-def test_the_first_evaluation_with_the_lowest_loss_is_the_best(seed):
-    rng = random.Random(seed)
-    for patience in (1, 3, None):
-        state, losses = new_state(1), []
-        for step in range(1, 30):
-            state.step = step
-            losses.append(float(rng.randrange(10)))
-            best = min(losses)
-            assert state.record_evaluation(losses[-1]) == (losses.index(best) == step - 1)
-            assert (state.best_val_loss, state.best_step) == (best, losses.index(best) + 1)
-            assert state.is_out_of(patience) == (patience is not None and step - state.best_step >= patience)
+    assert restored.evaluations.best_val_loss == math.inf and restored.evaluations.best_step == 0

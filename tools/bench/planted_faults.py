@@ -147,8 +147,8 @@ FAULTS = (
     ),
     Fault(
         "folio/training/loader.py",
-        "max_sequences = -(-self.sequences // group.size)",
-        "max_sequences = self.sequences // group.size",
+        "max_sequences = -(-sequences // group.size)",
+        "max_sequences = sequences // group.size",
     ),
     Fault("folio/training/loader.py", "ids &= 0xFFFF", "ids &= 0x7FFF"),
     Fault(
@@ -201,7 +201,7 @@ FAULTS = (
         '[p for p in rest if p.dim() < 2], "weight_decay": 0.0}',
         '[p for p in rest if p.dim() < 2], "weight_decay": weight_decay}',
     ),
-    Fault("folio/training/state.py", "evaluations_since_best >= patience", "evaluations_since_best > patience"),
+    Fault("folio/training/evaluations.py", "self.since_best >= patience", "self.since_best > patience"),
     # --- decoding ---
     Fault(
         "folio/decoding/sampling.py",

@@ -5,6 +5,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from folio.base import settings
 from folio.base.files import read_json, write_json
 from folio.base.settings import ROOT
 from folio.data.find_data import find_datasets
+from folio.training import setup
 from folio.training.run_log import read_lines
-from folio.training.setup import make_loss
 from folio.training.state import TrainState
 from tools import verify_resume
 from tools.gpu.part import (
@@ -93,10 +94,17 @@ def train_watched(arguments: list[str]) -> None:
         counters.clear()  # resolve_runtime has compiled a function
         return make_loss(*arguments)
 
+    make_loss = setup.make_loss
     train_step = forbid_waiting(train.train_step, device, lambda state: state)
     end_step = forbid_waiting(train.Session.end_step, device, lambda session: session.state)
-    watched = mock.patch.multiple(train, make_loss=compile_and_count, train_step=train_step)
-    with watched, mock.patch.object(train.Session, "end_step", end_step), quick_compiler(device):
+    replacements = (
+        mock.patch.object(setup, "make_loss", compile_and_count),
+        mock.patch.object(train, "train_step", train_step),
+        mock.patch.object(train.Session, "end_step", end_step),
+    )
+    with ExitStack() as stack:
+        for context in (*replacements, quick_compiler(device)):
+            stack.enter_context(context)
         train.train(cfg)
     counts = {"graphs": counters["stats"]["unique_graphs"], "breaks": [*counters["graph_break"]]}
     write_json(Path(cfg.out_dir, "compiler.json"), counts | {"skipped": counters["inductor"]["cudagraph_skips"]})

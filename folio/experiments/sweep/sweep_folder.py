@@ -10,7 +10,7 @@ from folio import UserError
 from folio.base.files import atomic_write, locked, read_json, write_json
 from folio.base.settings import find_config
 from folio.experiments.sweep.definition import Sweep
-from folio.training.start import cannot_write
+from folio.training.out_dir import cannot_write
 
 OPENING_SECONDS = 60.0  # timeout for other processes that are opening the sweep
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ def with_time_budget(
     remaining: float,
     step_seconds: float,
     evaluation: float,
-    origins: Mapping,
+    scaling: list[str],
     batches: float,
 ) -> tuple[StepCounts, bool]:
     """Scale a recipe to the number of steps that fit into the `remaining` seconds of a run of `minutes`.
@@ -40,10 +40,10 @@ def with_time_budget(
 
     Time is planned for steps, for evaluations (each of `evaluation` seconds and `batches` batches), and for the end of
     the run. The number of evaluations stays the same, plus one at the start, if they take at most EVALUATION_SHARE of
-    the time; otherwise there are fewer, at least the last one. origins: where each setting was set. Raises UserError if
-    there is too little time.
+    the time; otherwise there are fewer, at least the last one. scaling: the counts that follow the number of steps.
+    Raises UserError if there is too little time.
     """
-    names = counts.scaling_with_max_iters(origins)
+    names = scaling
     if counts.eval_interval is None:
         counts, names = replace(counts, eval_interval=-(-counts.max_iters // 10)), [*names, "eval_interval"]
     available, affordable = remaining - ENDING_SECONDS, affordable_evaluations(minutes, evaluation)
@@ -211,7 +211,10 @@ class Budget:
         return max_iters, step + (max_iters - step) // evaluations
 
     def sample_deadline(self, is_last: bool) -> float:
-        """Deadline of a sample: the end of the run for the last one, else half of the time left for evaluations."""
+        """Deadline of a sample, in time.perf_counter()'s seconds.
+
+        It is the end of the run for the last sample, and half of the time left for evaluations for others.
+        """
         now = time.perf_counter()
         if is_last:
             return max(now + ENDING_SECONDS, self.start_time + self.seconds)
@@ -223,36 +226,32 @@ class Budget:
         return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.start_time}
 
 
+class NoBudget(Budget):
+    """Unlimited time: the run has the schedule's steps and evaluations."""
+
+    def __init__(self) -> None:
+        super().__init__(math.inf, 0.0, 0.0)
+
+    def plan(self, step: int, schedule: Schedule) -> tuple[int, int]:
+        return schedule.max_iters, 0
+
+    def state(self) -> None:
+        return None
+
+
 class Pacer:
-    """Decides on every rank how many steps a run has and which are followed by an evaluation.
+    """Decides on every rank how many steps a run has and which are followed by an evaluation."""
 
-    Without a budget, these are the schedule's.
-    """
-
-    def __init__(self, budget: Budget | None, schedule: Schedule, group: Group, metrics: Metrics):
+    def __init__(self, budget: Budget, schedule: Schedule, group: Group, metrics: Metrics):
         self.budget, self.schedule, self.group, self.metrics = budget, schedule, group, metrics
         self.evaluate_from = 0  # the first step that may be followed by an evaluation
         self.reported_max_iters = schedule.max_iters  # the last one that was printed
         self.evaluation_start = self.evaluation_end = time.perf_counter()  # of the last evaluation
         self.sample_start = self.evaluation_start  # of the last sample
 
-    @property
-    def evaluates_first(self) -> bool:
-        """Whether there is time for an evaluation before the first step."""
-        return self.budget is None or self.budget.evaluates_first
-
-    @property
-    def is_late(self) -> bool:
-        return self.budget is not None and self.budget.is_late
-
     def evaluates(self, step: int) -> bool:
         """Whether an evaluation follows `step`."""
         return self.schedule.evaluates(step) and (step >= self.evaluate_from or step == self.schedule.max_iters)
-
-    def mark(self, step: int) -> None:
-        """Record that the device has just finished `step`."""
-        if self.budget:
-            self.budget.mark(step)
 
     def begin_evaluation(self) -> None:
         self.evaluation_start = time.perf_counter()
@@ -260,17 +259,12 @@ class Pacer:
     def measure_evaluation(self) -> None:
         """Record the duration of the evaluation that ends now."""
         self.evaluation_end = time.perf_counter()
-        if self.budget:
-            self.budget.record_evaluation(self.evaluation_end - self.evaluation_start)
+        self.budget.record_evaluation(self.evaluation_end - self.evaluation_start)
 
     def end_evaluation(self, step: int) -> None:
         """Record the duration of the evaluation after `step`, and plan the remaining steps."""
         self.measure_evaluation()
         self.replan(step)
-
-    def sample_deadline(self, is_last: bool) -> float:
-        """Deadline of a sample, in time.perf_counter()'s seconds."""
-        return self.budget.sample_deadline(is_last) if self.budget else math.inf
 
     def begin_sample(self) -> None:
         """Start timing a sample. Call it again after the first token, because the decoder may be compiled first."""
@@ -281,8 +275,6 @@ class Pacer:
 
         tokens: length of a complete sample, or 0.
         """
-        if self.budget is None:
-            return
         now = time.perf_counter()
         self.budget.record_saving(now - self.evaluation_end)
         if tokens:
@@ -292,7 +284,7 @@ class Pacer:
     def replan(self, step: int, min_steps: int = 0) -> None:
         """Recompute max_iters from current timings, the same on every rank, but run at least min_steps more steps."""
         budget, old_max_iters = self.budget, self.schedule.max_iters
-        if budget is None or step >= old_max_iters:
+        if step >= old_max_iters:
             return
         max_iters, self.evaluate_from = self.group.broadcast(budget.plan(step, self.schedule))
         max_iters = max(step + min_steps, max_iters)
@@ -307,7 +299,3 @@ class Pacer:
             self.schedule.decide(step, max_iters)
             self.metrics.set_max_iters(max_iters)
         budget.start_interval(step)
-
-    def state(self) -> dict[str, Any] | None:
-        """The state to save in checkpoints."""
-        return self.budget and self.budget.state()

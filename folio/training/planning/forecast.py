@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from folio import UserError
-from folio.base.settings import Settings
 from folio.machine import memory
 from folio.machine.kernels import MAX_LOGITS, ManualAttention, choose_attention, trains_bias
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
+from folio.training.planning.train_settings import TrainSettings
 from model import GPT, GPTConfig
 
 
@@ -132,9 +132,9 @@ def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards
 
 
 def memory_per_process(
-    cfg: Settings, model: GPT, dtype: torch.dtype, device: str, processes: int, workers: int = 1
+    cfg: TrainSettings, model: GPT, dtype: torch.dtype, device: str, processes: int, workers: int = 1
 ) -> Memory:
-    """The memory of each process for train.py's settings. The model may be on the meta device."""
+    """The memory of each process of a run. The model may be on the meta device."""
     sequences = min(cfg.batch_size, -(-cfg.accumulation * cfg.batch_size // processes))
     return training_memory(
         model,
@@ -148,8 +148,8 @@ def memory_per_process(
     )
 
 
-def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str | None:
-    """The cheapest options with which the same steps fit, or None. cfg: train.py's settings.
+def suggest_memory_fix(cfg: TrainSettings, fits: Callable[[TrainSettings], bool]) -> str | None:
+    """The cheapest options with which the same steps fit, or None.
 
     The number of sequences per step stays the same; total_batch_tokens may round it differently for another batch_size.
     """
@@ -175,18 +175,21 @@ def available_to_process(runtime: Runtime) -> float | None:
     return total / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if is_shared else total
 
 
-def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: int) -> str:
+def memory_on(cfg: TrainSettings, model: GPT, runtime: Runtime) -> Memory:
+    """The memory of each process on this machine, without training data."""
+    workers = min(runtime.workers, cfg.batch_size)
+    return memory_per_process(cfg, model, runtime.dtype, runtime.device.type, runtime.group.size, workers)
+
+
+def memory_report(cfg: TrainSettings, model: GPT, runtime: Runtime, resident_data: int) -> str:
     """Report the memory that training will take, the free memory, and if that is too little, options that fit.
 
-    cfg: train.py's settings. resident_data: bytes of training tokens on the device. Raises UserError if far too little
-    memory is free.
+    resident_data: bytes of training tokens on the device. Raises UserError if far too little memory is free.
     """
     available = available_to_process(runtime)
 
-    def memory_with(changed: Settings) -> Memory:
-        size, workers = runtime.group.size, min(runtime.workers, changed.batch_size)
-        required = memory_per_process(changed, model, runtime.dtype, runtime.device.type, size, workers)
-        return replace(required, data=resident_data)
+    def memory_with(changed: TrainSettings) -> Memory:
+        return replace(memory_on(changed, model, runtime), data=resident_data)
 
     required = memory_with(cfg)
     report = f"memory: about {required}"

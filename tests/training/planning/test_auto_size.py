@@ -9,14 +9,16 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError
 from folio.checkpoints import checkpoint
-from folio.training.planning import auto_size
+from folio.training.planning import auto_size, resolve
 from folio.training.planning.auto_size import choose_size
+from folio.training.planning.data import open_data
 from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
+from folio.training.planning.resume import Draft
 from folio.training.planning.shapes import Shape
-from folio.training.setup import open_data
-from folio.training.start import Start
+from folio.training.setup import open_run
 from prepare import text as prepare_text
+from tests.support.runs import same_tensors
 from tests.support.simulated import SimulatedMachine
 from train import TrainConfig, train
 
@@ -24,14 +26,16 @@ from train import TrainConfig, train
 @pytest.fixture
 def measured(monkeypatch) -> list[Shape]:
     """The shapes whose steps were measured, at 4e11 FLOP/s."""
-    shapes = []
+    shapes, measure_step = [], train_script.measure_step
 
-    def step_seconds(start, train_step):
-        cfg = start.cfg
+    def step_seconds(run, cfg):
+        if run:  # the chosen model
+            return measure_step(run, cfg)
         shapes.append(Shape(cfg.n_layer, cfg.n_head, cfg.n_embd, cfg.block_size))
         return cfg.step_tokens * shapes[-1].flops_per_token(43) / 4e11
 
-    monkeypatch.setattr(auto_size, "step_seconds", step_seconds)
+    monkeypatch.setattr(train_script, "measure_step", step_seconds)
+    monkeypatch.setattr(resolve, "open_run", lambda plan: None)
     return shapes
 
 
@@ -56,12 +60,17 @@ def training_tokens(monkeypatch) -> list[int]:
     return tokens
 
 
+def sized(cfg: TrainConfig) -> Draft:
+    return choose_size(Draft(cfg), lambda trial: train_script.measure_step(None, trial.cfg))
+
+
 def chosen(cfg: TrainConfig) -> TrainConfig:
     """The settings with the chosen size."""
-    start = choose_size(Start(cfg, None), None)
-    settings.check(start.cfg.replace(size=None))
-    assert start.cfg.minutes == cfg.minutes
-    return start.cfg
+    draft = sized(cfg)
+    settings.check(draft.cfg.replace(size=None))
+    assert draft.cfg.minutes == cfg.minutes
+    print("\n".join(draft.lines))
+    return draft.cfg
 
 
 def test_more_minutes_mean_a_larger_model_whose_steps_were_measured(data_dir, measured, capsys):
@@ -102,9 +111,9 @@ def test_a_config_files_model_is_replaced_and_named(data_dir, measured, write, c
 
 def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, measured, capsys):
     training_tokens[0] = 10**5
-    start = choose_size(Start(load(data_dir, "--minutes=1000"), None), None)
-    assert 19 < start.cfg.max_iters * start.cfg.step_tokens / 10**5 <= 20 and start.fits_minutes
-    assert "20 epochs" in capsys.readouterr().out
+    draft = sized(load(data_dir, "--minutes=1000"))
+    assert 19 < draft.cfg.max_iters * draft.cfg.step_tokens / 10**5 <= 20 and draft.fits_minutes
+    assert "20 epochs" in draft.lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +127,7 @@ def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, mea
 def test_a_text_that_is_too_short_is_an_error_with_a_remedy_that_works(tmp_path, measured, tokens, minutes, message):
     """The error advised a smaller --block_size, which size=auto refuses."""
     with pytest.raises(UserError, match=message):
-        choose_size(Start(load_short(tmp_path, tokens, minutes), None), None)
+        sized(load_short(tmp_path, tokens, minutes))
 
 
 def load_short(folder: Path, tokens: int, minutes: float) -> TrainConfig:
@@ -143,18 +152,20 @@ def test_contradictions_are_errors(data_dir):
             load(data_dir, "--minutes=3", f"--{setting}")
 
 
-def test_without_size_nothing_changes(tiny):
-    start = Start(tiny(minutes=1.0), None)
-    assert choose_size(start, None) is start
-    assert 0 < auto_size.step_seconds(start, train_script.train_step) < 1
+def test_a_step_is_measured_without_a_change_of_weights(tiny):
+    plan = resolve.make_plan(Draft(tiny(minutes=1.0)))
+    run = open_run(plan)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    assert 0 < train_script.measure_step(run, plan.settings) < 60
+    assert same_tensors(before, dict(run.model.named_parameters()))
 
 
 def test_a_run_is_trained_and_resumed(tiny, measured, training_tokens, monkeypatch):
     """The printed command to continue it was refused: --max_iters is among the settings that size=auto chooses."""
     training_tokens[0] = 18_581
-    measured_seconds = auto_size.step_seconds
+    measure_step = train_script.measure_step
     SimulatedMachine(monkeypatch, lambda step: 0.05, lambda step: 0.02)
-    monkeypatch.setattr(auto_size, "step_seconds", lambda *args: 100 * measured_seconds(*args))
+    monkeypatch.setattr(train_script, "measure_step", lambda run, cfg: (1 if run else 100) * measure_step(run, cfg))
     cfg = tiny(size="auto", minutes=0.1, sample_tokens=0).replace({"minutes": "command line"})
     train(cfg)
     saved = checkpoint.load(Path(cfg.out_dir)).state

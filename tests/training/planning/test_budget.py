@@ -16,8 +16,8 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint, run_folder
-from folio.training import session, setup
-from folio.training.planning import budget
+from folio.training import session
+from folio.training.planning import budget, data, resolve
 from folio.training.planning.budget import (
     FINAL_SAMPLE_TOKENS,
     Budget,
@@ -38,8 +38,9 @@ def counts_within(
     cfg: TrainConfig, seconds: float, step_seconds: float, val_tokens: int = 0, origins: dict | None = None
 ) -> StepCounts:
     """The step counts that fit into this time."""
+    scaling = cfg.step_counts.scaling_with_max_iters(origins or {})
     evaluation = evaluation_seconds(val_tokens, cfg.step_tokens, step_seconds)
-    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {}, 10)[0]
+    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, scaling, 10)[0]
 
 
 def test_a_time_budget_scales_all_step_counts():
@@ -69,7 +70,8 @@ def test_a_run_evaluates_the_same_part_throughout(tiny, monkeypatch, capsys):
     cfg = tiny(minutes=0.1, max_iters=100, eval_interval=5, eval_iters=None, patience=None)
     with monkeypatch.context() as patch:
         SimulatedMachine(patch, lambda step: 0.1, lambda step: 0.1)
-        patch.setattr(setup, "evaluation_seconds", lambda tokens, *rest: tokens / 1000)
+        for module in (data, resolve):
+            patch.setattr(module, "evaluation_seconds", lambda tokens, *rest: tokens / 1000)
         train(cfg)
     out = capsys.readouterr().out
     assert "validation: 256 of 2,064 tokens, in evenly spaced contexts, the same ones throughout" in out
@@ -117,14 +119,14 @@ def test_a_time_budget_keeps_counts_of_the_command_line(tmp_path, monkeypatch, a
 def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, at_step):
     """Measuring steps changes nothing. Resuming keeps the plan, without measuring again."""
     SimulatedMachine(monkeypatch, lambda step: 0.3, lambda step: 0.0, trains=True)
-    measured, measure_step = [], setup.measure_step
+    measured, measure_step = [], train_script.measure_step
 
     def measure_but_return_200_ms(*args):
         measured.append(measure_step(*args))
         return 0.2
 
     monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (schedule.max_iters, 0))  # never replanned
-    monkeypatch.setattr(setup, "measure_step", measure_but_return_200_ms)
+    monkeypatch.setattr(train_script, "measure_step", measure_but_return_200_ms)
     cfg = tiny(minutes=0.15, optimizer="muon", eval_interval=4)
     uninterrupted, stopped = (replace(cfg, out_dir=str(tmp_path / name)) for name in ("uninterrupted", "stopped"))
     train(uninterrupted)
@@ -136,7 +138,7 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     assert_same_run(uninterrupted.out_dir, with_counts.out_dir)
     at_step(2, signal.raise_signal, signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(setup, "with_time_budget", lambda *args: (StepCounts(**counts), False))
+        patch.setattr(resolve, "with_time_budget", lambda *args: (StepCounts(**counts), False))
         train(stopped)
     assert run_folder.last_state(Path(stopped.out_dir))["step"] == 3 and len(measured) == 2
     train(replace(stopped, init_from="resume"))
@@ -185,7 +187,7 @@ def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minute
         return {"val_loss": 3.0}
 
     monkeypatch.setattr(train_script, "evaluate", evaluate)
-    monkeypatch.setattr(setup, "evaluation_seconds", lambda *args: evaluation / 3)
+    monkeypatch.setattr(resolve, "evaluation_seconds", lambda *args: evaluation / 3)
     monkeypatch.setattr(checkpoint, "save", lambda *args: None)
     try:
         result = train(tiny(**SMALLEST, minutes=minutes, eval_interval=10, sample_tokens=50, log_interval=10**6))
@@ -245,7 +247,7 @@ def test_compiling_does_not_count_as_an_evaluation(compiles):
 def test_an_incomplete_sample_is_not_timed(seconds):
     """The time per token was underestimated, and with it the end of the run."""
     run = mock.Mock()
-    run.pacer.sample_deadline.return_value = time.perf_counter() + seconds
+    run.plan.budget.sample_deadline.return_value = time.perf_counter() + seconds
     run.cfg.sample_tokens = 100
     Session.sample(run)
     assert run.pacer.end_sample.call_args.args[1] == (100 if seconds else 0)
@@ -327,13 +329,13 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
     at_step(120, signal.raise_signal, signal.SIGINT)
     train(tiny(**settings))
     spent = checkpoint.load(Path(tiny().out_dir)).state["budget"]["spent"]
-    resumed_at, build_state = machine.now, train_script.build_state
+    resumed_at, open_state = machine.now, train_script.open_state
 
-    def slow_build_state(*args):
+    def slow_open_state(*args):
         machine.now += 20.0
-        return build_state(*args)
+        return open_state(*args)
 
-    monkeypatch.setattr(train_script, "build_state", slow_build_state)
+    monkeypatch.setattr(train_script, "open_state", slow_open_state)
     train(tiny(**settings, init_from="resume"))
     assert 0.9 * 60 < spent + machine.now - resumed_at < 1.1 * 60
 

@@ -17,6 +17,7 @@ from folio.machine.data_parallel import DataParallelLoss
 from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.loader import resident_bytes
+from folio.training.planning.data import open_data
 from folio.training.planning.forecast import (
     Memory,
     loss_bytes,
@@ -27,7 +28,6 @@ from folio.training.planning.forecast import (
     suggest_memory_fix,
     training_memory,
 )
-from folio.training.setup import open_data
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
 from train import TrainConfig, train
 

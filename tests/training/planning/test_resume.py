@@ -1,17 +1,15 @@
 """start.py, through train(): resuming, finetuning and overwriting runs, and their settings."""
 
 import json
-import os
 import re
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from filelock import FileLock
 
+import train as train_script
 from folio import UserError, load
 from folio.base import settings
 from folio.checkpoints import checkpoint, run_folder
@@ -24,10 +22,10 @@ from folio.decoding.scheduler import generate
 from folio.experiments.replay import History
 from folio.experiments.runs import Run, planned_steps
 from folio.machine.runtime import resolve_runtime
-from folio.training.planning import auto_size
+from folio.training.planning import resolve
+from folio.training.planning.resolve import versions
+from folio.training.planning.resume import resume_run
 from folio.training.session import TrainingError
-from folio.training.setup import open_data, part_data
-from folio.training.start import resume_run, versions
 from model import GPT
 from prepare import pairs as prepare_pairs
 from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors, write_as_version_1
@@ -60,31 +58,6 @@ def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, mo
     assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 5
     train(tiny(overwrite=True, max_iters=3))
     assert [path.name for path in Path(tiny().out_dir).glob("step-*")] == ["step-000003"]
-
-
-def test_a_folder_whose_name_is_not_utf8_is_refused(tiny, tmp_path):
-    """The run was trained and saved, and could not be loaded."""
-    out_dir = tmp_path / os.fsdecode(b"out-\xe9")
-    with pytest.raises(UserError, match=r"out_dir=.*it is not UTF-8; .*rename the file or folder"):
-        train(tiny(out_dir=str(out_dir)))
-    assert not out_dir.exists()
-
-
-def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
-    """Both started. One crashed, and the other lost its metrics."""
-    out_dir = tmp_path / "out"
-    out_dir.mkdir()
-    with FileLock(out_dir / ".lock"), pytest.raises(UserError, match=r"out_dir=.*out: another run .*--out_dir"):
-        train(tiny())
-    assert not (out_dir / "metrics.jsonl").exists()
-    train(tiny(max_iters=2))
-    with FileLock(out_dir / ".lock"):
-        train(tiny(eval_only=True, init_from="resume"))  # an evaluation writes nothing
-    (out_dir / ".lock").unlink(missing_ok=True)
-    assert not (out_dir / ".lock").exists()
-    with pytest.raises(UserError, match="no such data set"):
-        train(tiny(dataset="gone", out_dir=str(tmp_path / "unused")))
-    assert not (tmp_path / "unused").exists()
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -128,39 +101,12 @@ def test_a_run_of_version_1_resumes_bitwise_identically(tiny, tmp_path):
     write_as_version_1(Path(tiny().out_dir))
     train(tiny(max_iters=6, **settings, init_from="resume"))
     before, resumed = checkpoint.load(Path(tiny().out_dir)).state["parts"]
-    assert before | part_data(SimpleNamespace(max_val_tokens=512)) == first
+    assert before | {"windows": WINDOWS_VERSION, "max_val_tokens": 512} == first
     assert resumed["from_step"] == 3 and resumed["exact"]
     straight = tiny(max_iters=6, **settings, out_dir=str(tmp_path / "straight"))
     train(straight)
     a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (tiny(), straight))
     assert same_tensors(a.model, b.model) and same_tensors(a.optimizer(), b.optimizer())
-
-
-def test_a_run_with_the_order_of_one_phase_per_epoch_is_not_resumed(tiny, tmp_path, capsys):
-    """It would continue with other sequences. Its weights can be finetuned and evaluated."""
-    train(tiny(max_iters=3))
-    write_as_version_1(Path(tiny().out_dir))  # did not record the version of the windows
-    with pytest.raises(UserError, match=r'sampling="epoch" with one phase per epoch; start .*--init_from=.*out '):
-        train(tiny(max_iters=6, init_from="resume"))
-    train(tiny(init_from="resume", eval_only=True))
-    train(tiny(init_from=tiny().out_dir, out_dir=str(tmp_path / "finetuned")))
-
-
-@pytest.mark.parametrize("sampling", ["epoch", "random"])
-def test_a_run_that_used_windows_without_targets_is_not_resumed(tiny, masked_dir, tmp_path, sampling):
-    """It would continue with other sequences. A run that records that it did not is resumed."""
-    cfg = tiny(data_dir=masked_dir, max_iters=2, sampling=sampling)
-    train(cfg)
-    train(tiny(data_dir=masked_dir, max_iters=3, init_from="resume"))
-    path = checkpoint.load(Path(cfg.out_dir)).path
-    assert [part.pop("without_targets") for part in checkpoint.load(path).state["parts"]] == [
-        open_data(cfg).without_targets
-    ] * 2
-    edit_state(path, lambda state: [part.pop("without_targets") for part in state["parts"]])
-    with pytest.raises(UserError, match=r"windows without targets, .* were used; start a new run .*--init_from=.*out "):
-        train(tiny(data_dir=masked_dir, max_iters=6, init_from="resume"))
-    train(tiny(data_dir=masked_dir, init_from="resume", eval_only=True))
-    train(tiny(data_dir=masked_dir, init_from=cfg.out_dir, out_dir=str(tmp_path / "finetuned"), max_iters=1))
 
 
 # --- the text of the validation loss ----------------------------------------------------------------------------------
@@ -314,7 +260,7 @@ def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file
 
 
 @pytest.fixture
-def resume_budget(run_file, capsys):
+def resume_budget(run_file):
     """A function that returns the settings and the output of a resumed run with a time budget from x.py."""
     with open("x.py", "a") as file:
         file.write("\nminutes = 5.0\n")
@@ -323,9 +269,9 @@ def resume_budget(run_file, capsys):
     edit_last_state("a", lambda state: state["parts"][-1].update(decisions=[[0, 9]]))  # it was stopped
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
-        capsys.readouterr()
         user_cfg = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
-        return resume_run(user_cfg, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
+        draft = resume_run(user_cfg, checkpoint.load(Path("a")), restarted)
+        return draft.cfg, "\n".join(draft.lines)
 
     return resume
 
@@ -354,7 +300,9 @@ def test_the_command_that_started_a_run_resumes_it(run_file, at_step, args, file
     """
     run_file("x.py", "--out_dir=base", "--max_iters=1")
     SimulatedMachine(monkeypatch, lambda step: 0.05, lambda step: 0.0)
-    monkeypatch.setattr(auto_size, "step_seconds", lambda *args: 1e-2)
+    measure_step = train_script.measure_step
+    monkeypatch.setattr(resolve, "open_run", lambda plan: None)  # of a trial of size=auto
+    monkeypatch.setattr(train_script, "measure_step", lambda run, cfg: measure_step(run, cfg) if run else 1e-2)
     Path("y.py").write_text(file)
     at_step(3, signal.raise_signal, signal.SIGINT)
     first = run_file("x.py", "y.py", "--out_dir=a", *args)
