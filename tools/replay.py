@@ -193,8 +193,7 @@ def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
     device = args.device or (resolved["device"] if cfg.device == "auto" else cfg.device)
     parallel = cfg.parallel if under_torchrun() else "ddp"
     cfg = cfg.replace(device=device, dtype=args.dtype or cfg.dtype, parallel=parallel)
-    if threads := part.record["threads"]:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(part.record["threads"])
     runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, args.backend)
     return cfg, with_workers(runtime, None, cfg.batch_size, cfg.block_size * cfg.n_embd, resolved)
 

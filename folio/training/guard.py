@@ -40,12 +40,11 @@ class StepGuard:
 
     def __init__(self, device: torch.device, skip_spikes: float | None, state: dict[str, Any] | None):
         self.skip_spikes, self.device = skip_spikes, device
-        self.load(state or {})
+        counts = {"in_a_row": 0, "skipped": 0, "without_targets": 0, "evaluated_at": 0}
+        self.load(state or {**counts, "moments": [[0.0, 0.0, 0.0]] * 2, "val_losses": []})
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()` of a checkpoint."""
-        default = {"in_a_row": 0, "skipped": 0, "without_targets": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
-        state = {**default, "val_losses": [], "evaluated_at": 0, **state}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # skipped steps: consecutive, total
         self.without_targets = state["without_targets"]  # total of the steps
         self.streak = 0  # the most consecutive skipped steps in the last read

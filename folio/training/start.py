@@ -246,7 +246,7 @@ class Start(Generic[Config]):
         }
         listed = "".join(f", {name} {new} (was {old})" for name, (old, new) in changes.items())
         print(f"resuming from {self.checkpoint.path}{listed}{'' if part['exact'] else '; not bitwise identical'}")
-        return [*run_folder.parts_of(Path(self.cfg.out_dir), self.saved_state), part]
+        return [*self.saved_state["parts"], part]
 
 
 def unknown_order(cfg: Any, part: Mapping[str, Any], data: Mixture) -> str | None:

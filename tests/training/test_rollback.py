@@ -303,7 +303,8 @@ def test_a_run_that_is_extended_at_a_higher_rate_has_not_diverged(tiny, monkeypa
 
 
 def test_a_model_that_overfits_has_not_diverged():
-    judged = StepGuard(torch.device("cpu"), None, {"val_losses": [2.0, 1.5, 1.6]})
+    judged = StepGuard(torch.device("cpu"), None, None)
+    judged.val_losses = [2.0, 1.5, 1.6]
     judged.recent = [JudgedStep(10, 1.0, 0.1, False)]
     assert not judged.has_risen(3.0)
     judged.recent = [JudgedStep(10, 1.7, 0.1, False)]

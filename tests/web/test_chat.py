@@ -133,8 +133,8 @@ def test_the_latest_training_determines_the_format(train_on, tmp_path, data_dir)
     text = [{"prompt": "", "completion": json.dumps(chat)} for chat in CHATS]
     prepare(tmp_path, "text", text, str(tmp_path / "tokenizer.json"))
     meta = read_json(tmp_path / "text" / "meta.json")
-    assert meta.pop("prompt_format") == "pairs"
-    write_json(tmp_path / "text" / "meta.json", meta)  # as in older versions
+    assert meta["prompt_format"] == "pairs"
+    write_json(tmp_path / "text" / "meta.json", meta | {"prompt_format": None})
     assert open_dataset(tmp_path / "text").prompt_format is None
     template = chat_template(train_on("chats"))
     assert template == ChatTemplate("chat", has_eot=True)
@@ -143,25 +143,9 @@ def test_the_latest_training_determines_the_format(train_on, tmp_path, data_dir)
     assert chat_template(train_on("chats", "back", init_from=str(tmp_path / "fine"))) == template
 
 
-def test_older_data_may_have_no_end_of_text_token(tmp_path):
+def test_a_model_of_another_program_has_no_template(tmp_path):
     model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
-    gpt = LanguageModel(model, CharTokenizer(CHARACTERS))
-    gpt.prompt_format = "chat"
-    template = chat_template(gpt)
-    assert template == ChatTemplate("chat", has_eot=False) and template.stop == ("User:",)
-    assert template.prompt(CHAT[1:4]) == "User: Who\nare you?\n\nAssistant: Me.User: And I?\n\nAssistant:"
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"model": {}},
-        *({"dataset": dataset} for dataset in ({}, {"prompt_format": "future"}, {"prompt_format": ["chat"]}, 5)),
-    ],
-)
-def test_checkpoints_without_a_known_format_have_no_template(state, tmp_path):
-    model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
-    assert Checkpoint(tmp_path, {}, ByteTokenizer(), state).prompt_format is None
+    assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"model": {}}).prompt_format is None
     assert chat_template(LanguageModel(model, ByteTokenizer())) is None
 
 
