@@ -84,7 +84,7 @@ class GenerationConfig(Settings):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GenerationConfig":
         """Create settings from keyword arguments, with the command line's rules. Raises ConfigError."""
-        names = cls.__dataclass_fields__
+        names = settings.setting_names(cls)
         if unknown := values.keys() - names:
             raise ConfigError(f"{min(unknown)} is not a setting; the settings are {', '.join(names)}")
         return settings.from_json(cls, values)
