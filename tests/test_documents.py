@@ -125,7 +125,7 @@ def test_the_compiled_kernel_computes_the_same(position, seed):
     results = []
     for kernel in (AttentionKernel, ManualAttention, CompiledAttention):
         model.kernel = kernel()
-        with runtime.compute() if kernel != AttentionKernel else nullcontext():
+        with runtime.autocast() if kernel != AttentionKernel else nullcontext():
             loss = model(idx, idx.roll(-1, dims=1))[1]
         loss.backward()
         results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))

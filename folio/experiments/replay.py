@@ -302,7 +302,7 @@ class StepRecorder:
         if isinstance(self.original_loss_fn, DataParallelLoss):
             logits = self.original_loss_fn.logits(idx)  # (B, T, V)
         else:
-            with self.loader.runtime.compute():
+            with self.loader.runtime.autocast():
                 logits = self.model.logits(idx)
         distributed.reshard(self.model)
         rows = []

@@ -26,7 +26,7 @@ from folio.web import completions, server
 from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_content
 from folio.web.engine import Engine
-from folio.web.server import Guard, RequestError, json_response, read_json
+from folio.web.server import OriginCheck, RequestError, json_response, read_json
 from folio.web.streaming import GenerationResponse, Responses
 from folio.web.unused_fields import TOKENIZER_REFUSED, check_unused_fields
 
@@ -85,7 +85,7 @@ class ServedModel:
 
 def make_app(
     served: ServedModel, hosts: frozenset[str], origins: frozenset[str] = frozenset(), key: str | None = None
-) -> Guard:
+) -> OriginCheck:
     """Build the application. Its shutdown closes the engine. hosts, origins, key: see server.make_app."""
     tokenizer = served.gpt.tokenizer
 

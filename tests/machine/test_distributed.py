@@ -136,7 +136,7 @@ def test_fsdp_in_bfloat16_does_not_round_the_angles_of_rotary_positions(process_
     distributed.shard(sharded, sharded.transformer.h, Group(), device, runtime.dtype, compile=False)
     distributed.fill_shards(sharded, lambda name: model.get_parameter(name).detach())
     idx = torch.randint(50, (2, 64))
-    with runtime.compute(), torch.no_grad():
+    with runtime.autocast(), torch.no_grad():
         assert torch.equal(sharded.logits(idx), model.logits(idx))
 
 
