@@ -113,7 +113,7 @@ class Training(NamedTuple):
 
 def replay(args: ReplayConfig) -> None:
     """Replay a step and print the report; rank 0 also writes it. Raises UserError."""
-    folder, step = find_run(args.run[0]), args.step
+    folder, step = find_single_run(args.run[0]), args.step
     history = History.of(folder, TrainConfig)
     history.require_step(step)
     saved = history.checkpoint_before(step)
@@ -176,7 +176,7 @@ def replay(args: ReplayConfig) -> None:
     print(f"{output}: open it in a browser")
 
 
-def find_run(name: str) -> Path:
+def find_single_run(name: str) -> Path:
     """Return the folder of the run that a name or pattern matches. Raises UserError."""
     runs = find_runs(name)
     if len(runs) > 1:
