@@ -129,7 +129,7 @@ def test_a_sweep_varies_what_belongs_to_a_run(data_dir, tmp_path, name):
 def test_a_sweep_is_resumed_only_with_the_settings_that_affect_its_results(data_dir, tmp_path):
     words = ["learning_rate=1e-3,1e-2", *small_sweep(data_dir, tmp_path / "sweep")]
     _, sweep = parse_sweep(SweepConfig, Extended, words)
-    assert {*NEW} - {*sweep.record} == {"command", "place", "output"}
-    assert {"eval_interval", "max_iters"} <= {*sweep.record}
+    assert {*NEW} - {*sweep.definition} == {"command", "place", "output"}
+    assert {"eval_interval", "max_iters"} <= {*sweep.definition}
     with pytest.raises(ConfigError, match="--command: a sweep does not support it"):
         parse_sweep(SweepConfig, Extended, [*words, "--command=1"])
