@@ -18,7 +18,7 @@ from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
 from folio.checkpoints.schema import PartRecord
 from folio.checkpoints.snapshots import remove_snapshots
 from folio.data.windows import Mixture
-from folio.machine.distributed import Group, Requests
+from folio.machine.distributed import Group, SharedFlags
 from folio.machine.runtime import Runtime, describe_compilation
 from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
@@ -81,7 +81,7 @@ class Session:
         self.start, self.state, self.schedule, self.data, self.runtime = start, state, schedule, data, runtime
         self.record, self.sample_text = record, sample
         self.metrics, self.saver = self._open_writers()
-        self.signals, self.requests = SignalHandler(), Requests(self.group)
+        self.signals, self.requests = SignalHandler(), SharedFlags(self.group)
         self.reader = StepReader(state.guard)
         self.pacer = Pacer(budget, schedule, self.group, self.metrics)
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
