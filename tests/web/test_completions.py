@@ -26,7 +26,7 @@ def language_model(tokenizer: Tokenizer) -> LanguageModel:
 
 GPT = language_model(CHARACTERS)
 GPT_BYTES = language_model(ByteTokenizer())
-CHATS, PAIRS = ChatTemplate("chat", has_eot=True), ChatTemplate("pairs", has_eot=True)
+CHATS, PAIRS = ChatTemplate("chat"), ChatTemplate("pairs")
 MESSAGES = [{"role": "user", "content": "b"}]
 
 

@@ -22,7 +22,7 @@ from folio.web.unused_fields import HARMLESS, REFUSED, TOKENIZER_REFUSED
 from tests.support.decoding import random_model
 
 GPT = LanguageModel(random_model(1, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
-CHAT = ChatTemplate("chat", has_eot=True)
+CHAT = ChatTemplate("chat")
 ENDPOINTS = ["completions", "chat"]
 
 
