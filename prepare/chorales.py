@@ -23,7 +23,7 @@ from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.workers import cores, map_in_order  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.account import IN  # noqa: E402
 from folio.data.builder import Dedup  # noqa: E402
 from folio.data.inputs import Inputs, Source  # noqa: E402
@@ -101,7 +101,7 @@ def melody(piece: str, format: EventFormat) -> str:
 
 def main(cfg: ChoralesConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     path = music21_wheel()
     chorales, n_skipped = [], 0
     with zipfile.ZipFile(path) as wheel:

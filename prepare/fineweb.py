@@ -21,7 +21,7 @@ from folio.base import settings  # noqa: E402
 from folio.base.download import hub_files, hub_parquet  # noqa: E402
 from folio.base.files import replace_folder, settle_folder  # noqa: E402
 from folio.base.settings import PositiveInt  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 from folio.data.records import parquet_sources  # noqa: E402
@@ -45,7 +45,7 @@ class FineWebConfig(PrepareConfig):
 
 def main(cfg: FineWebConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     if cfg.ready:
         download_shards(cfg)
         return

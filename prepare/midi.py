@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.inputs import find_sources  # noqa: E402
 from folio.data.prepare import default_name, prepare  # noqa: E402
 from folio.data.sources.music import SUFFIXES, EventFormat  # noqa: E402
@@ -54,7 +54,7 @@ def event_format(cfg: MidiConfig) -> EventFormat:
 
 def main(cfg: MidiConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     tokenizer = music_tokenizer(cfg, event_format(cfg))
     format = EventFormat.of(tokenizer)
     inputs = find_sources(cfg.inputs, suffixes=SUFFIXES, kind="midi")

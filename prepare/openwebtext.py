@@ -24,7 +24,7 @@ from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.download import hub_parquet  # noqa: E402
 from folio.base.files import read_json  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.builder import split_by_number  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
@@ -54,7 +54,7 @@ def validation_rows(rows: int, test_size: float) -> np.ndarray:
 
 def main(cfg: OpenWebTextConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
     inputs, rows = parquet_sources(files, "text", cfg.limit)
     val = validation_rows(rows, cfg.val_fraction)

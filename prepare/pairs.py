@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.inputs import Format, saved_stdin  # noqa: E402
 from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 from folio.data.sources.pairs import PAIR_FORMATS, describe_pair, find_pair_files, pair_corpus  # noqa: E402
@@ -41,7 +41,7 @@ class PairsConfig(PrepareConfig):
 
 def main(cfg: PairsConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     with saved_stdin(cfg.inputs) as paths:
         corpus = pair_corpus(find_pair_files(paths, cfg.format, cfg.keep_line_ends))
         print(f"first pair: {describe_pair(next(filter(None, corpus.documents()), []))}")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.inputs import find_sources  # noqa: E402
 from folio.data.prepare import PrepareConfig, prepare  # noqa: E402
@@ -27,7 +27,7 @@ class ShakespeareConfig(PrepareConfig):
 
 
 def main(cfg: ShakespeareConfig) -> None:
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     prepare(cfg, Corpus(find_sources([str(tiny_shakespeare())])), cfg.name)
 
 

@@ -28,7 +28,7 @@ from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.download import Wheel, fetch, hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.account import Account  # noqa: E402
 from folio.data.blocks import Document  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
@@ -72,7 +72,7 @@ class SummariesConfig(TextPairsConfig):
 
 def main(cfg: SummariesConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     cfg = cfg.replace(
         document_length=cfg.document_length or (600 if cfg.is_embedded else 2400),
         vocab_size=cfg.vocab_size or (2048 if cfg.is_embedded else 8192),

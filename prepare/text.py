@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
 from folio.base.settings import line_breaks  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.blocks import Field  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.inputs import TEXT_FORMATS, Format, find_sources, saved_stdin  # noqa: E402
@@ -62,7 +62,7 @@ class TextConfig(PrepareConfig):
 
 def main(cfg: TextConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     with saved_stdin(cfg.inputs) as paths:
         inputs = find_sources(paths, cfg.format, keep_line_ends=cfg.keep_line_ends)
         corpus = Corpus(inputs, Field(cfg.field), split_on=cfg.separator)

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from folio.base import settings  # noqa: E402
 from folio.base.download import hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.account import Account  # noqa: E402
 from folio.data.blocks import read_record  # noqa: E402
 from folio.data.corpus import Corpus, Documents  # noqa: E402
@@ -105,7 +105,7 @@ class TranslationConfig(TextPairsConfig):
 
 def main(cfg: TranslationConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     if cfg.is_embedded:
         prepare_phrases(cfg)
     elif cfg.source:

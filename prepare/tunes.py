@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio.base import settings  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.data.account import IN, Account  # noqa: E402
 from folio.data.corpus import Documents  # noqa: E402
 from folio.data.inputs import CorpusError, Inputs, Source, find_sources  # noqa: E402
@@ -81,7 +81,7 @@ def read_tunes(inputs: Inputs) -> tuple[list[str], dict[str, list[str]], Account
 
 def main(cfg: TunesConfig) -> None:
     settings.check(cfg)
-    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
+    cfg = cfg.replace(tokenizer=find_run(cfg.tokenizer))
     if cfg.inputs:
         inputs = find_sources(cfg.inputs, suffixes=tunes.SUFFIXES, kind="abc")
         name = cfg.name or default_name(cfg.inputs)

@@ -125,7 +125,7 @@ INPUTS: dict[str, Input] = {
     "evaluate --pairs": by_pairs,
     "evaluate --questions": by_question,
 }
-CHAT = by_request(lambda text: {"messages": [{"role": "user", "content": text}]}, ChatTemplate("pairs", has_eot=True))
+CHAT = by_request(lambda text: {"messages": [{"role": "user", "content": text}]}, ChatTemplate("pairs"))
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -30,16 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
-from folio.base.commands import command  # noqa: E402
-from folio.base.settings import ConfigError, NonNegativeFloat, PositiveInt, load, run_script  # noqa: E402
+from folio.base.settings import NonNegativeFloat, PositiveInt, run_script  # noqa: E402
 from folio.checkpoints.find_runs import expand_runs  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline  # noqa: E402
 from folio.evaluation.compression import format_xz, xz_rows  # noqa: E402
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, name_problems, write_results  # noqa: E402
 from folio.evaluation.scores import collect_results  # noqa: E402
 from folio.evaluation.tables import format_results  # noqa: E402
-
-OTHER_SCRIPTS = ("compare", "memorized")  # formerly commands of this script
 
 
 @dataclass(frozen=True)
@@ -75,12 +72,5 @@ def main(cfg: EvaluateConfig) -> None:
     write_results(cfg, models, results)
 
 
-def run(argv: list[str]) -> None:
-    """Call main with the settings in `argv`. Raises ConfigError for a command that is now another script."""
-    if argv and argv[0] in OTHER_SCRIPTS:
-        raise ConfigError(f"{argv[0]} is a separate script; use {command(f'tools/{argv[0]}.py', *argv[1:])}")
-    main(load(EvaluateConfig, argv))
-
-
 if __name__ == "__main__":
-    run_script(run)
+    run_script(main, EvaluateConfig)

@@ -43,7 +43,7 @@ from folio.checkpoints.export_formats import (  # noqa: E402
     describe_documents,
     with_position_table,
 )
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.evaluation.export_checks import check_computes_gpt2, compare_export, logit_tolerance  # noqa: E402
 from folio.web import html_export, html_file  # noqa: E402
 from folio.web.html_export import TrainingFacts  # noqa: E402
@@ -111,7 +111,7 @@ def removed_on_error(output: Path) -> Iterator[None]:
 
 def export_gpt2(cfg: ExportConfig, output: Path) -> None:
     """Export to one of FORMATS."""
-    run, target = resolve(cfg.paths[0]), FORMATS[cfg.to]
+    run, target = find_run(cfg.paths[0]), FORMATS[cfg.to]
     require(f"--to={cfg.to}", *target.packages)
     loaded = foreign.load(run, cfg.checkpoint)
     gpt2 = with_position_table(loaded)
@@ -134,7 +134,7 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
 def export_onnx(cfg: ExportConfig, output: Path) -> None:
     """Export to a folder with an ONNX graph."""
     require("--to=onnx", *onnx_export.PACKAGES)
-    loaded = foreign.load(resolve(cfg.paths[0]), cfg.checkpoint)
+    loaded = foreign.load(find_run(cfg.paths[0]), cfg.checkpoint)
     check_tokenizer(loaded, cfg.to, FORMATS["hf"].tokenizers)
     with removed_on_error(output):
         onnx_export.write_onnx(loaded, output)

@@ -33,7 +33,7 @@ from folio.data.shards import data_root, has_data  # noqa: E402
 from folio.data.windows import Mixture, parse_mixture  # noqa: E402
 from folio.machine import memory  # noqa: E402
 from folio.machine.data_parallel import with_workers  # noqa: E402
-from folio.machine.gpus import GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
+from folio.machine.gpus import GPU, GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.training.loader import BatchShape  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
@@ -65,12 +65,17 @@ class PlanConfig(TrainConfig):
     watts: NonNegativeFloat | None = None  # per device; None: from the data sheet
     save: bool = False  # True: write OUT_DIR/plan.json, which tools/report.py compares with the run
 
+    @property
+    def planned_gpu(self) -> tuple[str, GPU] | None:
+        """Name and entry of the GPU that `device` names; None if `device` is one of this machine, as in train.py."""
+        return find_gpu(self.device)
+
     def problems(self) -> list[tuple[str, str]]:
         """Check the settings of training, and require a named GPU for --gpus and --tflops."""
         problems = super().problems()
         if self.size:
             problems.append(("size", "the plan is for a given model; tools/scaling.py says which is the best"))
-        if find_gpu(self.device):
+        if self.planned_gpu:
             return problems
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             gpus = ", ".join(GPUS)
@@ -89,7 +94,7 @@ def main(cfg: PlanConfig) -> None:
     settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
     with torch.device("meta"):
         model = GPT(model_config(cfg, None, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **settings))
-    machine = from_data_sheet(cfg, model) if find_gpu(cfg.device) else from_measurement(cfg, model, data)
+    machine = from_data_sheet(cfg, model) if cfg.planned_gpu else from_measurement(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:
         if machine.step_seconds is None:
@@ -143,7 +148,7 @@ class Machine(NamedTuple):
 
 def from_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
     """Forecast a step as the maximum of compute and communication time of the process with the most sequences."""
-    name, gpu = find_gpu(cfg.device)
+    name, gpu = cfg.planned_gpu
     dtype = DTYPES["bfloat16" if cfg.dtype == "auto" else cfg.dtype]
     sent = traffic(cfg, model, 4 if dtype == torch.float32 else 2)
     description, available = f"{cfg.gpus} x {name}", gpu.memory * 10**9

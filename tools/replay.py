@@ -118,7 +118,7 @@ class Training(NamedTuple):
 
 def replay(args: ReplayConfig) -> None:
     """Replay a step and print the report; rank 0 also writes it. Raises UserError."""
-    folder, step = find_run(args.run[0]), args.step
+    folder, step = find_single_run(args.run[0]), args.step
     history = History.of(folder, TrainConfig)
     history.require_step(step)
     saved = history.checkpoint_before(step)
@@ -181,7 +181,7 @@ def replay(args: ReplayConfig) -> None:
     print(f"{output}: open it in a browser")
 
 
-def find_run(name: str) -> Path:
+def find_single_run(name: str) -> Path:
     """Return the folder of the run that a name or pattern matches. Raises UserError."""
     runs = find_runs(name)
     if len(runs) > 1:
@@ -198,8 +198,7 @@ def resolve_part(part: Part, args: ReplayConfig) -> tuple[TrainConfig, Runtime]:
     device = args.device or (resolved["device"] if cfg.device == "auto" else cfg.device)
     parallel = cfg.parallel if under_torchrun() else "ddp"
     cfg = cfg.replace(device=device, dtype=args.dtype or cfg.dtype, parallel=parallel)
-    if threads := part.record["threads"]:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(part.record["threads"])
     runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, args.backend)
     return cfg, with_workers(runtime, None, cfg.batch_size, cfg.block_size * cfg.n_embd, resolved)
 

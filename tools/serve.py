@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.base.settings import CommaSeparated, PositiveFloat, PositiveInt, Settings, run_script  # noqa: E402
-from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.decoding.language_model import LanguageModel  # noqa: E402
 from folio.web.api import ServedModel, make_app  # noqa: E402
 from folio.web.chat import chat_template  # noqa: E402
@@ -110,7 +110,7 @@ def hosts_of(cfg: ServeConfig, port: int) -> frozenset[str]:
 
 
 def main(cfg: ServeConfig) -> None:
-    name = resolve(cfg.models[0])
+    name = find_run(cfg.models[0])
     gpt = LanguageModel.load(name, cfg.checkpoint, cfg.device, cfg.dtype)
     limits = Limits(cfg.max_choices, cfg.max_new_tokens, cfg.max_prompt_tokens)
     engine = Engine(gpt, cfg.rows, cfg.max_waiting)

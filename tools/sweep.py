@@ -38,7 +38,7 @@ from folio.experiments.sweep.results import as_json, format_table, notes, summar
 from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
 from folio.experiments.sweep.runner import Runner  # noqa: E402
 from folio.experiments.sweep.sweep_folder import (  # noqa: E402
-    checked_record,
+    checked_definition,
     copy_config_files,
     report_write_errors,
     reserve_folder,
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
 def open_trials(cfg: SweepConfig, sweep: Sweep) -> Iterator[TrialSource]:
     """Open the trials of a sweep. Raises UserError, also if the database of a search fails in the block."""
     if not sweep.is_search:
-        with checked_record(sweep):
+        with checked_definition(sweep):
             trials = FolderQueue(sweep)
             if cfg.retry_failed:
                 trials.retry_failed()
@@ -97,11 +97,11 @@ def open_trials(cfg: SweepConfig, sweep: Sweep) -> Iterator[TrialSource]:
 
     url = cfg.storage or sqlite_url(sweep.out_dir / "study.db")
     with database_errors():
-        with checked_record(sweep):
+        with checked_definition(sweep):
             study = open_study(
                 open_storage(url, cfg.grace_period if cfg.storage else None),
                 sweep.name,
-                sweep.record,
+                sweep.definition,
                 sweep.space,
                 sweep.points,
                 sweep.seeds,

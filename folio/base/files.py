@@ -288,6 +288,15 @@ def short_repr(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def other_version(content: dict[str, Any], supported: int) -> str | None:
+    """A clause about the format version of a file of Folio if it is not the supported one, otherwise None."""
+    version = content.get("format_version")
+    if type(version) is int and version == supported:  # True == 1
+        return None
+    found = short_repr(version) if "format_version" in content else "missing"
+    return f"its format version is {found}, and only {supported} is supported"
+
+
 def step_number(name: str) -> int | None:
     """The N of a checkpoint or snapshot named step-N; None for other names."""
     match = STEP.fullmatch(name)

@@ -20,7 +20,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import InitVar, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -89,12 +89,17 @@ class SettingsType(type):
         return UniqueNames()
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings(metaclass=SettingsType):
     """Base class of frozen settings dataclasses. A rule for one setting is in its type: `Annotated[int, Ge(1)]`."""
 
-    origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
+    # setting -> "command line" or "config/x.py:7", by load. Not a field, so not a setting, but copied by replace.
+    origins: InitVar[Mapping[str, str] | None] = None
     other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # name used elsewhere -> setting, for a message
     accepts_any_path: ClassVar[bool] = False  # whether positional arguments may be paths that are not UTF-8
+
+    def __post_init__(self, origins: Mapping[str, str] | None) -> None:
+        object.__setattr__(self, "origins", dict(origins or {}))
 
     def problems(self) -> list[tuple[str, str]]:
         """Violations of rules that involve several settings: (setting, what is wrong and how to fix it) for each.
@@ -119,10 +124,8 @@ class Settings(metaclass=SettingsType):
         return self.origins.get(name, COMMAND_LINE) != COMMAND_LINE
 
     def replace(self: Config, origins: Mapping[str, str] | None = None, **changes: Any) -> Config:
-        """dataclasses.replace that keeps the origins or sets new ones."""
-        changed = replace(self, **changes)
-        object.__setattr__(changed, "origins", MappingProxyType(dict(self.origins if origins is None else origins)))
-        return changed
+        """A copy with changes, with the same origins or new ones."""
+        return replace(self, **changes, origins=self.origins if origins is None else origins)
 
 
 def load(cls: type[Config], argv: list[str]) -> Config:
@@ -180,8 +183,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
                 assign(name, value, f"{text}:{line}", from_text=False)
     if errors:
         raise ConfigError("\n".join(errors))
-    config = cls(**values).with_overrides(origins, overridden)
-    object.__setattr__(config, "origins", MappingProxyType(origins))
+    config = cls(**values, origins=origins).with_overrides(origins, overridden)
     check(config)
     return config
 

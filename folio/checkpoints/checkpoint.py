@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -105,17 +105,15 @@ class Checkpoint:
     state: dict[str, Any]
 
     def settings(self) -> dict[str, Any]:
-        """The run's settings, with defaults for model settings that were added later; empty if none are saved."""
+        """The run's settings, with defaults for those that were added to model.py later; empty for other models."""
         saved = self.state.get("config")
         defaults = {name: getattr(GPTConfig, name) for name in MODEL_SETTINGS}
         return {**defaults, **saved} if saved else {}
 
     @property
     def prompt_format(self) -> PromptFormat | None:
-        """The format of the training prompts; None if the run was trained on plain text, or does not record it."""
-        dataset = self.state.get("dataset")
-        value = dataset.get("prompt_format") if isinstance(dataset, dict) else None
-        return value if value in get_args(PromptFormat) else None
+        """The format of the training prompts; None for a run on plain text, and for a model of another program."""
+        return self.state["dataset"]["prompt_format"] if "dataset" in self.state else None
 
     def config(self, **changes: Any) -> GPTConfig:
         """The model's GPTConfig, with `changes` to its fields. Raises CheckpointError."""
@@ -377,14 +375,5 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
             for check in checks.values():
                 check.result()
         check_regular(path / "model.safetensors")
-        state = with_document_token(state, saved_tokenizer)
         load_tensors = LazyTensors.from_file if lazy else load_file
         return Checkpoint(path, load_tensors(path / "model.safetensors"), saved_tokenizer, state)
-
-
-def with_document_token(state: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """state.json with the model's document_token, which older versions recorded only as the setting mask_documents."""
-    model = state["model"]
-    if "document_token" not in model and state["config"].get("mask_documents") is True:
-        model = {**model, "document_token": tokenizer.eot}
-    return {**state, "model": model}

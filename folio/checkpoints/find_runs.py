@@ -18,14 +18,14 @@ LATEST = "latest"  # name of the most recently written run
 
 
 def find_runs(name: str) -> list[str]:
-    """The folders that match a pattern such as "out-*", or resolve(name).
+    """The folders that match a pattern such as "out-*", or find_run(name).
 
     Raises UserError if a pattern has no match.
     """
     matches = sorted(filter(os.path.isdir, glob.glob(name)))
     if "*" in name and not matches:
         raise UserError(f"{name}: no folder matches this pattern")
-    return matches or [resolve(name)]
+    return matches or [find_run(name)]
 
 
 def expand_runs(names: Iterable[str]) -> list[str]:
@@ -33,7 +33,7 @@ def expand_runs(names: Iterable[str]) -> list[str]:
     return [run for listed in names for name in split_paths(listed) for run in find_runs(name)]
 
 
-def resolve(name: str) -> str:
+def find_run(name: str) -> str:
     """The most recently written run under the working directory for the name "latest", unless a folder has that name.
     Other names are returned unchanged.
 

@@ -15,11 +15,20 @@ from typing import Any
 from safetensors import SafetensorError
 
 from folio import UserError
-from folio.base.files import read_json, refuse_lfs_pointer, sha256, short_repr, shorten, step_number, write_json
+from folio.base.files import (
+    other_version,
+    read_json,
+    refuse_lfs_pointer,
+    sha256,
+    short_repr,
+    shorten,
+    step_number,
+    write_json,
+)
 from folio.base.progress import note
-from folio.checkpoints.schema import PartRecord, invalid_fields, measured_text
+from folio.checkpoints.schema import invalid_fields, measured_text, with_missing_fields
 
-FORMAT_VERSION = 2  # of state.json; version 1 is also read
+FORMAT_VERSION = 2  # of state.json
 POINTERS = ("last", "best")
 
 
@@ -74,7 +83,7 @@ def _parts_after(state: dict[str, Any], later: dict[str, Any]) -> list[list[Any]
     """
     names = ("from_step", "after", "changes", "exact")  # of a part; the other fields may be filled in later
     parts, later_parts = ([[part[name] for name in names] for part in s["parts"][1:]] for s in (state, later))
-    is_one_history = state.get("run_id") == later.get("run_id") and parts == later_parts[: len(parts)]
+    is_one_history = state["run_id"] == later["run_id"] and parts == later_parts[: len(parts)]
     return later_parts[len(parts) :] if is_one_history else None
 
 
@@ -140,7 +149,7 @@ class RunFolder:
             path: (state["best_val_loss"], state["step"])
             for path, state in states.items()
             if 0 < state["best_step"] == state["step"]
-            and state.get("run_id") == last.get("run_id")
+            and state["run_id"] == last["run_id"]
             and measured_text(state["parts"][-1]) == measured_text(last["parts"][-1])
         }
         damaged = [path for path in paths if path not in states and step_number(path.name) == last["best_step"]]
@@ -205,7 +214,7 @@ def torchrun_id(out_dir: Path) -> str | None:
     """The torchrun id in the newest checkpoint with a readable state.json, or None."""
     for path in reversed(directories(out_dir)):
         with suppress(CheckpointError):
-            return read_state(path).get("torchrun")
+            return read_state(path)["torchrun"]
     return None
 
 
@@ -216,51 +225,18 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def check_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Read and check state.json, upgraded to FORMAT_VERSION. Raises CheckpointError."""
+    """Read and check state.json. Raises CheckpointError."""
     check_file(path, "state.json", manifest["state.json"])
     state = read_json(path / "state.json")
-    if state["format_version"] == 1:
-        state = upgrade_state(state)
-    if state["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: format version {short_repr(state['format_version'])} is not {FORMAT_VERSION}")
+    if problem := other_version(state, FORMAT_VERSION):
+        raise CheckpointError(f"{path}: {problem}; use the version of Folio that wrote it, or train again")
+    state = with_missing_fields(state)
     if invalid := invalid_fields(state):
-        raise CheckpointError(f"{path}: state.json has missing or invalid values: {', '.join(invalid)}")
+        reason = "it was changed, or written by another version of Folio"
+        raise CheckpointError(f"{path}: state.json has missing or invalid values ({reason}): {', '.join(invalid)}")
     if step_number(path.name) not in (None, state["step"]):  # None: a copy with another name
         raise CheckpointError(f"{path} holds step {state['step']:,}: it was renamed, or replaced by another")
     return state
-
-
-def upgrade_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert state.json of version 1, which recorded only the steps and changes of resumes, to FORMAT_VERSION."""
-    state = {"threads": None, "decisions": None, **state, "format_version": FORMAT_VERSION}
-    known = {name: state.pop(name) for name in ("resolved", "versions", "threads", "decisions")}
-    origin = state.pop("started_from", state["config"].get("init_from"))
-    start = {"step": 0, "after": None, "changes": {}, "exact": True}
-    parts: list[dict[str, Any]] = []
-    for resume in [*reversed(state.pop("resumes", None) or []), start]:
-        recorded = {name: resume[name] for name in ("after", "changes", "exact")}
-        parts.insert(0, {"from_step": resume["step"], "init_from": "resume", **recorded, **known})
-        if not resume["exact"]:
-            known = {**known, "versions": None}  # the previous part may have run on another machine
-        if resume["changes"].keys() & {"minutes", "max_iters"}:
-            known = {**known, "decisions": None}
-    parts[0]["init_from"] = None if origin == "resume" else origin
-    return {**state, "parts": parts}
-
-
-def parts_of(out_dir: Path, newest: dict[str, Any]) -> list[PartRecord]:
-    """The parts of the run in a folder. newest: state.json of its newest checkpoint.
-
-    Values that state.json of version 1 does not record come from the checkpoint nearest to the part.
-    """
-    parts = list(newest["parts"])
-    for path in newest_first(out_dir):
-        with suppress(CheckpointError):  # damaged or removed
-            state = read_state(path)
-            for number, part in enumerate(state["parts"] if precedes(state, newest) else []):
-                if None in (parts[number][name] for name in ("init_from", "versions", "decisions")):
-                    parts[number] = part
-    return parts
 
 
 @contextmanager

@@ -17,13 +17,14 @@ from folio.base.settings import (
     broken_rule,
     type_hints,
 )
+from folio.data.shards import PromptFormat
 
 MAX_LAYERS = 4096  # reports build the model on the meta device, which takes about a millisecond per layer
 Float32 = Annotated[float, Ge(-3e38), Le(3e38)]
 Moments = tuple[Float32, Float32, Float32]  # steps, mean, variance
 
 
-class GuardProgress(TypedDict, total=False):
+class GuardProgress(TypedDict):
     """StepGuard.state()."""
 
     in_a_row: NonNegativeInt
@@ -70,8 +71,8 @@ class Resolved(ResolvedSettings, total=False):
     processes: PositiveInt  # if more than one
 
 
-class ModelRecord(TypedDict, total=False):
-    """GPTConfig's arguments. A modified model.py may have others."""
+class RequiredModel(TypedDict):
+    """The required fields of a ModelRecord."""
 
     block_size: PositiveInt
     vocab_size: PositiveInt
@@ -79,54 +80,64 @@ class ModelRecord(TypedDict, total=False):
     n_head: PositiveInt
     n_embd: PositiveInt
     document_token: NonNegativeInt | None
+
+
+class ModelRecord(RequiredModel, total=False):
+    """GPTConfig's arguments. A modified model.py may have others."""
+
     dropout: Probability
     embd_pdrop: Probability | None
     attn_pdrop: Probability | None
     resid_pdrop: Probability | None
 
 
-class RequiredDataset(TypedDict):
-    """The required fields of a DatasetRecord."""
+class DatasetRecord(TypedDict):
+    """The training data of a run."""
 
     folder: str
     hash: str
-
-
-class DatasetRecord(RequiredDataset, total=False):
-    """The training data of a run."""
-
     parts: dict[str, str]  # the hash of each data set, by its name
     not_held_out: list[str]  # data sets of which the weights that the run started from were trained on another split
+    prompt_format: PromptFormat | None  # None: plain text without prompts
+
+
+class Versions(TypedDict):
+    """Of the programs that computed a part (folio/training/planning/resolve.py)."""
+
+    torch: str
+    python: str
 
 
 class RequiredPart(TypedDict):
     """The required fields of a PartRecord."""
 
     from_step: NonNegativeInt  # number of steps before this part
-    init_from: str | None
+    init_from: str
     after: str | None  # how the previous part ended; None for the first part
     changes: dict[str, tuple[Any, Any]]  # setting -> old value, new value
     exact: bool  # whether the resume is bitwise identical to an uninterrupted run
     resolved: Resolved
-    versions: dict[str, str] | None
-    threads: PositiveInt | None  # torch's CPU threads
-    decisions: list[tuple[NonNegativeInt, PositiveInt]] | None  # on the run's length: (step, max_iters)
+    versions: Versions
+    threads: PositiveInt  # torch's CPU threads
+    decisions: list[tuple[NonNegativeInt, PositiveInt]]  # on the run's length: (step, max_iters)
+    max_val_tokens: PositiveInt | None  # tokens of each validation set that an evaluation measures; None: all
 
 
 class PartRecord(RequiredPart, total=False):
-    """A part of a run: the steps from its start, a resume or a rollback, to the next one. None: unknown."""
+    """A part of a run: the steps from its start, a resume or a rollback, to the next one."""
 
     rollbacks: PositiveInt  # the number of rollbacks so far, if any
     lr_factor: PositiveFloat  # of all learning rates, if there were rollbacks
     skipped_sequences: tuple[NonNegativeInt, NonNegativeInt]  # begin and end, if a rollback begins this part
-    windows: PositiveInt  # version of the training order and the validation windows (folio/data/windows.py)
+    # Version of the training order and the validation windows (folio/data/windows.py); if missing, the first one. A run
+    # of another version can be sampled from, but neither resumed nor replayed.
+    windows: PositiveInt
     without_targets: PositiveInt  # possible training windows without targets, which were not drawn, if there are any
-    max_val_tokens: PositiveInt | None  # tokens of each validation set that an evaluation measures; None: all
 
 
 def measured_text(part: Mapping[str, Any]) -> tuple:
     """What the validation losses of a part of a run measure. They are comparable only if it is equal."""
-    return part.get("windows"), part.get("max_val_tokens")
+    return part.get("windows"), part["max_val_tokens"]
 
 
 def measured_since(parts: Sequence[Mapping[str, Any]]) -> int:
@@ -135,25 +146,39 @@ def measured_since(parts: Sequence[Mapping[str, Any]]) -> int:
     return steps[-1] if steps else -1
 
 
-class RequiredState(RunProgress):
-    """The required fields of state.json."""
+class StateFile(RunProgress):
+    """state.json."""
 
     format_version: int
+    run_id: str  # shared by all checkpoints of a run, also after a resume
     model: ModelRecord
     config: dict[str, Any]  # train.py's settings
+    origins: dict[str, str]  # where each setting was set
     dataset: DatasetRecord
     parts: list[PartRecord]
-
-
-class StateFile(RequiredState, total=False):
-    """state.json, including fields that older versions did not write."""
-
-    run_id: str | None  # shared by all checkpoints of a run, also after a resume
-    origins: dict[str, str]
     torchrun: str | None
     stopped_by: str | None
     wandb_id: str | None
     budget: dict[str, NonNegativeFloat] | None
+
+
+def with_missing_fields(state: Any) -> Any:
+    """state.json of a run whose sequences have the first order, with the fields that it did not record.
+
+    Its weights can be used, but it cannot be resumed. One that was trained with mask_documents stays incomplete:
+    without its end-of-text token, its attention would be computed without the mask.
+    """
+    try:
+        if any("windows" in part for part in state["parts"]):
+            return state
+        recorded = {"parts": {}, "not_held_out": [], "prompt_format": None, **state["dataset"]}
+        is_masked = state["config"].get("mask_documents")
+        model = state["model"] if is_masked else {"document_token": None, **state["model"]}
+        parts = [{"max_val_tokens": None, **part} for part in state["parts"]]
+        guard = {"without_targets": 0, **state["guard"]}
+        return {**state, "model": model, "dataset": recorded, "parts": parts, "guard": guard}
+    except (TypeError, LookupError, AttributeError):  # it is invalid
+        return state
 
 
 def invalid_fields(state: Any) -> list[str]:
@@ -163,7 +188,7 @@ def invalid_fields(state: Any) -> list[str]:
     invalid = [
         name
         for name, hint in type_hints(StateFile, include_extras=True).items()
-        if (not is_valid(state[name], hint) if name in state else name in StateFile.__required_keys__)
+        if name not in state or not is_valid(state[name], hint)
     ]
     if invalid:
         return invalid
@@ -171,7 +196,8 @@ def invalid_fields(state: Any) -> list[str]:
     if is_evaluated != (state["best_step"] > 0) or state["best_step"] > state["step"]:
         return ["best_step"]
     steps = [*(part["from_step"] for part in state["parts"]), state["step"]]
-    return [] if len(steps) > 1 and steps[0] == 0 and steps == sorted(steps) else ["parts"]
+    is_history = len(steps) > 1 and steps[0] == 0 and steps == sorted(steps)
+    return [] if is_history and all(part["decisions"] for part in state["parts"]) else ["parts"]
 
 
 def is_valid(value: Any, hint: Any) -> bool:

@@ -34,7 +34,7 @@ def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None
 
 
 def read_snapshot(path: Path) -> dict[str, Tensor]:
-    """The weights in a snapshot. Raises UserError if it is damaged. Snapshots of older versions have no checksum."""
+    """The weights in a snapshot. Raises UserError if it is damaged, or not a snapshot."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as file:
@@ -43,9 +43,11 @@ def read_snapshot(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     step = path.stem.removeprefix("step-")
-    if "sha256" in metadata and metadata["sha256"] != _digest(tensors):
+    if not {"step", "sha256"} <= metadata.keys():
+        raise UserError(f"{path} has no step or no sha256 in its metadata, so it is not a snapshot of a run; remove it")
+    if metadata["sha256"] != _digest(tensors):
         raise UserError(f"{path} has changed since it was written: this snapshot is damaged")
-    if "step" in metadata and metadata["step"] != str(int(step)):
+    if metadata["step"] != str(int(step)):
         raise UserError(f"{path} is the snapshot of step {metadata['step']}: it was renamed, or replaced by another")
     return tensors
 

@@ -27,20 +27,19 @@ def data_record(dataset: str, data: Mixture, source: Checkpoint | None) -> dict[
 def changed_data(state: Mapping[str, Any], data: Mixture) -> list[str]:
     """Return the names of the data sets that are not the ones that a run recorded; empty if the data is the same.
 
-    If the run did not record the data sets of a mixture, or only their shares differ, all names are returned.
-    state: state.json.
+    If only the shares of a mixture differ, all names are returned. state: state.json.
     """
     record = state["dataset"]
     if record["hash"] == data.hash:
         return []
-    parts = record.get("parts", {})
+    parts = record["parts"]
     return [part.folder.name for part, _ in data.datasets if part.hash != parts.get(part.folder.name)] or data.names
 
 
 def trained_on(saved: Checkpoint, dataset: Dataset) -> bool:
     """Whether a run was trained on this data set, with the same tokens and the same split."""
-    record = saved.state.get("dataset", {})
-    return dataset.hash in (record.get("hash"), *record.get("parts", {}).values())
+    record = saved.state.get("dataset")
+    return record is not None and dataset.hash in (record["hash"], *record["parts"].values())
 
 
 def prepared_again(saved: Checkpoint, dataset: Dataset) -> bool:
@@ -49,11 +48,12 @@ def prepared_again(saved: Checkpoint, dataset: Dataset) -> bool:
     Then its validation set may contain training text of the run. This also holds if the weights that the run started
     from were trained on another split.
     """
-    record = saved.state.get("dataset", {})
+    record = saved.state.get("dataset")
+    if record is None:  # a model of another program
+        return False
     if trained_on(saved, dataset):
-        return dataset.folder.name in record.get("not_held_out", [])
-    names = [Path(name).name for name, _ in parse_mixture(record["folder"])] if record.get("folder") else []
-    return dataset.folder.name in names
+        return dataset.folder.name in record["not_held_out"]
+    return dataset.folder.name in [Path(name).name for name, _ in parse_mixture(record["folder"])]
 
 
 def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]:

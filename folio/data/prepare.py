@@ -282,11 +282,11 @@ def _is_prepared(job: _Job) -> bool:
         return False
     try:
         meta = read_json(job.folder / "meta.json")
-        if meta.get("recipe") == job.recipe:
+        if meta["recipe"] == job.recipe:
             print(f"{job.folder} is already prepared; --overwrite=True prepares it again")
             return True
         content = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
-        if changes := _describe_changes(meta.get("recipe") or {}, job.recipe):
+        if changes := _describe_changes(meta["recipe"], job.recipe):
             content = f"{content}; it differs in {', '.join(changes)}"
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         content = "other files"

@@ -28,7 +28,17 @@ import numpy as np
 
 from folio import UserError
 from folio.base import pickles
-from folio.base.files import check_regular, read_json, refuse_lfs_pointer, sha256, short_repr, shorten, sync, write_json
+from folio.base.files import (
+    check_regular,
+    other_version,
+    read_json,
+    refuse_lfs_pointer,
+    sha256,
+    short_repr,
+    shorten,
+    sync,
+    write_json,
+)
 from folio.base.number_format import counted
 from folio.base.settings import ROOT
 from folio.data import tokenizer as tokenizers
@@ -44,7 +54,7 @@ READ_AT_ONCE = 1 << 20  # tokens
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32
 
 PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: plain prompts
-LAST_TARGET = 2  # in a mask: a target that ends a document; in the masks of earlier versions, all targets are 1
+LAST_TARGET = 2  # in a mask: a target that ends a document; a user's mask for another format may have only 0 and 1
 
 
 class DatasetError(UserError):
@@ -369,17 +379,14 @@ def _open_folio(folder: Path) -> Dataset:
 
 def _parse_meta(meta: Any, path: Path) -> _Meta:
     """Parse and validate meta.json. Raises DatasetError for another version, or other errors for invalid content."""
-    version = meta["format_version"]
-    if version != FORMAT_VERSION:
-        raise DatasetError(
-            f"{path}: format version {short_repr(version)} is not {FORMAT_VERSION}; prepare the data set again"
-        )
+    if problem := other_version(meta, FORMAT_VERSION):
+        raise DatasetError(f"{path}: {problem}; prepare the data set again")
     dtype = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[meta["dtype"]]
     splits = {
         split: [_ShardEntry(s["file"], s["tokens"], s["sha256"], s.get("mask_sha256")) for s in meta["splits"][split]]
         for split in SPLITS
     }
-    prompt_format = meta.get("prompt_format")  # missing in older data sets
+    prompt_format = meta["prompt_format"]
     if prompt_format not in (None, *get_args(PromptFormat)):
         raise ValueError(f"prompt_format is {short_repr(prompt_format)}")
     parsed = _Meta(dtype, int(meta["vocab_size"]), meta["tokenizer"]["sha256"], splits, prompt_format)

@@ -196,7 +196,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def from_definition(cls, value: dict[str, Any]) -> "CharTokenizer":
-        return cls(value["characters"], bool(value.get("eot")))
+        return cls(value["characters"], bool(value["eot"]))
 
 
 class ByteTokenizer(Tokenizer):

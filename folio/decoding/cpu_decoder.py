@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from folio.decoding.cpu_records import RECORDS
+from folio.decoding.cpu_structs import STRUCTS
 from folio.decoding.kv_cache import Prefix
 from folio.decoding.quantize import pack_int4, quantize_int8
 from folio.decoding.sampling import Sample, Sampling, add_bias
@@ -27,7 +27,7 @@ from model import GPT, POSITIONS, GPTConfig, angles
 
 DECODE_STEP = CompiledModule(
     "folio.decoding.decode_step",
-    imports=("folio.decoding.cpu_records", "folio.machine.elementary", "folio.machine.simd"),
+    imports=("folio.decoding.cpu_structs", "folio.machine.elementary", "folio.machine.simd"),
 )
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
 LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, in the order of the step
@@ -65,9 +65,9 @@ class CPUDecoder:
         linears = [f"{block}.{name}" for block in blocks for name in LINEARS]
         norms = [f"{block}.{name}" for block in blocks for name in ("ln_1", "ln_2")] + ["transformer.ln_f"]
         head = self.matrix(weights, "transformer.wte")  # the largest one first, to limit peak memory
-        self.matrices = np.array([self.matrix(weights, linear) for linear in linears] + [head], RECORDS["matrix"])
-        norm_records = [(self.floats(weights[f"{n}.weight"]), self.floats(weights.get(f"{n}.bias"))) for n in norms]
-        self.norms = np.array(norm_records, RECORDS["norm"])
+        self.matrices = np.array([self.matrix(weights, linear) for linear in linears] + [head], STRUCTS["matrix"])
+        norm_structs = [(self.floats(weights[f"{n}.weight"]), self.floats(weights.get(f"{n}.bias"))) for n in norms]
+        self.norms = np.array(norm_structs, STRUCTS["norm"])
         self.positions = self.floats(position_embeddings(self.config, weights))
         self.bias = self.floats(bias_by_distance(self.config, weights))
         self.weight_bytes = int((self.matrices["stride"] * self.matrices["outputs"]).sum())
@@ -85,7 +85,7 @@ class CPUDecoder:
         return 0 if tensor is None else self.keep(tensor.float())
 
     def matrix(self, weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-        """The record of a linear layer. Its inputs are padded with zeros to a multiple of self.multiple."""
+        """The struct of a linear layer. Its inputs are padded with zeros to a multiple of self.multiple."""
         weight, scales = weights[f"{name}.weight"].detach(), None
         outputs, inputs = weight.shape
         if self.dtype == "int8":
@@ -243,12 +243,12 @@ class CPUBatch:
         self.logits = torch.zeros(rows, V)
         self.output = torch.zeros(max(4 * N * C, N * V, inputs))  # of linear layers, also the logits of N tokens
         self.rotation = torch.zeros(0, D)  # cosines and sines of positions rotation_first, rotation_first + 1, ...
-        self.rows = np.zeros(rows, RECORDS["row"])
+        self.rows = np.zeros(rows, STRUCTS["row"])
         self.rows["vocab_size"] = self.vocab_size
-        self.tokens = np.zeros(N, RECORDS["token"])
+        self.tokens = np.zeros(N, STRUCTS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
         self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; see decode_step.py
-        self.state = np.zeros(1, RECORDS["state"])
+        self.state = np.zeros(1, STRUCTS["state"])
         self.address, self.active_helpers = self.state.ctypes.data, self.sync.numpy()[3]
         self.set(
             **decoder.functions,
@@ -349,7 +349,7 @@ class CPUBatch:
         return torch.cat(logits)
 
     def new_tokens(self, row: int, context: list[int], count: int) -> list[tuple[int, int, int]]:
-        """The records of a context's tokens, without the first `count`, which are cached."""
+        """The structs of a context's tokens, without the first `count`, which are cached."""
         V, S = self.decoder.config.vocab_size, self.decoder.config.block_size
         assert count < len(context) <= S
         if not 0 <= min(context) <= max(context) < V:  # the compiled step does not check bounds

@@ -1,7 +1,7 @@
 """A decoding step on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache, and
 sampling with the filters of sampling.py.
 
-All arguments are in the records of cpu_records.py. A step consists of phases, and a phase of parts, which threads claim
+All arguments are in the structs of cpu_structs.py. A step consists of phases, and a phase of parts, which threads claim
 one by one.
 
 Dimensions: N new tokens, C channels, D head size, S slots of the cache (block_size), V vocabulary.
@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numba import njit
 
-from folio.decoding.cpu_records import RECORDS
+from folio.decoding.cpu_structs import STRUCTS
 from folio.machine import simd
 from folio.machine.elementary import MAX_EXPONENT, compiled_sums, exp, exp_all, make_polynomial, maximum
 from folio.machine.simd import (
@@ -40,8 +40,8 @@ CACHE_LINE = 64  # bytes
 MAX_QUERIES = 4  # queries of a row whose attention is computed at once
 LAYER_NORM_EPSILON = np.float32(1e-5)
 
-states, matrices, norms = (make_array_at(RECORDS[name]) for name in ("state", "matrix", "norm"))
-new_tokens, rows_at = (make_array_at(RECORDS[name]) for name in ("token", "row"))
+states, matrices, norms = (make_array_at(STRUCTS[name]) for name in ("state", "matrix", "norm"))
+new_tokens, rows_at = (make_array_at(STRUCTS[name]) for name in ("token", "row"))
 # Phases; the first four are the matrices of a layer, in order. They are not Python's ints, because numba would compile
 # a function again for each of them.
 ATTEND, PROJECT, EXPAND, CONTRACT, PREDICT, SAMPLE, EMBED, NORMALIZE = np.arange(8)

@@ -25,7 +25,7 @@ from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
 from folio.checkpoints import foreign
-from folio.checkpoints.find_runs import resolve
+from folio.checkpoints.find_runs import find_run
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import OnUnknown, Tokenizer
 from folio.data.windows import divide
@@ -84,7 +84,7 @@ class GenerationConfig(Settings):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GenerationConfig":
         """Create settings from keyword arguments, with the command line's rules. Raises ConfigError."""
-        names = cls.__dataclass_fields__
+        names = settings.setting_names(cls)
         if unknown := values.keys() - names:
             raise ConfigError(f"{min(unknown)} is not a setting; the settings are {', '.join(names)}")
         return settings.from_json(cls, values)
@@ -186,7 +186,7 @@ class LanguageModel:
             raise UserError(f"which={which}: it must be best or last")
         is_quantized = dtype in QUANTIZED  # weights are read one by one
         available = memory.free(torch.device("cpu"))  # before reading the weights, which may be used without a copy
-        ckpt = foreign.load(resolve(str(init_from)), which, is_quantized)
+        ckpt = foreign.load(find_run(str(init_from)), which, is_quantized)
         model = ckpt.build()
         runtime, resolved_dtype = resolve_precision(model, device, dtype)
         if runtime.device.type != "cpu":

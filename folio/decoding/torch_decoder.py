@@ -194,7 +194,7 @@ def inference_context(model: GPT, runtime: Runtime) -> Iterator[None]:
     """The context of a forward pass that is not captured."""
     with ExitStack() as stack:
         if not is_cast(model, runtime):
-            stack.enter_context(runtime.compute())
+            stack.enter_context(runtime.autocast())
         if runtime.device.type == "cuda":
             stack.enter_context(sdpa_kernel(EAGER_KERNELS))
         yield

@@ -111,7 +111,7 @@ def score_endings(
             row[: len(encoded[i].ids)] = torch.tensor(encoded[i].ids)
         ids = ids.to(runtime.device)
         targets = ids[:, 1:]
-        with runtime.compute():
+        with runtime.autocast():
             logits = model.logits(ids[:, :-1])  # (B, T, V)
         for row, target, i in zip(logits, targets, batch, strict=True):
             end = len(encoded[i].ids) - 1

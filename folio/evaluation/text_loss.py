@@ -208,7 +208,7 @@ def make_logits(model: GPT, runtime: Runtime) -> Callable[[Tensor], Tensor]:
         return DataParallelLoss(model, runtime).logits
 
     def logits(idx: Tensor) -> Tensor:
-        with runtime.compute():
+        with runtime.autocast():
             return model.logits(idx)
 
     return logits

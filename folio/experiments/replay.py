@@ -62,7 +62,7 @@ class History(Generic[Config]):
 
     folder: Path
     newest: Checkpoint
-    init_from: str | None  # what the run started from; None: not recorded
+    init_from: str  # what the run started from
     parts: list[Part[Config]]  # in order
     lines: dict[int, dict[str, Any]]  # of metrics.jsonl by step, without step 0, and records of skipped steps after it
 
@@ -71,7 +71,7 @@ class History(Generic[Config]):
         """Read a run's folder. settings: train.py's class. Raises UserError if it is not a run or has no checkpoint."""
         require_run(folder)
         newest = checkpoint.load(folder)
-        records = run_folder.parts_of(folder, newest.state)
+        records = newest.state["parts"]
         try:
             parts = merge_parts(records, newest.state["config"], settings)
         except ConfigError as error:
@@ -126,9 +126,7 @@ class History(Generic[Config]):
         reasons = []
         for part, runtime in zip(self.parts_between(begin, step), runtimes, strict=True):
             reasons += runtime_differences(part, runtime)
-        if begin == 0 and self.init_from is None:
-            reasons.append("its initial weights are not recorded; random weights were assumed")
-        elif begin == 0 and self.init_from != "scratch":
+        if begin == 0 and self.init_from != "scratch":
             reasons.append(f"the weights of {self.init_from}, from which it started, may have changed")
         if self.lines and not is_logged(self.newest.state, [*self.lines.values()]):
             reasons.append("the newest checkpoint is of an earlier run; the run in metrics.jsonl has not saved one yet")
@@ -188,13 +186,10 @@ def runtime_differences(part: Part, runtime: Runtime) -> list[str]:
     """Return known reasons why replaying a part of a run on this runtime may not be exact."""
     record, reasons = part.record, []
     current = {"torch": versions()["torch"], **runtime.resolved}
-    if record["versions"]:
-        trained = {"torch": record["versions"].get("torch"), **record["resolved"]}
-        for name in ("torch", "device", "dtype", "compile"):
-            if trained[name] != current[name]:
-                reasons.append(f"it was trained with {name}={trained[name]}, not {current[name]}")
-    else:
-        reasons.append(f"the device and torch version after step {part.begin:,} are not recorded")
+    trained = {"torch": record["versions"]["torch"], **record["resolved"]}
+    for name in ("torch", "device", "dtype", "compile"):
+        if trained[name] != current[name]:
+            reasons.append(f"it was trained with {name}={trained[name]}, not {current[name]}")
     trained_size, size = record["resolved"].get("processes", 1), runtime.group.size
     if trained_size != size:
         masks = " and use other dropout masks" if part.cfg.uses_dropout else ""
@@ -205,11 +200,6 @@ def runtime_differences(part: Part, runtime: Runtime) -> list[str]:
         reasons.append("without deterministic=True, CUDA adds in a varying order")
     if current["compile"]:
         reasons.append("torch.compile may generate different code")
-    if record["threads"] is None:
-        threads = f"here {torch.get_num_threads()}; set OMP_NUM_THREADS"
-        reasons.append(f"the number of threads in training is not recorded ({threads})")
-    if part.cfg.minutes and part.record["decisions"] is None:
-        reasons.append(f"the planned length of the run before step {part.end:,} is not recorded")
     return reasons
 
 
@@ -307,7 +297,7 @@ class StepRecorder:
         if isinstance(self.original_loss_fn, DataParallelLoss):
             logits = self.original_loss_fn.logits(idx)  # (B, T, V)
         else:
-            with self.loader.runtime.compute():
+            with self.loader.runtime.autocast():
                 logits = self.model.logits(idx)
         distributed.reshard(self.model)
         rows = []

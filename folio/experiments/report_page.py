@@ -163,7 +163,7 @@ def samples_section(run: Run) -> str:
 
 def settings_section(run: Run) -> str:
     """Return the run's environment and all its settings, if they are known."""
-    environment = {**(run.parts[-1]["versions"] or {}), **run.parts[-1]["resolved"]} if run.parts else {}
+    environment = {**run.parts[-1]["versions"], **run.parts[-1]["resolved"]} if run.parts else {}
     sections = []
     settings = {}
     for name, value in run.state.get("config", {}).items():

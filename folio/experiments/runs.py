@@ -105,7 +105,7 @@ class Run:
         """
         if "dataset" not in self.state:
             return None
-        windows, max_tokens = measured_text(self.parts[-1] if self.parts else {})
+        windows, max_tokens = measured_text(self.parts[-1])
         part = f"{max_tokens} in contexts of {self.config.get('block_size')}" if max_tokens else "all"
         part += "" if self.is_held_out else ", not held out"
         return f"{self.state['dataset']['hash']}: {part}, version {windows}"
@@ -215,15 +215,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def planned_steps(state: dict[str, Any]) -> int | None:
-    """Return the planned number of steps, under a time budget by its last decision; None if unknown.
+    """Return the planned number of steps, by the last decision; None without a checkpoint.
 
     state: state.json of the last checkpoint, or empty.
     """
-    decisions = state["parts"][-1]["decisions"] if state else None
-    if decisions:
-        return decisions[-1][1]
-    max_iters = state.get("config", {}).get("max_iters")
-    return max_iters if type(max_iters) is int else None
+    return state["parts"][-1]["decisions"][-1][1] if state else None
 
 
 def is_logged(state: dict[str, Any], lines: list[dict[str, Any]]) -> bool:

@@ -116,12 +116,12 @@ class Worker:
     def loss(self, idx: Tensor, targets: Tensor, weight: float, with_gradients: bool) -> tuple[Tensor, list[Tensor]]:
         """The mean loss times `weight`, and its gradients with respect to self.parameters."""
         with torch.set_grad_enabled(with_gradients):
-            with self.runtime.compute():
+            with self.runtime.autocast():
                 loss = self.model(idx, targets)[1] * weight
             return loss.detach(), list(torch.autograd.grad(loss, self.parameters)) if with_gradients else []
 
     def logits(self, idx: Tensor) -> Tensor:
-        with torch.no_grad(), self.runtime.compute():
+        with torch.no_grad(), self.runtime.autocast():
             return self.model.logits(idx)
 
 

@@ -221,8 +221,8 @@ def stop_torchrun(error: UserError) -> None:
         raise SystemExit(error.exit_code)
 
 
-class Requests:
-    """Requests from any process to all, such as to stop. All receive them at the same step, one step later.
+class SharedFlags:
+    """Flags that any process raises for all, such as to stop. All see them at the same step, one step later.
 
     The exchange is asynchronous, so that no step waits for it.
     """
@@ -230,17 +230,17 @@ class Requests:
     def __init__(self, group: Group):
         self.group, self.pending = group, None
 
-    def agree(self, *requests: int) -> list[int]:
-        """The maximum of each request over all processes, one step late; a single process gets its own at once."""
+    def agree(self, *flags: int) -> list[int]:
+        """The maximum of each flag over all processes, one step late; a single process gets its own at once."""
         if not self.group.gloo:
-            return list(requests)
-        agreed = [0] * len(requests)
+            return list(flags)
+        agreed = [0] * len(flags)
         if self.pending:
             work, tensor = self.pending
             work.wait()
             agreed = tensor.tolist()
-        # The caller still makes a request in the step in which it is agreed to; it must not be sent twice.
-        tensor = torch.tensor([0 if known else request for request, known in zip(requests, agreed, strict=True)])
+        # The caller still raises a flag in the step in which it is agreed to; it must not be sent twice.
+        tensor = torch.tensor([0 if known else flag for flag, known in zip(flags, agreed, strict=True)])
         self.pending = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.gloo, async_op=True), tensor
         return agreed
 

@@ -299,7 +299,7 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
     """
 
     def loss_fn(idx: Tensor, targets: Tensor) -> Tensor:
-        with runtime.compute():
+        with runtime.autocast():
             return model(idx, targets)[1]
 
     if not runtime.compile or distributed.is_sharded(next(model.parameters())):

@@ -67,7 +67,7 @@ class Runtime:
         """Sizes of matrices are rounded up to a multiple of this if possible. Tensor cores need 8; tiles have 128."""
         return 128 if self.device.type == "cuda" else 1
 
-    def compute(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager:
         """The context of a forward pass: autocast to `dtype`.
 
         All threads share autocast's cache of cast weights, and a worker that ends its forward pass would clear it.

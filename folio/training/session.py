@@ -16,7 +16,7 @@ from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
 from folio.checkpoints.schema import PartRecord
 from folio.checkpoints.snapshots import remove_snapshots
-from folio.machine.distributed import Requests
+from folio.machine.distributed import SharedFlags
 from folio.machine.runtime import describe_compilation
 from folio.training.describe import format_losses, reason_to_end
 from folio.training.guard import JudgedStep
@@ -70,7 +70,7 @@ class Session:
         self.cfg, self.data, self.runtime, self.out_dir = plan.settings, plan.data, plan.runtime, plan.out_dir
         self.group, self.sample_text = plan.runtime.group, sample
         self.evaluations, self.reader = state.evaluations, StepReader(state.guard)
-        self.signals, self.requests = SignalHandler(), Requests(self.group)
+        self.signals, self.requests = SignalHandler(), SharedFlags(self.group)
         # A higher learning rate than at the end of the run so far lets the loss rise at first.
         self.last_learning_rate = plan.saved.learning_rate if plan.saved else None
         if self.record["parts"][-1]["changes"] and self.rate_was_raised:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request as HTTPRequest
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -26,7 +26,7 @@ from folio.web import completions, server
 from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_content
 from folio.web.engine import Engine
-from folio.web.server import Guard, RequestError, json_response, read_json
+from folio.web.server import OriginCheck, RequestError, json_response, read_json
 from folio.web.streaming import GenerationResponse, Responses
 from folio.web.unused_fields import TOKENIZER_REFUSED, check_unused_fields
 
@@ -49,7 +49,7 @@ class ServedModel:
     def gpt(self) -> LanguageModel:
         return self.engine.gpt
 
-    async def respond(self, request: HTTPRequest, chat: ChatTemplate | None) -> GenerationResponse:
+    async def respond(self, request: Request, chat: ChatTemplate | None) -> GenerationResponse:
         """Answer a request of /v1/completions or /v1/chat/completions."""
         body = await read_json(request)
         self.check_model(body.get("model") if isinstance(body, dict) else None)
@@ -58,7 +58,7 @@ class ServedModel:
         answer = answer_type(parsed, self.model_id, self.fingerprint, self.gpt.tokenizer)
         return GenerationResponse(self.responses, self.engine, answer, self.timeout)
 
-    async def read_field(self, request: HTTPRequest, name: str) -> Any:
+    async def read_field(self, request: Request, name: str) -> Any:
         """Read a request of /tokenize or /detokenize, which has one field besides the model. Raises RequestError."""
         body = await read_json(request)
         if not isinstance(body, dict):
@@ -85,32 +85,32 @@ class ServedModel:
 
 def make_app(
     served: ServedModel, hosts: frozenset[str], origins: frozenset[str] = frozenset(), key: str | None = None
-) -> Guard:
+) -> OriginCheck:
     """Build the application. Its shutdown closes the engine. hosts, origins, key: see server.make_app."""
     tokenizer = served.gpt.tokenizer
 
-    async def health(request: HTTPRequest) -> Response:
+    async def health(request: Request) -> Response:
         engine = served.engine
         counts = {"rows": engine.rows, "active": engine.active, "waiting": engine.waiting}
         return json_response({"status": "ok", **counts})
 
-    async def models(request: HTTPRequest) -> Response:
+    async def models(request: Request) -> Response:
         return json_response({"object": "list", "data": [served.describe()]})
 
-    async def model(request: HTTPRequest) -> Response:
+    async def model(request: Request) -> Response:
         served.check_model(request.path_params["name"])
         return json_response(served.describe())
 
-    async def complete(request: HTTPRequest) -> GenerationResponse:
+    async def complete(request: Request) -> GenerationResponse:
         return await served.respond(request, None)
 
-    async def chat(request: HTTPRequest) -> GenerationResponse:
+    async def chat(request: Request) -> GenerationResponse:
         if served.chat is None:
             message = "this model was not trained on chats; use /v1/completions"
             raise RequestError(message, code="chat_not_supported", status=404)
         return await served.respond(request, served.chat)
 
-    async def tokenize(request: HTTPRequest) -> Response:
+    async def tokenize(request: Request) -> Response:
         text = await served.read_field(request, "prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a string", "prompt")
@@ -118,7 +118,7 @@ def make_app(
         counts = {"count": len(tokens), "max_model_len": served.gpt.model.config.block_size}
         return json_response({**counts, "tokens": tokens})
 
-    async def detokenize(request: HTTPRequest) -> Response:
+    async def detokenize(request: Request) -> Response:
         tokens = await served.read_field(request, "tokens")
         if not isinstance(tokens, list) or not all(map(completions.is_id, tokens)):
             raise RequestError("tokens must be a list of token ids", "tokens")
@@ -129,7 +129,7 @@ def make_app(
 
         return await run_in_threadpool(decode)
 
-    async def tokenizer_info(request: HTTPRequest) -> Response:
+    async def tokenizer_info(request: Request) -> Response:
         special = None if tokenizer.eot is None else EOT_TEXT
         info = {"tokenizer_class": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
         info |= {"model_max_length": served.gpt.model.config.block_size, "bos_token": special, "eos_token": special}

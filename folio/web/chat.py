@@ -17,14 +17,13 @@ MESSAGE_FIELDS = ("role", "content", "name")
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The prompt format of a model. has_eot: whether its tokenizer has an end-of-text token.
+    """The prompt format of a model.
 
     The answer is the text generated after `prompt`, without `answer_prefix`, up to the end-of-text token or one of
     `stop`.
     """
 
     prompt_format: PromptFormat
-    has_eot: bool
 
     def prompt(self, messages: list[dict[str, Any]]) -> str:
         """Return the prompt of a conversation.
@@ -40,8 +39,7 @@ class ChatTemplate:
         self._check_names(messages)
         if self.prompt_format == "chat":
             *segments, _, _ = format_chat([*texts, Message("assistant", "", is_target=True)])
-            end = EOT_TEXT if self.has_eot else ""
-            return "".join(end if text is END else text for text, _ in segments)
+            return "".join(EOT_TEXT if text is END else text for text, _ in segments)
         if len(texts) > 1:
             raise UserError(
                 f"messages has {len(texts)} messages, but this model was trained on single prompts, not on "
@@ -60,9 +58,7 @@ class ChatTemplate:
     @property
     def stop(self) -> tuple[str, ...]:
         """Stop strings, in addition to the end-of-text token."""
-        if self.prompt_format == "pairs":
-            return ()
-        return ("\nUser:",) if self.has_eot else ("User:",)  # training data without the token has no separator
+        return ("\nUser:",) if self.prompt_format == "chat" else ()
 
     def _read(self, name: str, message: Any) -> Message:
         """Return the message with its content as one string. name: for error messages. Raises UserError."""
@@ -75,7 +71,7 @@ class ChatTemplate:
             if field not in MESSAGE_FIELDS and not is_empty(value):
                 raise UserError(f"{name}.{shorten(field, 100)} is not supported: the model reads only text")
         content = join_parts(f"{name}.content", message.get("content"))
-        if self.has_eot and EOT_TEXT in content:
+        if EOT_TEXT in content:
             raise UserError(f"{name}.content must not contain {EOT_TEXT}, which ends a message")
         return Message("system" if role == "developer" else role, content, is_target=False)
 
@@ -93,6 +89,4 @@ class ChatTemplate:
 
 def chat_template(gpt: LanguageModel) -> ChatTemplate | None:
     """Return the chat template of a model, or None if it was not trained on prompts."""
-    if gpt.prompt_format is None:
-        return None
-    return ChatTemplate(gpt.prompt_format, gpt.tokenizer.eot is not None)
+    return ChatTemplate(gpt.prompt_format) if gpt.prompt_format else None

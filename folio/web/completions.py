@@ -137,7 +137,7 @@ OTHER_FIELDS = ("model", "stop", "logit_bias", "stream_options")  # used by both
 
 def field_names(kind: type[Fields]) -> list[str]:
     """The names of all fields that an endpoint uses."""
-    return [*kind.__dataclass_fields__, *OTHER_FIELDS, "messages" if kind is ChatFields else "prompt"]
+    return [*settings.setting_names(kind), *OTHER_FIELDS, "messages" if kind is ChatFields else "prompt"]
 
 
 def read_fields(kind: type[settings.Config], body: dict[str, Any]) -> settings.Config:
@@ -274,7 +274,7 @@ def read_prompts(value: Any, tokenizer: Tokenizer, max_prompts: int) -> list[Req
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationRequest:
     """A validated request."""
 
     choices: list["Choice"]
@@ -292,7 +292,7 @@ class Request:
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTemplate | None = None) -> Request:
+def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTemplate | None = None) -> GenerationRequest:
     """Parse the body of /v1/completions or, with a template, of /v1/chat/completions. Raises RequestError."""
     if not isinstance(body, dict):
         raise RequestError('the body must be an object such as {"prompt": "..."}')
@@ -342,7 +342,7 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
         for index, prompt in enumerate(prompts)
         for sample in range(fields.n)
     ]
-    return Request(choices, fields.stream, read_stream_options(body), sum(lengths))
+    return GenerationRequest(choices, fields.stream, read_stream_options(body), sum(lengths))
 
 
 def check_context(prompt_tokens: int, max_tokens: int | None, block_size: int, slides: bool) -> int:
@@ -453,7 +453,7 @@ class CompletionAnswer(ResponseFormat):
 
     id_prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, request: Request, model: str, fingerprint: str, tokenizer: Tokenizer):
+    def __init__(self, request: GenerationRequest, model: str, fingerprint: str, tokenizer: Tokenizer):
         self.request, self.tokenizer, self.readers = request, tokenizer, request.choices
         self.media_type = "text/event-stream; charset=utf-8" if request.stream else "application/json"
         self.head = {"id": f"{self.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time())}

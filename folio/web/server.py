@@ -62,7 +62,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-class Guard:
+class OriginCheck:
     """Refuses requests from pages of other sites: checks Host, Origin, and Content-Type."""
 
     def __init__(self, app: ASGIApp, error: ErrorContent, hosts: frozenset[str], origins: frozenset[str] = frozenset()):
@@ -148,10 +148,10 @@ def make_app(
     origins: frozenset[str] = frozenset(),
     key: str | None = None,
     close: Callable[[], None] = lambda: None,
-) -> Guard:
+) -> OriginCheck:
     """Build an application in which all errors have the same format. A UserError becomes status 400.
 
-    hosts, origins: see Guard. key: required API key, or None. close: called at shutdown.
+    hosts, origins: see OriginCheck. key: required API key, or None. close: called at shutdown.
     """
     routes = [*routes]
     paths = ", ".join(dict.fromkeys(route.path.partition("/{")[0] for route in routes))
@@ -186,7 +186,7 @@ def make_app(
     middleware += [Middleware(KeyRequired, error=error, key=key)] if key else []
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Guard(app, error, hosts, origins)
+    return OriginCheck(app, error, hosts, origins)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -272,7 +272,9 @@ def is_waiting(cycle: RequestResponseCycle | None) -> bool:
     return cycle is None or cycle.more_body or cycle.response_complete
 
 
-def make_server(app: Guard, request_seconds: float = REQUEST_SECONDS, max_connections: int = MAX_CONNECTIONS) -> Server:
+def make_server(
+    app: OriginCheck, request_seconds: float = REQUEST_SECONDS, max_connections: int = MAX_CONNECTIONS
+) -> Server:
     """Return the server of an application. Server.run(sockets=[...]) runs it until Ctrl-C."""
     limits = dict(limit_concurrency=max_connections, timeout_keep_alive=KEEP_ALIVE_SECONDS)
     settings = dict(http="h11", ws="none", lifespan="on", proxy_headers=False, **limits)

@@ -19,7 +19,7 @@ from folio import UserError
 from folio.base.files import is_locked, step_number
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.checkpoints.find_runs import resolve
+from folio.checkpoints.find_runs import find_run
 from folio.checkpoints.snapshots import find_snapshots, read_snapshot
 from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import EventFormat
@@ -65,7 +65,7 @@ class ViewedModel:
 
     def __init__(self, init_from: str, which: str, device: torch.device):
         """Load a run, a checkpoint, or a model of another program. Raises UserError."""
-        self.name, self.device = resolve(init_from), device
+        self.name, self.device = find_run(init_from), device
         loaded = foreign.load(self.name, which)
         self.tokenizer = loaded.tokenizer
         is_music = isinstance(self.tokenizer, MidiTokenizer)

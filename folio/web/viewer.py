@@ -21,7 +21,7 @@ from starlette.routing import Route
 from folio.experiments.static_page import BASE_STYLE, hash_source
 from folio.web import server
 from folio.web.questions import TraceProvider
-from folio.web.server import Guard, RequestError, read_json
+from folio.web.server import OriginCheck, RequestError, read_json
 from folio.web.streaming import GenerationResponse, Responses
 
 PAGE = Path(__file__).resolve().parent / "page"
@@ -78,8 +78,8 @@ def error_content(problem: RequestError) -> dict[str, str]:
     return {"error": str(problem)}
 
 
-def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
-    """Build the application. hosts: see Guard."""
+def make_app(provider: TraceProvider, hosts: frozenset[str]) -> OriginCheck:
+    """Build the application. hosts: see OriginCheck."""
     page = read_page()
     policy = content_security_policy(page)
     responses = Responses()

@@ -24,7 +24,7 @@ from folio.base.roles import (
     names_with,
     names_without,
 )
-from folio.base.settings import ConfigError
+from folio.base.settings import ConfigError, setting_names
 from folio.evaluation.comparison import describe_settings
 from folio.experiments.runs import Run
 from folio.experiments.selection import different_settings
@@ -53,14 +53,14 @@ class Extended(TrainConfig):
     output: Output[int] = 0
 
 
-NEW = [name for name in Extended.__dataclass_fields__ if name not in TrainConfig.__dataclass_fields__]
+NEW = [name for name in setting_names(Extended) if name not in setting_names(TrainConfig)]
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_in, tmp_path_factory) -> dict[str, str]:
     """The settings of a finished run whose new settings are 1."""
     small = tiny_in(out_dir=str(tmp_path_factory.mktemp("run") / "out"), max_iters=2, eval_interval=1, sample_tokens=0)
-    given = {name: getattr(small, name) for name in small.__dataclass_fields__ if small.is_set(name)}
+    given = {name: getattr(small, name) for name in setting_names(type(small)) if small.is_set(name)}
     train(settings.load(Extended, [f"--{name}={value}" for name, value in (given | dict.fromkeys(NEW, 1)).items()]))
     return {"out_dir": small.out_dir, "data_dir": small.data_dir, "init_from": "resume"}
 
@@ -129,7 +129,7 @@ def test_a_sweep_varies_what_belongs_to_a_run(data_dir, tmp_path, name):
 def test_a_sweep_is_resumed_only_with_the_settings_that_affect_its_results(data_dir, tmp_path):
     words = ["learning_rate=1e-3,1e-2", *small_sweep(data_dir, tmp_path / "sweep")]
     _, sweep = parse_sweep(SweepConfig, Extended, words)
-    assert {*NEW} - {*sweep.record} == {"command", "place", "output"}
-    assert {"eval_interval", "max_iters"} <= {*sweep.record}
+    assert {*NEW} - {*sweep.definition} == {"command", "place", "output"}
+    assert {"eval_interval", "max_iters"} <= {*sweep.definition}
     with pytest.raises(ConfigError, match="--command: a sweep does not support it"):
         parse_sweep(SweepConfig, Extended, [*words, "--command=1"])

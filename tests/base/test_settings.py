@@ -1,15 +1,16 @@
 import contextlib
 import io
 import os
+import pickle
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from folio.base import settings
-from folio.base.settings import ConfigError, Settings
+from folio.base.settings import ConfigError, Settings, setting_names
 from prepare.text import TextConfig
 from sample import SampleConfig
 from tests.support.repository import shipped
@@ -191,8 +192,8 @@ def test_help_shows_every_setting(cls):
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as exit:
         settings.load(cls, ["--help"])
     assert exit.value.code == 0
-    for field in cls.__dataclass_fields__:
-        assert f"--{field}=" in out.getvalue()
+    for name in setting_names(cls):
+        assert f"--{name}=" in out.getvalue()
     assert "=(" not in out.getvalue()  # as the default of a field over several lines
 
 
@@ -253,6 +254,15 @@ def test_origins_say_where_settings_were_set(write):
     config = settings.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
     assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
     assert Config().origins == {}
+
+
+def test_a_copy_of_settings_keeps_their_origins(write):
+    """dataclasses.replace lost them, and Settings.replace did not."""
+    config = settings.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
+    for copied in (replace(config, start="c"), config.replace(start="c"), pickle.loads(pickle.dumps(config))):
+        assert copied.origins == config.origins and copied.is_from_file("max_iters")
+    assert config.replace({"start": "x"}, start="c").origins == {"start": "x"}
+    assert "origins" not in asdict(config) and "origins" not in repr(config) and config == config.replace({})
 
 
 def test_a_value_that_is_not_utf8_is_refused(write):

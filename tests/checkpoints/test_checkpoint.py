@@ -13,7 +13,7 @@ from folio.checkpoints.run_folder import CheckpointError
 from folio.data.tokenizer import CharTokenizer
 from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save, save_state
 from tests.support.disk import assert_durable, flip_bit, record_disk, run_killed_at
-from tests.support.runs import blank_part, blank_state, same_tensors
+from tests.support.runs import blank_part, blank_state, edit_state, same_tensors
 
 
 def test_a_saved_checkpoint_loads_unchanged(tmp_path):
@@ -168,12 +168,17 @@ def test_folders_without_a_valid_checkpoint_are_errors(tmp_path):
         checkpoint.load(tmp_path)
 
 
-def test_a_newer_format_version_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
-    save(tmp_path, 1)
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format version 3 is not 2"):
-        checkpoint.load(tmp_path)
+@pytest.mark.parametrize("version", [1, 3, "2", 2.5, True, None, 10**300, "missing"])
+def test_another_format_version_is_an_error(tmp_path, version):
+    """Version 1 was read; without a version, the checkpoint was called damaged."""
+    path = save(tmp_path, 1)
+    change = {} if version == "missing" else {"format_version": version}
+    edit_state(path, lambda state: (state.pop("format_version"), state.update(change)))
+    for source in (tmp_path, path):
+        with pytest.raises(CheckpointError, match=r"version is .*, and only 2 is supported; use the version") as error:
+            checkpoint.load(source)
+        assert "\n" not in str(error.value)
+        assert str(version)[:9] in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json", "tokenizer.json"])

@@ -114,7 +114,8 @@ def test_an_export_of_an_older_version_is_read(tmp_path):
 def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, capsys):
     """Its Python code runs unchanged in the parent folder of the export."""
     loaded = checkpoint_of(KINDS[kind](), False)
-    state = {"dataset": {"folder": "/home/me/novel:3,letters:1"}, "step": 7, "best_step": 7, "best_val_loss": 1.23456}
+    dataset = {"folder": "/home/me/novel:3,letters:1", "prompt_format": None}
+    state = {"dataset": dataset, "step": 7, "best_step": 7, "best_val_loss": 1.23456}
     loaded = replace(loaded, state={**loaded.state, **state})
     write_hugging_face(loaded, tmp_path / "exported")
     card = model_card(loaded, "exported", "4 tokens are identical")

@@ -12,7 +12,7 @@ import train as train_script
 from folio import UserError, load
 from folio.base import settings
 from folio.checkpoints import run_folder
-from folio.checkpoints.find_runs import expand_runs, resolve, runs_under
+from folio.checkpoints.find_runs import expand_runs, find_run, runs_under
 from folio.evaluation.comparison import choose_sides
 from folio.web.viewed_model import ViewedModel
 from prepare import text as prepare_text
@@ -57,22 +57,22 @@ def two(tiny, tmp_path, monkeypatch, capsys) -> Path:
 
 
 def test_latest_is_the_most_recently_written_run(two, tmp_path, capsys):
-    assert resolve("latest") == str(two) and capsys.readouterr().err == f"latest: {two}\n"
+    assert find_run("latest") == str(two) and capsys.readouterr().err == f"latest: {two}\n"
     set_date(two, -1000)
     (two / "report.html").write_text("not written by the run")
-    assert resolve("latest") == "old" and resolve("old") == "old"
+    assert find_run("latest") == "old" and find_run("old") == "old"
     (tmp_path / "latest").touch()
-    assert resolve("latest") == "old"
+    assert find_run("latest") == "old"
     (tmp_path / "latest").unlink()
     set_date(write_run(tmp_path / "latest", {1: 2.0}), -2000)
-    assert resolve("latest") == "latest"
+    assert find_run("latest") == "latest"
 
 
 def test_without_a_run_latest_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "starting").mkdir()
     with FileLock(tmp_path / "starting" / ".lock"), pytest.raises(UserError, match=r"^latest: .*no run"):
-        resolve("latest")
+        find_run("latest")
 
 
 def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.snapshots import find_snapshots
 from folio.data import tokenizer
 from tests.support.checkpoints import save, save_state
-from tests.support.runs import blank_part, blank_state, edit_state, write_state
+from tests.support.runs import blank_part, blank_state, edit_state
 
 
 def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
@@ -167,91 +166,3 @@ def test_the_torchrun_id_is_read_from_a_damaged_checkpoint(tmp_path):
     assert run_folder.torchrun_id(tmp_path) == "second"
     (tmp_path / "step-000002" / "state.json").write_text("{")
     assert run_folder.torchrun_id(tmp_path) == "first"
-
-
-# --- runs of version 1, which recorded resumes instead of parts -------------------------------------------------------
-
-
-def version_1(step: int, resumes: list, torch: str, threads: int, max_iters: int, **changes) -> dict:
-    """state.json of a run of version 1."""
-    dtype = "float32" if torch == "1" else "bfloat16"
-    machine = dict(resolved=dict(device="cpu", dtype=dtype, compile=False), versions=dict(torch=torch), threads=threads)
-    progress = dict(resumes=resumes, decisions=[[0, max_iters]], config=dict(init_from="resume"))
-    state = blank_state(step, format_version=1, **machine, **progress, **changes)
-    del state["parts"]
-    return state
-
-
-def write_checkpoints(folder: Path, *states: dict) -> Path:
-    for state in states:
-        path = folder / f"step-{state['step']:06d}"
-        path.mkdir()
-        write_state(path, state)
-    return folder
-
-
-LONGER = {"step": 8, "after": "its end", "changes": {"max_iters": [8, 12]}, "exact": True}
-
-
-@pytest.fixture
-def old_run(tmp_path) -> Path:
-    """A run from the weights of "base", resumed after step 4 on another machine, and after step 8 to run longer."""
-    other_machine = {"step": 4, "after": "a kill", "changes": {}, "exact": False}
-    first, last = version_1(4, [], "1", 1, 8, started_from="base"), version_1(12, [other_machine, LONGER], "2", 3, 12)
-    return write_checkpoints(tmp_path, first, last)
-
-
-def test_the_parts_of_an_older_run_follow_from_its_checkpoints(old_run):
-    """A checkpoint records its own part. The part before an exact resume ran on the same machine."""
-    newest = run_folder.last_state(old_run)
-    assert [part["from_step"] for part in newest["parts"]] == [0, 4, 8]
-    assert [part["after"] for part in newest["parts"]] == [None, "a kill", "its end"]
-    assert [part["exact"] for part in newest["parts"]] == [True, False, True]
-    assert newest["parts"][2]["changes"] == {"max_iters": [8, 12]}
-    assert [part["versions"] for part in newest["parts"]] == [None, {"torch": "2"}, {"torch": "2"}]
-    assert [part["decisions"] for part in newest["parts"]] == [None, None, [[0, 12]]]
-    first, *rest = run_folder.parts_of(old_run, newest)
-    assert rest == newest["parts"][1:] and rest[0]["resolved"]["dtype"] == "bfloat16"
-    assert (first["init_from"], first["versions"], first["threads"]) == ("base", {"torch": "1"}, 1)
-    assert first["resolved"]["dtype"] == "float32" and first["decisions"] == [[0, 8]]
-    shutil.rmtree(old_run / "step-000004")
-    assert run_folder.parts_of(old_run, newest) == newest["parts"] and newest["parts"][0]["init_from"] is None
-
-
-def test_an_older_checkpoint_records_the_machine_of_earlier_parts(tmp_path):
-    """The newest checkpoint is from another machine and does not record the earlier one."""
-    exact, inexact = LONGER, {"step": 12, "after": "a kill", "changes": {}, "exact": False}
-    states = version_1(12, [exact], "1", 1, 12), version_1(16, [exact, inexact], "2", 3, 12)
-    newest = run_folder.last_state(write_checkpoints(tmp_path, *states))
-    assert [part["versions"] for part in newest["parts"]] == [None, None, {"torch": "2"}]
-    versions = [part["versions"]["torch"] for part in run_folder.parts_of(tmp_path, newest)]
-    assert versions == ["1", "1", "2"]
-
-
-def test_a_newer_checkpoint_continues_one_of_version_1(old_run):
-    """Its parts include those of the older checkpoint, completed from others."""
-    newest = run_folder.last_state(old_run)
-    write_checkpoints(old_run, blank_state(16, parts=[*run_folder.parts_of(old_run, newest), blank_part(12)]))
-    assert [path.name for path in run_folder.newest_first(old_run)] == ["step-000016", "step-000012", "step-000004"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(resumes=3),
-        dict(resumes=[{"step": 1}]),
-        dict(resumes=[{"step": 13, "after": "", "changes": {}, "exact": True}]),
-        dict(resumes=[{"step": 1, "after": "", "changes": 7, "exact": True}]),
-        dict(decisions=[[0, -5]]),
-        dict(config=[]),
-        "resolved",
-        "versions",
-        "config",
-    ],
-)
-def test_invalid_or_missing_values_of_version_1_are_errors(old_run, change):
-    """change: values, or the name of a missing one."""
-    path = old_run / "step-000012"
-    edit_state(path, lambda state: state.pop(change) if isinstance(change, str) else state.update(change))
-    with pytest.raises(CheckpointError, match=r"state\.json.*: (parts|config)$|is damaged"):
-        run_folder.read_state(path)

@@ -8,8 +8,9 @@ from folio.base.files import read_json
 from folio.checkpoints import checkpoint
 from folio.checkpoints.run_folder import CheckpointError
 from tests.support.checkpoints import save
-from tests.support.runs import blank_part, edit_manifest
+from tests.support.runs import SHAPE, blank_part, blank_state, edit_manifest, write_state
 
+DATASET = blank_state(1)["dataset"]
 CPU = dict(device="cpu", dtype="float32", compile=False)
 
 INVALID = {
@@ -24,7 +25,7 @@ INVALID = {
     ],
     "grad_scaler": [{"scale": 0}],
     "model": [{"n_layer": 10**30}, {"dropout": float("nan")}],
-    "dataset": [{}],
+    "dataset": [{}, *(DATASET | {"prompt_format": value} for value in ("future", ["chat"], 5))],
     "budget": [{"spent": "1"}],
     "origins": [["x"]],
     "parts": [
@@ -32,12 +33,27 @@ INVALID = {
         [blank_part(0), blank_part(2), blank_part(1)],
         *([blank_part(0, changes={"seed": change})] for change in (1, [1])),
         *([blank_part(0, resolved=resolved)] for resolved in (CPU | {"compile": "x"}, CPU | {"processes": "2"})),
-        *([blank_part(0, **{name: None})] for name in ("exact", "resolved")),
-        *([blank_part(0, **change)] for change in (dict(versions={"torch": 2}), dict(threads=0))),
-        [blank_part(0, decisions=[[0, -5]])],
+        *([blank_part(0, **{name: None})] for name in ("exact", "resolved", "versions", "threads", "init_from")),
+        *([blank_part(0, **change)] for change in (dict(versions={"torch": 2}), dict(versions={}), dict(threads=0))),
+        *([blank_part(0, decisions=decisions)] for decisions in ([], [[0, -5]], None)),
         [blank_part(0, resolved={"device": "cpu"})],
     ],
 }
+
+
+def test_a_missing_value_in_state_json_is_an_error(tmp_path):
+    """Many were optional, because older versions did not write them."""
+    path = save(tmp_path, 3)
+    state = read_json(path / "state.json")
+    for name in state.keys() - {"format_version"}:
+        write_state(path, {key: value for key, value in state.items() if key != name})
+        with pytest.raises(CheckpointError, match=rf"state\.json .*: {name}$"):
+            checkpoint.load(tmp_path)
+    for name, record in {"guard": state["guard"], "model": SHAPE, "dataset": state["dataset"]}.items():
+        for key in record:
+            write_state(path, {**state, name: {other: record[other] for other in record if other != key}})
+            with pytest.raises(CheckpointError, match=rf"state\.json .*: {name}$"):
+                checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", INVALID)

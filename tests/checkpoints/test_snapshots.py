@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from folio import UserError
 from folio.checkpoints import checkpoint, run_folder
@@ -198,6 +199,10 @@ def test_a_damaged_snapshot_is_an_error(tmp_path, seed):
     path.write_bytes(other.read_bytes())
     with pytest.raises(UserError, match="is the snapshot of step 2: "):
         read_snapshot(path)
+    for metadata in (None, {"step": "1"}):  # was shown unchecked
+        save_file(weights, path, metadata)
+        with pytest.raises(UserError, match=r"no step or no sha256 .*; remove it"):
+            read_snapshot(path)
 
 
 @pytest.mark.slow  # tests/training/test_session.py resumes a run of two processes with snapshots

@@ -263,7 +263,6 @@ def flip_a_bit(path: Path) -> None:
         (lambda f: (f / "val.bin").unlink(), r"val\.bin is missing"),
         (lambda f: flip_a_bit(f / "val.bin"), "sha256"),
         (lambda f: (f / "meta.json").write_text("{"), r"not a valid meta\.json"),
-        (lambda f: write_json(f / "meta.json", {"format_version": 99}), "format version 99 is not 2"),
         (lambda f: [path.unlink() for path in f.iterdir()], "is not a data set"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
         (lambda f: write_json(f / "tokenizer.json", {"kind": "byte"}), r"tokenizer\.json is not the tokenizer"),
@@ -276,6 +275,19 @@ def test_a_damaged_data_set_is_refused_with_the_reason(folder, damage, message):
     damage(folder)
     with pytest.raises(DatasetError, match=message):
         open_dataset(folder)
+
+
+@pytest.mark.parametrize("version", [1, 3, "2", True, None, "missing"])
+def test_another_format_version_is_an_error(folder, version):
+    """Without a version, meta.json was called invalid; True was accepted as 1."""
+    meta = read_json(folder / "meta.json")
+    del meta["format_version"]
+    write_json(folder / "meta.json", meta if version == "missing" else {**meta, "format_version": version})
+    with pytest.raises(
+        DatasetError, match=r"version is .*, and only 2 is supported; prepare the data set again"
+    ) as error:
+        open_dataset(folder)
+    assert str(version) in str(error.value)
 
 
 def test_one_token_is_not_tokens(tmp_path, nanogpt_folder):

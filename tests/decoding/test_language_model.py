@@ -7,6 +7,7 @@ import torch
 
 import folio
 from folio import UserError
+from folio.base.settings import setting_names
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
 from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel
 from folio.decoding.quantize import quantized
@@ -61,7 +62,7 @@ def test_load_accepts_a_run_or_a_checkpoint(run):
 
 def test_settings_are_those_of_sample_py_and_given_by_name(gpt):
     """generate("ROMEO:", 30), like nanoGPT's generate(idx, max_new_tokens), returned 30 long samples."""
-    for name in GenerationConfig.__dataclass_fields__:
+    for name in setting_names(GenerationConfig):
         assert getattr(GenerationConfig.from_dict({}), name) == getattr(SampleConfig(), name)
     assert len(gpt.generate("")) == 500
     assert gpt.generate("a", max_new_tokens=2e1, temperature=1) == gpt.generate("a", max_new_tokens=20)

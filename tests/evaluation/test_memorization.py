@@ -310,7 +310,7 @@ def test_the_answer_about_the_overlap(viewed, text, monkeypatch):
 def test_the_reason_for_not_searching(viewed, data_dir, tmp_path):
     question, state = {"kind": "memorized", "ids": [1, 2, 3]}, viewed.checkpoint.state
     moved = {**state, "config": {**state["config"], "data_dir": str(tmp_path / "nowhere")}}
-    changed = {**state, "dataset": {"hash": "another"}}
+    changed = {**state, "dataset": {"hash": "another", "parts": {}}}
     foreign = {"model": state["model"]}
     for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
         viewed.checkpoint = replace(viewed.checkpoint, state=state)

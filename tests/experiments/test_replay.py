@@ -27,7 +27,7 @@ from model import GPT
 from prepare import text as prepare_text
 from tests.support import processes
 from tests.support.replays import SMALLEST, remove_older_checkpoints, replay
-from tests.support.runs import blank_part, edit_state, read_metrics, write_as_version_1
+from tests.support.runs import blank_part, edit_state, read_metrics
 from tests.support.simulated import SimulatedMachine
 from tests.support.tolerances import gradients_error, logits_error, rounding_error, within
 from tests.support.torchrun import ROOT, run_ranks, start_script_ranks
@@ -217,27 +217,25 @@ def test_a_step_that_is_not_finite(tiny, poison):
 
 
 def test_a_run_that_was_resumed_with_other_settings(tiny):
-    """Steps are replayed with their settings, even if only the last checkpoint is left, in both formats."""
-    train(cfg := tiny(max_iters=4, lr_decay_iters=12, sampling="random"))
-    changes = dict(sampling="random", learning_rate=1e-3, dropout=0.3, weight_decay=0.0)
+    """Steps are replayed with their settings, even if only the last checkpoint is left."""
+    train(cfg := tiny(max_iters=4, lr_decay_iters=12))
+    changes = dict(learning_rate=1e-3, dropout=0.3, weight_decay=0.0)
     changes |= dict(init_from="resume", batch_size=2, gradient_accumulation_steps=2)
     train(tiny(max_iters=8, **changes))
     train(tiny(max_iters=8, **changes, patience=9))  # nothing to train
     train(tiny(max_iters=12, **changes, grad_clip=0.1))
     assert replay(cfg.out_dir, 10)["replayed_from"] == "the checkpoint of step 8"
     remove_older_checkpoints(cfg.out_dir)
-    for version, step in ((2, 3), (2, 4), (2, 5), (2, 9), (2, 12), (1, 10)):
-        if version == 1:
-            write_as_version_1(Path(cfg.out_dir))
+    for step in (3, 4, 5, 9, 12):
         facts = replay(cfg.out_dir, step)
         assert facts["bitwise"] and facts["equal_before"] == [*range(1, step)], step
         assert facts["replayed_from"] == "step 0, random weights"
 
 
-def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
+def test_a_run_with_a_time_budget(tiny, monkeypatch):
     """Learning rates depend on decisions about the run's length."""
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5, keep_last=9)
-    recipe |= dict(sampling="random", sample_tokens=0, **SMALLEST)  # version 1 had another order in epochs
+    recipe |= dict(sample_tokens=0, **SMALLEST)
     cfg = tiny(**recipe, minutes=0.5)
     with monkeypatch.context() as patch:
         SimulatedMachine(patch, lambda step: 0.5 if step < 20 else 1.5, lambda step: 0.1, trains=True)
@@ -250,11 +248,6 @@ def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
     assert replay(cfg.out_dir, last)["bitwise"] and replay(cfg.out_dir, last + 2)["bitwise"]
     remove_older_checkpoints(cfg.out_dir)
     assert replay(cfg.out_dir, last)["bitwise"]
-    write_as_version_1(Path(cfg.out_dir))
-    capsys.readouterr()
-    facts = replay(cfg.out_dir, last)
-    assert facts["bitwise"] is False and "the logged learning rate is" in facts["remarks"][-1]
-    assert f"planned length of the run before step {last:,} is not recorded" in capsys.readouterr().out
 
 
 def test_a_run_with_another_order_of_sequences_is_refused(tiny, masked_dir):
@@ -263,7 +256,8 @@ def test_a_run_with_another_order_of_sequences_is_refused(tiny, masked_dir):
         edit_state(path, lambda state: [part.pop("without_targets") for part in state["parts"]])
     with pytest.raises(UserError, match=r"cannot be replayed: .*windows without targets"):
         replay(cfg.out_dir, 2)
-    write_as_version_1(Path(cfg.out_dir))
+    for path in run_folder.directories(Path(cfg.out_dir)):
+        edit_state(path, lambda state: [part.pop("windows") for part in state["parts"]])
     with pytest.raises(UserError, match=r'cannot be replayed: .*sampling="epoch" with one phase per epoch'):
         replay(cfg.out_dir, 2)
 

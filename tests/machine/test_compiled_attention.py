@@ -120,7 +120,7 @@ def test_a_model_computes_the_same(position, seed):
     idx, targets = torch.randint(50, (2, 3, 64), generator=torch.Generator().manual_seed(seed))
     for kernel in (AttentionKernel, ManualAttention, CompiledAttention):
         model.kernel = kernel()
-        with runtime.compute() if kernel != AttentionKernel else torch.enable_grad():
+        with runtime.autocast() if kernel != AttentionKernel else torch.enable_grad():
             loss = model(idx, targets)[1]
         loss.backward()
         results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))

@@ -146,7 +146,7 @@ def test_each_worker_computes_the_gradients_of_its_rows(dtype, set_threads, seed
     expected = []
     set_threads(1)
     for idx, next_ids in zip(inputs, targets, strict=True):
-        with runtime.compute():
+        with runtime.autocast():
             model(idx, next_ids)[1].backward()
         expected.append(gradients_of(model))
     set_threads(2)

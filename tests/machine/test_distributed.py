@@ -20,7 +20,7 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.data.shards import Shard
 from folio.data.windows import ValidationWindows
 from folio.machine import distributed
-from folio.machine.distributed import Group, Requests
+from folio.machine.distributed import Group, SharedFlags
 from folio.machine.kernels import adapt
 from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
@@ -136,7 +136,7 @@ def test_fsdp_in_bfloat16_does_not_round_the_angles_of_rotary_positions(process_
     distributed.shard(sharded, sharded.transformer.h, Group(), device, runtime.dtype, compile=False)
     distributed.fill_shards(sharded, lambda name: model.get_parameter(name).detach())
     idx = torch.randint(50, (2, 64))
-    with runtime.compute(), torch.no_grad():
+    with runtime.autocast(), torch.no_grad():
         assert torch.equal(sharded.logits(idx), model.logits(idx))
 
 
@@ -216,10 +216,10 @@ def test_torchrun_restarts_a_process_that_was_killed(uninterrupted, tmp_path):
     assert_same_run(uninterrupted.out_dir, killed.out_dir)
 
 
-def test_a_request_is_agreed_to_once_and_one_step_later(process_group):
-    """A process repeats its request in the step in which it is agreed to. It must not be agreed to again."""
-    requests = Requests(process_group)
-    agreed = [requests.agree(*step) for step in ((0, 0), (0, 1), (0, 1), (0, 0), (0, 0))]
+def test_a_flag_is_agreed_to_once_and_one_step_later(process_group):
+    """A process still raises its flag in the step in which it is agreed to. It must not be agreed to again."""
+    flags = SharedFlags(process_group)
+    agreed = [flags.agree(*step) for step in ((0, 0), (0, 1), (0, 1), (0, 0), (0, 0))]
     assert agreed == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
 
 

@@ -95,7 +95,7 @@ def test_the_startup_line_names_the_attention_kernel_of_training(position, dtype
     adapt(model, runtime)
     for attend, other in ((model.kernel, "matmuls"), (AttentionKernel(), "torch's math kernel")):
         model.kernel, names = attend, set()
-        with Operators(), runtime.compute():
+        with Operators(), runtime.autocast():
             model(idx, idx)
         is_flash = "aten::_scaled_dot_product_flash_attention_for_cpu" in names
         assert describe_attention(runtime, model) == ("torch's flash kernel" if is_flash else other)

@@ -154,7 +154,7 @@ def test_auto_on_a_gpu_chooses_a_16_bit_dtype(has_bfloat16, dtype):
 def test_a_runtime_sets_the_dtype_of_matmuls_and_moves_arrays_to_its_device():
     a = torch.ones(4, 4)
     for dtype in (torch.float32, torch.bfloat16):
-        with resolve_runtime("cpu", str(dtype).removeprefix("torch."), False).compute():
+        with resolve_runtime("cpu", str(dtype).removeprefix("torch."), False).autocast():
             assert (a @ a).dtype == dtype
         assert (a @ a).dtype == torch.float32
     x, y = resolve_runtime("cpu", "float32", False).to_device(np.arange(6).reshape(2, 3)[:, :-1], np.ones((2, 2)))
@@ -178,7 +178,7 @@ def test_a_gpu_computes_in_the_chosen_dtype():
     chosen = resolve_runtime("auto", "auto", "auto")
     assert chosen.device.type == "cuda"
     (a,) = chosen.to_device(np.ones((4, 4), dtype=np.float32))
-    with chosen.compute():
+    with chosen.autocast():
         assert (a @ a).dtype == chosen.dtype
 
 

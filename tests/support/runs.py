@@ -13,7 +13,11 @@ import train as train_script
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint
 from folio.checkpoints.snapshots import find_snapshots, read_snapshot
+from folio.data.windows import WINDOWS_VERSION
+from folio.training.guard import StepGuard
 from train import train
+
+SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4, document_token=None)
 
 
 def blank_state(step: int, **changes: Any) -> dict[str, Any]:
@@ -21,36 +25,27 @@ def blank_state(step: int, **changes: Any) -> dict[str, Any]:
     progress = dict(step=step, next_sequence=step, best_val_loss=1.0, best_step=step, evaluations_since_best=0)
     if not step:
         progress |= dict(best_val_loss=None)
-    run = dict(model={}, config={}, dataset=dict(folder="", hash=""), parts=[blank_part(0)])
-    return {"format_version": 2, **progress, "guard": {}, "grad_scaler": {}, **run, **changes}
+    guard = {**StepGuard(torch.device("cpu"), None).state(), "val_losses": [], "evaluated_at": 0}
+    progress |= dict(guard=guard, grad_scaler={})
+    dataset = dict(folder="", hash="", parts={}, not_held_out=[], prompt_format=None)
+    run = dict(run_id="", model=SHAPE, config={}, origins={}, dataset=dataset, parts=[blank_part(0)])
+    unknown = dict.fromkeys(("torchrun", "stopped_by", "wandb_id", "budget"))
+    return {"format_version": 2, **progress, **run, **unknown, **changes}
 
 
 def blank_part(from_step: int, **changes: Any) -> dict[str, Any]:
     """A part of a run in state.json."""
     resolved = dict(device="cpu", dtype="float32", compile=False)
     start = dict(init_from="resume", after="a kill") if from_step else dict(init_from="scratch", after=None)
-    defaults = dict(changes={}, exact=True, resolved=resolved, versions={}, threads=1, decisions=None)
-    return {"from_step": from_step, **start, **defaults, **changes}
+    versions = dict(torch="2.0", python="3.10")
+    defaults = dict(changes={}, exact=True, resolved=resolved, versions=versions, threads=1, decisions=[[0, 100]])
+    return {"from_step": from_step, **start, **defaults, "windows": WINDOWS_VERSION, "max_val_tokens": None, **changes}
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Write state.json of a checkpoint, and its entry in the manifest."""
     write_json(path / "state.json", state)
     edit_manifest(path)
-
-
-def write_as_version_1(folder: Path) -> None:
-    """Rewrite state.json of a run's checkpoints in version 1, which recorded resumes instead of parts."""
-
-    def edit(state: dict[str, Any]) -> None:
-        first, *resumed = parts = state.pop("parts")
-        last = {name: parts[-1][name] for name in ("resolved", "versions", "threads", "decisions")}
-        names = ("after", "changes", "exact")
-        resumes = [{"step": part["from_step"], **{name: part[name] for name in names}} for part in resumed]
-        state.update(last, resumes=resumes, started_from=first["init_from"], format_version=1)
-
-    for path in folder.glob("step-*"):
-        edit_state(path, edit)
 
 
 def edit_manifest(path: Path) -> None:
@@ -108,14 +103,12 @@ def assert_same_snapshots(first: str, second: str) -> None:
     assert all(same_tensors(a[step], b[step]) for step in a)
 
 
-SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
-
-
 def write_run(folder: Path, losses: dict[int, float], stopped_by: str | None = "its end", **settings) -> Path:
     """Write the files of a run, without weights. losses: step -> validation loss; the last step is saved."""
     best_step = min(losses, key=losses.get)
     state = blank_state(max(losses), best_step=best_step, best_val_loss=losses[best_step], stopped_by=stopped_by)
-    state |= dict(model=SHAPE, config={**SHAPE, "max_iters": max(losses), "seed": 1, **settings})
+    state |= dict(config={**SHAPE, "max_iters": max(losses), "seed": 1, **settings})
+    state["parts"] = [blank_part(0, decisions=[[0, state["config"]["max_iters"]]])]
     saved = folder / f"step-{max(losses):06d}"
     saved.mkdir(parents=True)
     write_state(saved, state)

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from folio.base.settings import Settings
-from folio.web.server import Guard, Server, host_headers, listen, make_server
+from folio.web.server import OriginCheck, Server, host_headers, listen, make_server
 from tests.support import processes
 from tests.support.waiting import wait_until
 
@@ -32,7 +32,7 @@ def running(server: Server, listener: socket.socket) -> Iterator[None]:
 
 
 @contextmanager
-def serving_app(make_app: Callable[[frozenset[str]], Guard]) -> Iterator[int]:
+def serving_app(make_app: Callable[[frozenset[str]], OriginCheck]) -> Iterator[int]:
     """Serve an application, made for its Host headers, on 127.0.0.1. Yields the port."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]

@@ -9,7 +9,7 @@ code. In the block, these are replaced:
     torch.accelerator           current_accelerator and current_stream, which AdamW asks whether a graph is captured
     torch.utils._foreach_utils  the lists of types and devices of torch's functions of several tensors
     torch.__future__            Module.to swaps parameters; otherwise, it would untie the weights of a GPT
-    Runtime.compute             of Folio: without autocast, which casts nothing on the meta device
+    Runtime.autocast            of Folio: without autocast, which casts nothing on the meta device
 
 Two modes, which torch provides for this, translate function calls and operators. Attention is torch's for an unknown
 device.
@@ -111,7 +111,7 @@ class SimulatedGPU(ExitStack):
         self.replace(torch._C, create=True, **dict.fromkeys(DRIVER, refuse))
         accelerator = torch.device(self.kind)
         self.replace(torch.accelerator, current_accelerator=as_function(accelerator), current_stream=self.stream)
-        self.replace(Runtime, compute=as_function(nullcontext()))
+        self.replace(Runtime, autocast=as_function(nullcontext()))
         self.replace(_foreach_utils, _foreach_supported_types=[Tensor, GPUTensor])
         self.replace(_foreach_utils, _get_foreach_kernels_supported_devices=as_function(["cuda", "meta"]))
         set_swap = torch.__future__.set_swap_module_params_on_conversion

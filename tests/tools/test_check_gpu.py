@@ -14,7 +14,7 @@ import torch
 from folio import UserError
 from folio.base import settings
 from folio.base.files import read_json, write_json
-from folio.base.settings import ConfigError
+from folio.base.settings import ConfigError, setting_names
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
 from folio.machine.kernels import ChunkedCrossEntropy
@@ -228,7 +228,7 @@ def test_a_run_that_differs_after_resuming_is_detected(new_part, monkeypatch, se
     runs.prepare_text(part, "sentences", 300)
 
     def start(cfg, out_dir):
-        values = {name: getattr(cfg, name) for name in runs.train.TrainConfig.__dataclass_fields__}
+        values = {name: getattr(cfg, name) for name in setting_names(runs.train.TrainConfig)}
         changes = dict(out_dir=str(out_dir), max_iters=20, seed=seed if out_dir.name == "killed" else 1337)
         return train(runs.train.TrainConfig(**{**values, **changes}))
 

@@ -1,7 +1,5 @@
 """The output and errors of tools/evaluate.py."""
 
-import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from folio.checkpoints import foreign
 from folio.checkpoints.export_formats import write_hugging_face
 from prepare import text as prepare_text
 from tests.support.exports import checkpoint_of
-from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe
 from tests.support.tolerances import logits_error
 from tools import evaluate
@@ -247,21 +244,6 @@ def test_bad_input_is_an_error(words, message, run, tmp_path, data_dir, evaluate
 def test_bad_settings_are_an_error(words, message):
     with pytest.raises(ConfigError, match=message):
         load(EvaluateConfig, words)
-
-
-@pytest.mark.parametrize(
-    "command, expected",
-    [
-        ("compare out-a* 'out b*' --tasks=pairs", "compare.py 'out-a*' 'out b*' --tasks=pairs"),
-        ("memorized out --samples=5", "memorized.py out --samples=5"),
-        ("memorized", "memorized.py"),
-    ],
-)
-def test_former_commands_name_the_new_script(command, expected, monkeypatch):
-    """These scripts were commands of tools/evaluate.py."""
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(ConfigError, match=f"use python {re.escape(f'tools/{expected}')}$"):
-        evaluate.run(shlex.split(command))
 
 
 @pytest.mark.needs("transformers")

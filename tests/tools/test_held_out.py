@@ -16,7 +16,6 @@ from folio.base.settings import load
 from prepare import pairs as prepare_pairs
 from prepare import text as prepare_text
 from tests.support.exports import run_export
-from tests.support.runs import edit_state
 from tools import compare, evaluate, memorized, replay, report, runs
 from train import TrainConfig, train
 
@@ -176,8 +175,3 @@ def test_a_validation_set_is_searched_in_the_other_data_sets_of_a_mixture(tiny, 
     for name in ("prose", "verse"):  # as before, if each data set is given
         _, rows = evaluated(cfg.out_dir, f"--dataset={name}")
         assert rows[0]["probes_matched"] == expected[f"{name}, validation"]
-    for path in Path(cfg.out_dir).glob("step-*"):
-        edit_state(path, lambda state: state["dataset"].pop("parts"))  # a run of an older version
-    _, rows = evaluated(cfg.out_dir)
-    assert {row["of"]: row["probes_matched"] for row in rows} == expected
-    assert not any(row["prepared_again"] for row in rows)

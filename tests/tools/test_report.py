@@ -14,7 +14,6 @@ from folio.base import settings
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from tests.support.charts import ticks_of
-from tests.support.runs import write_as_version_1
 from tools.report import ReportConfig, main
 from train import train
 
@@ -76,13 +75,6 @@ def test_a_run_whose_name_is_not_utf8_is_shown(runs, here):
     runs[0].rename(here / os.fsdecode(b"first-\xe9"))
     main(settings.load(ReportConfig, ["*", "--output=page.html"]))
     assert "first-\\udce9" in (here / "page.html").read_text(encoding="utf-8")
-
-
-def test_a_run_of_version_1_has_the_same_page(runs):
-    page = report_page([Run.of(run) for run in runs])
-    for run in runs:
-        write_as_version_1(run)
-    assert report_page([Run.of(run) for run in runs]) == page
 
 
 def test_bad_input_is_an_error(runs, tmp_path):

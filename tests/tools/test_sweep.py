@@ -157,7 +157,7 @@ def test_a_study_is_resumed_only_with_the_same_data_and_settings(arguments, in_p
 
 
 def test_a_folder_with_another_run_is_not_used_as_a_trials(arguments, in_process, tmp_path, capsys):
-    """A sweep whose record was removed used the results of runs with other settings."""
+    """A sweep whose definition was removed used the results of runs with other settings."""
     sweep.main(["n_layer=1", "--seeds=1", *arguments])
     (tmp_path / "sweep" / "sweep.json").unlink()
     sweep.main(["n_layer=1", "--seeds=1", *arguments])

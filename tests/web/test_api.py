@@ -386,7 +386,7 @@ def test_the_tokenizer_routes_accept_fields_that_change_nothing(client, gpt):
 
 def test_chat_completions():
     gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
-    with serving(gpt, chat=ChatTemplate("chat", has_eot=True)) as client:
+    with serving(gpt, chat=ChatTemplate("chat")) as client:
         settings = {"seed": 2, "top_k": 5, "temperature": 0.9}
         text = gpt.generate("User: ab\n\nAssistant:", stop="\nUser:", max_new_tokens=None, **settings)
         expected = text.removeprefix(" ")

@@ -65,7 +65,7 @@ def train_on(tiny, tmp_path):
 def test_chat_prompts_equal_the_training_prompts(train_on, tmp_path):
     dataset = prepare(tmp_path, "chats", CHATS)
     template = chat_template(train_on("chats"))
-    assert template == ChatTemplate("chat", has_eot=True)
+    assert template == ChatTemplate("chat")
     prompts = {prompt for shards in (dataset.train, dataset.val) for prompt, _ in split_pairs(shards, ByteTokenizer())}
     first = "System: Be short.\n\nUser: Who\nare you?\n\nAssistant:"
     assert template.prompt(CHAT[:2]) == first and first in prompts
@@ -83,7 +83,7 @@ def test_prompts_have_the_same_tokens_as_in_training(tmp_path):
     dataset = prepare(tmp_path, "chats", CHATS, str(tmp_path / "tokenizer.json"))
     ids = [i for shard in (*dataset.train, *dataset.val) for i in shard.ids.tolist()]
     for k in range(30):
-        prompt = ChatTemplate("chat", has_eot=True).prompt(CHATS[k]["messages"][:-1])
+        prompt = ChatTemplate("chat").prompt(CHATS[k]["messages"][:-1])
         expected = encode_prompt(tokenizer, prompt).ids
         assert any(ids[n : n + len(expected)] == expected for n in range(len(ids)))
 
@@ -91,7 +91,7 @@ def test_prompts_have_the_same_tokens_as_in_training(tmp_path):
 def test_pairs_take_one_unchanged_prompt(train_on, tmp_path):
     prepare(tmp_path, "sums", PAIRS)
     template = chat_template(train_on("sums"))
-    assert template == ChatTemplate("pairs", has_eot=True) and template.stop == () and template.answer_prefix == ""
+    assert template == ChatTemplate("pairs") and template.stop == () and template.answer_prefix == ""
     assert template.prompt([{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
     with pytest.raises(UserError, match=r"messages .*send only the last"):
         template.prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
@@ -133,35 +133,19 @@ def test_the_latest_training_determines_the_format(train_on, tmp_path, data_dir)
     text = [{"prompt": "", "completion": json.dumps(chat)} for chat in CHATS]
     prepare(tmp_path, "text", text, str(tmp_path / "tokenizer.json"))
     meta = read_json(tmp_path / "text" / "meta.json")
-    assert meta.pop("prompt_format") == "pairs"
-    write_json(tmp_path / "text" / "meta.json", meta)  # as in older versions
+    assert meta["prompt_format"] == "pairs"
+    write_json(tmp_path / "text" / "meta.json", meta | {"prompt_format": None})
     assert open_dataset(tmp_path / "text").prompt_format is None
     template = chat_template(train_on("chats"))
-    assert template == ChatTemplate("chat", has_eot=True)
+    assert template == ChatTemplate("chat")
     assert chat_template(train_on("chats", init_from="resume", max_iters=4)) == template
     assert chat_template(train_on("text", "fine", init_from=str(tmp_path / "out"))) is None
     assert chat_template(train_on("chats", "back", init_from=str(tmp_path / "fine"))) == template
 
 
-def test_older_data_may_have_no_end_of_text_token(tmp_path):
+def test_a_model_of_another_program_has_no_template(tmp_path):
     model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
-    gpt = LanguageModel(model, CharTokenizer(CHARACTERS))
-    gpt.prompt_format = "chat"
-    template = chat_template(gpt)
-    assert template == ChatTemplate("chat", has_eot=False) and template.stop == ("User:",)
-    assert template.prompt(CHAT[1:4]) == "User: Who\nare you?\n\nAssistant: Me.User: And I?\n\nAssistant:"
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"model": {}},
-        *({"dataset": dataset} for dataset in ({}, {"prompt_format": "future"}, {"prompt_format": ["chat"]}, 5)),
-    ],
-)
-def test_checkpoints_without_a_known_format_have_no_template(state, tmp_path):
-    model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
-    assert Checkpoint(tmp_path, {}, ByteTokenizer(), state).prompt_format is None
+    assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"model": {}}).prompt_format is None
     assert chat_template(LanguageModel(model, ByteTokenizer())) is None
 
 
@@ -189,7 +173,7 @@ def test_exports_contain_the_chat_template(prompt_format, count, tmp_path):
     loaded = Checkpoint(tmp_path, dict(model.named_parameters()), tokenizer, state)
     write_tokenizer(loaded, tmp_path / "hf")
     messages = [{"role": "developer", "content": "Hi."}, *CHAT[1:4]][:count] if count > 1 else CHAT[1:2]
-    expected = ChatTemplate(prompt_format, has_eot=True).prompt(messages)
+    expected = ChatTemplate(prompt_format).prompt(messages)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
     assert theirs(expected).input_ids == encode_prompt(tokenizer, expected).ids
@@ -205,7 +189,7 @@ HELLO = {"role": "user", "content": "Hello"}
 
 
 def test_content_parts_and_the_developer_role():
-    template = ChatTemplate("chat", has_eot=True)
+    template = ChatTemplate("chat")
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
     expected = "System: Be kind.\n\nUser: Hello\nthere\n\nAssistant:"
     for role in ("system", "developer"):
@@ -218,7 +202,7 @@ def test_an_answer_of_the_server_can_be_sent_back():
     """With the fields that OpenAI's client adds to it, and with the same name for each message of a role."""
     answer = {"role": "assistant", "content": "Hi.", "refusal": None, "tool_calls": None, "annotations": []}
     messages = [HELLO | {"name": "Ann"}, answer | {"name": "bot"}, HELLO | {"name": "Ann"}]
-    prompt = ChatTemplate("chat", has_eot=True).prompt(messages)
+    prompt = ChatTemplate("chat").prompt(messages)
     assert prompt == "User: Hello\n\nAssistant: Hi.<|endoftext|>User: Hello\n\nAssistant:"
 
 
@@ -242,4 +226,4 @@ def test_an_answer_of_the_server_can_be_sent_back():
 @pytest.mark.parametrize("prompt_format", ["chat", "pairs"])
 def test_invalid_messages_are_refused(messages, error, prompt_format):
     with pytest.raises(UserError, match=error):
-        ChatTemplate(prompt_format, has_eot=True).prompt(messages)
+        ChatTemplate(prompt_format).prompt(messages)

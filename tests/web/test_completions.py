@@ -5,13 +5,14 @@ import re
 
 import pytest
 
+from folio.base.settings import setting_names
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import TokenLogprobs
 from folio.web import completions
 from folio.web.chat import ChatTemplate
-from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, Request, RequestError, read_request
+from folio.web.completions import ChatAnswer, CompletionAnswer, GenerationRequest, Limits, RequestError, read_request
 from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe, trained
 
@@ -25,11 +26,11 @@ def language_model(tokenizer: Tokenizer) -> LanguageModel:
 
 GPT = language_model(CHARACTERS)
 GPT_BYTES = language_model(ByteTokenizer())
-CHATS, PAIRS = ChatTemplate("chat", has_eot=True), ChatTemplate("pairs", has_eot=True)
+CHATS, PAIRS = ChatTemplate("chat"), ChatTemplate("pairs")
 MESSAGES = [{"role": "user", "content": "b"}]
 
 
-def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None, **limits: int) -> Request:
+def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None, **limits: int) -> GenerationRequest:
     return read_request(body, gpt, Limits(**limits), chat)
 
 
@@ -42,7 +43,7 @@ def test_defaults_are_openais():
     assert completion.sampling == Sampling() and completion.max_new_tokens == 16 and completion.logprobs is None
     assert completion.prompt == [1, 2, 3]
     assert not request.stream and not request.include_usage
-    null = read(dict.fromkeys([*completions.TextFields.__dataclass_fields__, "stop", "logit_bias", "stream_options"]))
+    null = read(dict.fromkeys([*setting_names(completions.TextFields), "stop", "logit_bias", "stream_options"]))
     assert null.completions[0].sampling == Sampling() and null.completions[0].max_new_tokens == 16
     assert null.completions[0].prompt == [CHARACTERS.eot]  # the default prompt
     assert len({read({}).completions[0].seed for _ in range(10)}) == 10
@@ -267,7 +268,10 @@ def token_text(byte: int) -> str:
 
 
 def answer_all(
-    request: Request, tokens: list[int], gpt: LanguageModel = GPT, kind: type[CompletionAnswer] = CompletionAnswer
+    request: GenerationRequest,
+    tokens: list[int],
+    gpt: LanguageModel = GPT,
+    kind: type[CompletionAnswer] = CompletionAnswer,
 ) -> bytes:
     """The bytes sent for a completion whose tokens arrive together."""
     completion = request.completions[0]

@@ -9,16 +9,24 @@ from folio.base.settings import ROOT
 from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web.chat import ChatTemplate
-from folio.web.completions import ChatFields, Limits, Request, RequestError, TextFields, field_names, read_request
+from folio.web.completions import (
+    ChatFields,
+    GenerationRequest,
+    Limits,
+    RequestError,
+    TextFields,
+    field_names,
+    read_request,
+)
 from folio.web.unused_fields import HARMLESS, REFUSED, TOKENIZER_REFUSED
 from tests.support.decoding import random_model
 
 GPT = LanguageModel(random_model(1, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
-CHAT = ChatTemplate("chat", has_eot=True)
+CHAT = ChatTemplate("chat")
 ENDPOINTS = ["completions", "chat"]
 
 
-def read(endpoint: str, **fields: Any) -> Request:
+def read(endpoint: str, **fields: Any) -> GenerationRequest:
     """Read a request that is valid without the fields."""
     if endpoint == "completions":
         return read_request({"prompt": "a", **fields}, GPT, Limits())

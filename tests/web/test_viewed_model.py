@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save
 
 from folio import UserError
+from folio.checkpoints.snapshots import write_snapshot
 from folio.machine import memory
 from folio.web.viewed_model import LRUCache, ViewedModel
 from model import GPT
@@ -50,16 +50,19 @@ def test_replaced_and_removed_checkpoints(run, seed):
     versions = [viewed.version(10)]
     assert viewed.model_at(10) is viewed.model_at(10) and viewed.version(200) is viewed.version(None) is None
 
-    def replace(content: bytes) -> None:
-        path.write_bytes(content)
+    def replace(content: GPT | bytes) -> None:
+        if isinstance(content, GPT):
+            write_snapshot(Path(run), 10, dict(content.named_parameters()))
+        else:
+            path.write_bytes(content)
         os.utime(path, (len(versions), len(versions)))  # a different time even with a coarse clock
         versions.append(viewed.version(10))
         assert len({*versions}) == len(versions)
 
     other = build_model("char", seed + 1)
-    replace(save(dict(other.named_parameters())))
+    replace(other)
     assert_logits(viewed.model_at(10), other)
-    replace(save(dict(build_model("bpe", seed).named_parameters())))
+    replace(build_model("bpe", seed))
     with pytest.raises(UserError, match=r"^[^\n]*the weights do not fit[^\n]*$"):
         viewed.model_at(10)
     replace(b"\0" * 100)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from folio.base.settings import setting_names
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.experiments.static_page import BASE_STYLE, COLORS
@@ -245,7 +246,7 @@ VALID = {  # other fields may be 0 or 1
 @hypothesis.given(data=st.data())
 def test_valid_questions_are_answered_and_others_answered_or_refused(client, kind, data):
     path, question = ("/generate", GenerationQuestion) if kind == "generate" else ("/ask", Question)
-    names, arbitrary = list(question.__dataclass_fields__), ANYTHING | st.sampled_from(["", "..", "0.", -1, 3, 99])
+    names, arbitrary = setting_names(question), ANYTHING | st.sampled_from(["", "..", "0.", -1, 3, 99])
     valid = {**VALID, "kind": st.just(kind)}
     fields = data.draw(st.fixed_dictionaries({name: valid.get(name, st.integers(0, 1)) for name in names}))
     odd = data.draw(st.dictionaries(st.sampled_from(names), arbitrary, max_size=2))

@@ -84,7 +84,7 @@ FAULTS = (
     # --- machine ---
     Fault("folio/machine/memory.py", ".read_text()) - file_cache", ".read_text()) + file_cache"),
     Fault("folio/machine/kernels.py", "mask[vocab_size:] = -math.inf", "mask[vocab_size + 1 :] = -math.inf"),
-    Fault("folio/machine/distributed.py", "[0 if known else request for", "[request for"),
+    Fault("folio/machine/distributed.py", "[0 if known else flag for", "[flag for"),
     # --- data ---
     Fault(
         "folio/data/windows.py",

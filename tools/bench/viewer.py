@@ -24,6 +24,8 @@ sys.path.insert(0, str(ROOT))
 from folio.base.settings import comma_separated, run_script  # noqa: E402
 from folio.checkpoints import checkpoint  # noqa: E402
 from folio.data.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
+from folio.training.guard import StepGuard  # noqa: E402
+from folio.training.planning.resolve import versions  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench.timing import (  # noqa: E402
     BenchConfig,
@@ -98,12 +100,15 @@ def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path
     """Write a run's folder with random weights. shape: arguments of GPTConfig."""
     config = GPTConfig(**{"vocab_size": tokenizer.vocab_size, **shape})
     weights = dict(GPT(config).named_parameters())
-    best = dict(best_val_loss=None, best_step=0, evaluations_since_best=0)
-    progress = dict(next_sequence=0, guard={}, grad_scaler={}, **best)
-    part = dict(from_step=0, init_from="scratch", after=None, changes={}, exact=True, versions={}, threads=1)
-    part |= dict(resolved=dict(device="cpu", dtype="float32", compile=False), decisions=None)
-    metadata = dict(config={}, dataset=dict(folder="", hash=""), parts=[part])
-    state = {"model": asdict(config), **progress, **metadata}
+    guard = StepGuard(torch.device("cpu"), None, None).state()
+    progress = dict(next_sequence=0, best_val_loss=None, best_step=0, evaluations_since_best=0, guard=guard)
+    resolved = dict(device="cpu", dtype="float32", compile=False)
+    part = dict(from_step=0, init_from="scratch", after=None, changes={}, exact=True, threads=1)
+    part |= dict(resolved=resolved, versions=versions(), decisions=[(0, 1)], max_val_tokens=None)
+    dataset = dict(folder="", hash="", parts={}, not_held_out=[], prompt_format=None)
+    run = dict(run_id="", config={}, origins={}, dataset=dataset, parts=[part], grad_scaler={})
+    unknown = dict.fromkeys(("torchrun", "stopped_by", "wandb_id", "budget"))
+    state = {"model": asdict(config), **progress, **run, **unknown}
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state)
     return folder

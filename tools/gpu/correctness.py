@@ -173,7 +173,7 @@ def compute(
     """The results of a model. loss_fn: None: the model's forward. Raises ValueError if the padding has a gradient."""
     idx, targets = (tensor.to(runtime.device) for tensor in batch)
     scale, vocab_size = LOSS_SCALE.get(runtime.dtype, 1.0), model.config.vocab_size
-    with runtime.compute():
+    with runtime.autocast():
         logits = None if runtime.compile else model.logits(idx).detach().cpu().double()
         loss = loss_fn(idx, targets) if loss_fn else model(idx, targets)[1]
     (loss * scale).backward()

@@ -184,11 +184,6 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
     Raises UserError if the shards have no masks.
     """
     tokenizer = dataset.load_tokenizer()
-    if tokenizer.eot is None and all(shard.mask is not None for shard in dataset.val):
-        raise UserError(
-            f"{dataset.folder} has no end-of-text token, so its pairs run into each other; prepare it again with "
-            f"prepare/pairs.py, which adds one"
-        )
     if tokenizer.eot is None or not all(shard.mask is not None for shard in dataset.val):
         raise UserError(
             f"{dataset.folder} has no prompts and completions; prepare them with prepare/pairs.py, or give --pairs=FILE"

@@ -53,7 +53,7 @@ class Sweep:
 
     def description(self, trial: Trial) -> dict[str, Any]:
         """Return the content of a trial's trial.json."""
-        return {"sweep": self.record, "params": trial.params, "seed": trial.seed}
+        return {"sweep": self.definition, "params": trial.params, "seed": trial.seed}
 
     def arguments_of(self, params: dict[str, Any], seed: int) -> list[str]:
         """Return the arguments of train.py for a trial, without --out_dir."""
@@ -73,8 +73,8 @@ class Sweep:
         return min(1.0, step / self.max_iters_of(params))
 
     @cached_property
-    def record(self) -> dict[str, Any]:
-        """The definition of the sweep as JSON. A command can continue a sweep only with the same record."""
+    def definition(self) -> dict[str, Any]:
+        """The definition of the sweep as JSON. A command can continue a sweep only with the same one."""
         recorded = names_without(type(self.base), UNLISTED)
         settings = {name: getattr(self.base, name) for name in recorded} | asdict(self.base.step_counts)
         varied = next((d.values for d in self.space if isinstance(d, Values) and d.name == "dataset"), None)

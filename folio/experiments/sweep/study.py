@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLA
 from folio import UserError
 from folio.experiments.sweep.outcome import Outcome, State, Trial, TrialFailed
 from folio.experiments.sweep.space import Dimension
-from folio.experiments.sweep.sweep_folder import check_record
+from folio.experiments.sweep.sweep_folder import check_definition
 
 WARMUP_TRIALS = 5  # finished trials before any trial is pruned
 MIN_FINISHED = 20  # finished trials for importances: PED-ANOVA needs at least 2 in the best tenth
@@ -313,16 +313,16 @@ def first_line(error: BaseException) -> str:
 def open_study(
     storage: Storage,
     name: str,
-    record: dict[str, Any],
+    definition: dict[str, Any],
     space: list[Dimension],
     points: int,
     seeds: list[int],
     prune_after: int | None,
     exclusive: bool,
 ) -> Study:
-    """Open or create the study of this name, and add its trials. Raises UserError if it has another record.
+    """Open or create the study of this name, and add its trials. Raises UserError if it has another definition.
 
-    record: the sweep's definition. points: number of points. prune_after: evaluations before a trial can be pruned;
+    definition: Sweep.definition. points: number of points. prune_after: evaluations before a trial can be pruned;
     None: no pruning. exclusive: no other process uses the database.
     """
     pruner = optuna.pruners.NopPruner()
@@ -334,20 +334,20 @@ def open_study(
     except optuna.exceptions.DuplicatedStudyError:
         study, is_new = optuna.load_study(**options), False
     trials = Study(study, space, points, seeds, exclusive)
-    if is_new or (exclusive and "record" not in study.user_attrs):
+    if is_new or (exclusive and "definition" not in study.user_attrs):
         trials.add_trials()
-        study.set_user_attr("record", record)  # other workers wait for it, so that each trial is added once
-    check_record(name, wait_for_record(study), record)
+        study.set_user_attr("definition", definition)  # others wait for it, so that each trial is added once
+    check_definition(name, wait_for_definition(study), definition)
     trials.add_trials()
     trials.resume_interrupted()
     return trials
 
 
-def wait_for_record(study: optuna.Study) -> dict[str, Any]:
-    """Return the record of a study, which another worker may still be creating. Raises UserError after a timeout."""
+def wait_for_definition(study: optuna.Study) -> dict[str, Any]:
+    """Return the definition of a study, which another worker may be creating. Raises UserError after a timeout."""
     deadline = time.monotonic() + CREATION_SECONDS
-    while "record" not in (attributes := study.user_attrs):
+    while "definition" not in (attributes := study.user_attrs):
         if time.monotonic() > deadline:
             raise UserError(f"the study {study.study_name} is incomplete; choose another --out_dir")
         time.sleep(0.2)
-    return attributes["record"]
+    return attributes["definition"]

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its lock, the record of its definition, and copies of its config files."""
+"""The folder of a sweep: its lock, its definition, and copies of its config files."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,8 +28,8 @@ def reserve_folder(out_dir: Path, is_shared: bool) -> Iterator[None]:
 
 
 @contextmanager
-def checked_record(sweep: Sweep) -> Iterator[None]:
-    """Check the sweep's record in its folder, or write it after the block. Raises UserError.
+def checked_definition(sweep: Sweep) -> Iterator[None]:
+    """Check the sweep's definition in its folder, or write it after the block. Raises UserError.
 
     Only one process at a time runs the block.
     """
@@ -40,21 +40,21 @@ def checked_record(sweep: Sweep) -> Iterator[None]:
         is_new = not path.exists()
         if not is_new:
             try:
-                check_record(sweep.name, read_json(path), sweep.record)
+                check_definition(sweep.name, read_json(path), sweep.definition)
             except (OSError, ValueError, AttributeError, TypeError) as error:
                 raise UserError(f"{path} is damaged ({error}); remove it to resume the sweep's runs") from None
         yield
         if is_new:
             with report_write_errors(sweep.out_dir):
-                write_json(path, sweep.record)
+                write_json(path, sweep.definition)
 
 
-def check_record(name: str, saved_record: dict[str, Any], record: dict[str, Any]) -> None:
-    """Raise UserError if the sweep's saved record differs from the command's record."""
+def check_definition(name: str, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise UserError if the sweep's saved definition differs from the command's."""
     if differences := [
-        f"{key}={saved_record.get(key)}, not {record.get(key)}"
-        for key in {**saved_record, **record}
-        if saved_record.get(key) != record.get(key)
+        f"{key}={saved.get(key)}, not {current.get(key)}"
+        for key in {**saved, **current}
+        if saved.get(key) != current.get(key)
     ]:
         raise UserError(
             f"{name} was started with {'; '.join(differences)}: repeat its command to resume it, or choose another "

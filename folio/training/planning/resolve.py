@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from zlib import crc32
@@ -19,7 +18,6 @@ from folio.base import settings
 from folio.base.number_format import counted
 from folio.base.roles import INEXACT, names_with
 from folio.base.settings import COMMAND_LINE
-from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.schema import PartRecord, measured_text
 from folio.checkpoints.training_data import data_record
@@ -276,7 +274,7 @@ def make_record(draft: Draft, config: GPTConfig, data: Mixture, runtime: Runtime
         keeps_its_length = not (draft.adds_minutes or (saved.state.get("budget") and cfg.minutes))
         is_inexact = part["changes"].keys() & names_with(type(cfg), INEXACT)
         part["exact"] = same_machine and keeps_its_length and not is_inexact
-        parts = run_folder.parts_of(Path(cfg.out_dir), saved.state)
+        parts = saved.state["parts"]
     return {
         "run_id": saved.state.get("run_id") if saved else uuid4().hex,
         "model": asdict(config),

@@ -30,7 +30,7 @@ from folio.base.settings import COMMAND_LINE, ConfigError
 from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
-from folio.checkpoints.find_runs import resolve
+from folio.checkpoints.find_runs import find_run
 from folio.checkpoints.identify import HUB, NoCheckpointError
 from folio.checkpoints.run_folder import CheckpointError
 from folio.machine import distributed
@@ -118,7 +118,7 @@ def resolve_latest(user_cfg: TrainSettings) -> TrainSettings:
     """
     setting = "out_dir" if user_cfg.init_from == "resume" else "init_from"
     name = getattr(user_cfg, setting)
-    folder = resolve(name)
+    folder = find_run(name)
     if folder != name and under_torchrun():
         raise UserError(f"{setting}={name}: under torchrun, name the run's folder: --{setting}={folder}")
     return user_cfg.replace(**{setting: folder})

@@ -23,7 +23,7 @@ def test_each_trial_has_its_own_folder_and_arguments(data_dir, tmp_path):
     _, sweep = parse(["n_head=1,2", *words])
     assert sweep.folder(3, 1338) == tmp_path / "sweep" / "trial-003-seed-1338"
     assert sweep.description(Trial(3, 1338, {"n_head": 2})) == {
-        "sweep": sweep.record,
+        "sweep": sweep.definition,
         "params": {"n_head": 2},
         "seed": 1338,
     }

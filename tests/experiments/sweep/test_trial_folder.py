@@ -1,4 +1,3 @@
-import json
 import socket
 
 import pytest
@@ -27,8 +26,6 @@ def test_a_folder_belongs_to_one_trial(tmp_path):
     claim(tmp_path, DESCRIPTION)  # as after an interruption
     with pytest.raises(UserError, match="another run; remove it, or choose another --out_dir"):
         claim(tmp_path, {**DESCRIPTION, "seed": 6})
-    (tmp_path / "trial.json").write_text(json.dumps(DESCRIPTION))  # as earlier versions wrote it
-    assert check(tmp_path, DESCRIPTION) is None
 
 
 def test_a_folder_without_a_valid_description_does_not_match(tmp_path):

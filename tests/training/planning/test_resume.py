@@ -28,7 +28,7 @@ from folio.training.planning.resume import resume_run
 from folio.training.session import TrainingError
 from model import GPT
 from prepare import pairs as prepare_pairs
-from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors, write_as_version_1
+from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors
 from tests.support.simulated import SimulatedMachine
 from train import TrainConfig, main, train
 
@@ -91,22 +91,6 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
     assert second["from_step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
     with pytest.raises(UserError, match=r"^batch_size=8: a step of .* has 4 sequences"):
         train(tiny(init_from="resume", batch_size=8))
-
-
-def test_a_run_of_version_1_resumes_bitwise_identically(tiny, tmp_path):
-    """Its part is recorded like that of a newer run, except for the version of the windows."""
-    settings = dict(lr_decay_iters=6, sampling="random")
-    train(tiny(max_iters=3, **settings))
-    (first,) = checkpoint.load(Path(tiny().out_dir)).state["parts"]
-    write_as_version_1(Path(tiny().out_dir))
-    train(tiny(max_iters=6, **settings, init_from="resume"))
-    before, resumed = checkpoint.load(Path(tiny().out_dir)).state["parts"]
-    assert before | {"windows": WINDOWS_VERSION, "max_val_tokens": 512} == first
-    assert resumed["from_step"] == 3 and resumed["exact"]
-    straight = tiny(max_iters=6, **settings, out_dir=str(tmp_path / "straight"))
-    train(straight)
-    a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (tiny(), straight))
-    assert same_tensors(a.model, b.model) and same_tensors(a.optimizer(), b.optimizer())
 
 
 # --- the text of the validation loss ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The arguments of the compiled step of decoding: cpu_decoder.py fills these records, decode_step.py reads them.
+"""The arguments of the compiled step of decoding: cpu_decoder.py fills these structs, decode_step.py reads them.
 
 What is not a number is an address, 0 if it is not used. Strides are in bytes.
 """
@@ -6,20 +6,20 @@ What is not a number is an address, 0 if it is not used. Strides are in bytes.
 import numpy as np
 
 
-def _record(*names: str, **others: str) -> np.dtype:
+def _struct(*names: str, **others: str) -> np.dtype:
     return np.dtype([*((name, "i8") for name in names), *others.items()])
 
 
-RECORDS = {
-    "matrix": _record("weight", "stride", "scale", "bias", "inputs", "outputs"),
-    "norm": _record("gain", "bias"),
-    "token": _record("id", "row", "position"),
-    "row": _record(
+STRUCTS = {
+    "matrix": _struct("weight", "stride", "scale", "bias", "inputs", "outputs"),
+    "norm": _struct("gain", "bias"),
+    "token": _struct("id", "row", "position"),
+    "row": _struct(
         *("token", "length", "vocab_size", "top_k", "seed", "sample", "drawn", "occurred", "counts", "logit_bias"),
         **dict.fromkeys(("temperature", "top_p", "min_p"), "f8"),
         **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "f8"),
     ),
-    "state": _record(
+    "state": _struct(
         *("n_layer", "n_head", "n_embd", "head_size", "head_width", "block_size", "vocab_size", "gelu_new"),
         *("matrices", "norms", "positions", "rotation", "rotation_first", "bias"),  # parameters
         *("rows", "cache", "logits", "row_table"),  # of each row
