@@ -8,7 +8,7 @@ Parameter names are GPT-2's; matrices are stored as nn.Linear's (out, in), OpenA
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -376,30 +376,6 @@ class GPT(nn.Module):
             next_id = torch.multinomial(logits.softmax(dim=-1), num_samples=1)  # (B, 1)
             idx = torch.cat([idx, next_id], dim=1)
         return idx
-
-    def crop_block_size(self, block_size: int) -> None:
-        """Change block_size. Only the first `block_size` learned positions are kept; ValueError if there are fewer."""
-        if self.config.position == "learned":
-            if block_size > self.config.block_size:
-                raise ValueError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
-            first_positions = self.transformer.wpe.weight[:block_size].clone()
-            self.transformer.wpe = Embedding.from_pretrained(first_positions, freeze=False)
-        self.config = self.position_encoding.config = replace(self.config, block_size=block_size)
-
-    @classmethod
-    def from_tensors(cls, config: GPTConfig, tensors: dict[str, Tensor]) -> "GPT":
-        """Build a model whose parameters are these tensors, without copying them. Tied weights occur once.
-
-        Raises KeyError, ValueError, or RuntimeError (from load_state_dict) if names or shapes do not match `config`.
-        """
-        if len({name.split(".")[2] for name in tensors if ".h." in name}) != config.n_layer:  # before building layers
-            raise ValueError(f"these are not the weights of {config.n_layer} layers")
-        with torch.device("meta"):
-            model = cls(config)
-        tensors = {**tensors, "lm_head.weight": tensors["transformer.wte.weight"]}
-        model.load_state_dict(tensors, assign=True)
-        model.tie_weights()
-        return model
 
     def num_params(self) -> dict[str, int]:
         """Number of parameters by part, and the "total". The tied output matrix is counted once, as "embeddings".

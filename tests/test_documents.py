@@ -21,6 +21,7 @@ from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import foreign, onnx_export
+from folio.checkpoints.build_model import model_from_tensors
 from folio.checkpoints.export_formats import FORMATS
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 from folio.decoding import torch_decoder
@@ -88,7 +89,7 @@ def masked_model(position: str, seed: int, vocab_size: int = V, document_token: 
 def without_mask(model: GPT) -> GPT:
     """The same weights in a model whose attention is not confined."""
     config = replace(model.config, document_token=None)
-    return GPT.from_tensors(config, dict(model.named_parameters())).requires_grad_(False).eval()
+    return model_from_tensors(config, dict(model.named_parameters())).requires_grad_(False).eval()
 
 
 def one_by_one(model: GPT, idx: Tensor, eot: int = EOT) -> Tensor:
@@ -372,7 +373,7 @@ def test_an_export_without_the_mask_is_exact_for_one_document_and_says_so(to, tm
     exported = onnx_export.open_with_onnxruntime(output) if to == "onnx" else FORMATS[to].open(output)
     (ids,) = torch.tensor([tokenizer.encode("hello" if to == "gguf" else "abcponmaa").tolist()])
     if to == "nanogpt":  # which computes the exact GELU
-        model = GPT.from_tensors(replace(model.config, activation="gelu"), dict(model.named_parameters())).eval()
+        model = model_from_tensors(replace(model.config, activation="gelu"), dict(model.named_parameters())).eval()
     expected = model.logits(ids[None]).detach()
     tolerance = within(expected, logits_error(model.config, T))
     torch.testing.assert_close(exported.logits(ids[None]), expected, **tolerance)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from folio.checkpoints.build_model import crop_block_size
 from folio.decoding.cpu_decoder import FORMATS, CPUBatch
 from folio.decoding.quantize import quantized
 from folio.decoding.scheduler import generate
@@ -241,9 +242,9 @@ def test_sequences_longer_than_the_trained_ones(position, seed):
         expected = model.logits(idx[:, :8])
         tolerance = within(expected, logits_error(model.config, 20))
         torch.testing.assert_close(model.logits(idx)[:, :8], expected, **tolerance)
-        model.crop_block_size(20)
+        crop_block_size(model, 20)
         assert model.config.block_size == 20
-    model.crop_block_size(4)
+    crop_block_size(model, 4)
     assert model.config.block_size == 4 and model(idx[:, :4])[0].isfinite().all()
 
 

@@ -25,6 +25,7 @@ from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
 from folio.checkpoints import foreign
+from folio.checkpoints.build_model import model_from_tensors
 from folio.checkpoints.find_runs import resolve
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import OnUnknown, Tokenizer
@@ -104,7 +105,8 @@ class GenerationConfig(Settings):
 
 def share_weights(model: GPT, device: str | None = None) -> GPT:
     """A GPT that shares the model's weights. They are copied only to another device ("meta": no values)."""
-    return GPT.from_tensors(model.config, {name: p.detach().to(device=device) for name, p in model.named_parameters()})
+    tensors = {name: p.detach().to(device=device) for name, p in model.named_parameters()}
+    return model_from_tensors(model.config, tensors)
 
 
 def resolve_precision(model: GPT, device: str, dtype: str) -> tuple[Runtime, str]:

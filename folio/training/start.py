@@ -35,6 +35,7 @@ from folio.base.roles import INEXACT, KEPT, OF_THE_COMMAND, UNCHANGEABLE, UNREPO
 from folio.base.settings import COMMAND_LINE, NOT_UTF8, Config, ConfigError
 from folio.base.workers import check_launch, under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
+from folio.checkpoints.build_model import crop_block_size
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.find_runs import resolve
 from folio.checkpoints.identify import HUB, NoCheckpointError
@@ -215,7 +216,7 @@ class Start(Generic[Config]):
             if model.config.position == "learned":
                 change = f"the first {block_size} of the {trained} trained positions are used"
             print(f"block_size {block_size}: {change}")
-            model.crop_block_size(block_size)
+            crop_block_size(model, block_size)
         model.config = replace(model.config, document_token=document_token(self.cfg, tokenizer))
         return model
 

@@ -17,6 +17,7 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint
+from folio.checkpoints.build_model import model_from_tensors
 from folio.machine import kernels
 from folio.machine.distributed import Group, full_tensor, reshard
 from folio.machine.kernels import adapt, pad_vocabulary
@@ -81,7 +82,7 @@ def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, p
     def state_from(tensors, multiple):
         monkeypatch.setattr(Runtime, "size_multiple", multiple)
         weights, optimizer = ({name: t.clone() for name, t in part.items()} for part in tensors)
-        model, net = wrap(GPT.from_tensors(config, weights) if weights else None, config, cfg, runtime)
+        model, net = wrap(model_from_tensors(config, weights) if weights else None, config, cfg, runtime)
         guard, scaler = setup.StepGuard(runtime.device, None, None), torch.amp.GradScaler("cpu", enabled=False)
         state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
         if optimizer:
