@@ -36,7 +36,7 @@ from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load
 from folio.evaluation.scores import LOSS
 from folio.evaluation.text_loss import token_losses
 from folio.machine.data_parallel import DataParallelLoss
-from folio.machine.kernels import CompiledAttention, ManualAttention, adapt, compiled_attention
+from folio.machine.kernels import CompiledAttention, FusedAttention, adapt, compiled_attention
 from folio.machine.runtime import Runtime
 from folio.training.start import load_start
 from folio.web.completions import CompletionAnswer, Limits, read_request
@@ -105,7 +105,7 @@ def one_by_one(model: GPT, idx: Tensor, eot: int = EOT) -> Tensor:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("kernel", [AttentionKernel, ManualAttention])
+@pytest.mark.parametrize("kernel", [AttentionKernel, FusedAttention])
 def test_documents_do_not_see_each_other(position, kernel, seed):
     model, idx = masked_model(position, seed), documents(seed)
     model.kernel = kernel()
@@ -124,9 +124,9 @@ def test_the_compiled_kernel_computes_the_same(position, seed):
     runtime, model, idx = Runtime(CPU, torch.bfloat16, False, "", workers=2), GPT(config), documents(seed)
     adapt(model, runtime)
     results = []
-    for kernel in (AttentionKernel, ManualAttention, CompiledAttention):
+    for kernel in (FusedAttention, AttentionKernel, CompiledAttention):
         model.kernel = kernel()
-        with runtime.compute() if kernel != AttentionKernel else nullcontext():
+        with runtime.compute() if kernel != FusedAttention else nullcontext():
             loss = model(idx, idx.roll(-1, dims=1))[1]
         loss.backward()
         results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))

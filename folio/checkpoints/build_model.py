@@ -5,18 +5,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from folio.machine.kernels import FusedAttention
 from model import GPT, Embedding, GPTConfig
 
 
 def model_from_tensors(config: GPTConfig, tensors: dict[str, Tensor]) -> GPT:
     """Build a model whose parameters are these tensors, without copying them. Tied weights occur once.
 
-    Raises KeyError, ValueError, or RuntimeError (from load_state_dict) if names or shapes do not match `config`.
+    Its attention is torch's, which is the fastest in evaluation. Raises KeyError, ValueError, or RuntimeError (from
+    load_state_dict) if names or shapes do not match `config`.
     """
     if len({name.split(".")[2] for name in tensors if ".h." in name}) != config.n_layer:  # before building layers
         raise ValueError(f"these are not the weights of {config.n_layer} layers")
     with torch.device("meta"):
         model = GPT(config)
+    model.kernel = FusedAttention()
     tensors = {**tensors, "lm_head.weight": tensors["transformer.wte.weight"]}
     model.load_state_dict(tensors, assign=True)
     model.tie_weights()

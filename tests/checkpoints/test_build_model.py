@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from folio.checkpoints.build_model import crop_block_size, model_from_tensors
+from folio.machine.kernels import FusedAttention
 from model import GPT, GPTConfig
 from tests.support.models import SMALL, tokens
 
@@ -25,6 +26,12 @@ def test_crop_block_size_keeps_the_first_positions(seed):
         crop_block_size(model, 9)
     with pytest.raises(ValueError, match="longer than block_size=8"):
         model(tokens(1, 9))
+
+
+def test_a_loaded_model_has_torchs_attention():
+    """Evaluation and exports compute with it, as before model.py had the definition, so that losses stay the same."""
+    model = GPT(GPTConfig(**SMALL))
+    assert isinstance(model_from_tensors(model.config, dict(model.named_parameters())).kernel, FusedAttention)
 
 
 def test_weights_of_another_number_of_layers_are_refused():
