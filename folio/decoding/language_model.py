@@ -7,6 +7,7 @@ texts, pieces of text, or tokens with their logits.
 Dimensions of arrays: T tokens of the text, V vocabulary of the tokenizer, C channels, H heads, L layers.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -417,3 +418,28 @@ class LanguageModel:
             stride=config.context_stride,
             ended=ended,
         )
+
+
+class MeasuredModel(LanguageModel):
+    """A language model that measures the speed at which it generates text."""
+
+    tokens, seconds = 0, 0.0  # of all texts so far
+    first_token_seconds = 0.0  # of the latest text
+
+    def steps(self, *args: Any, **kwargs: Any) -> Iterator[Step]:
+        start_time, previous_seconds = time.perf_counter(), self.seconds
+        self.first_token_seconds = 0.0
+        for step in super().steps(*args, **kwargs):
+            elapsed = time.perf_counter() - start_time
+            self.first_token_seconds = self.first_token_seconds or elapsed
+            self.seconds = previous_seconds + elapsed  # at each step, because Ctrl-C may end the text
+            self.tokens += sum(token is not None for token in step.tokens)
+            yield step
+
+    def speed(self) -> str:
+        """The numbers so far, in one line."""
+        rate = self.tokens / self.seconds if self.seconds else 0
+        speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s"
+        latency = f"first token after {1000 * self.first_token_seconds:.0f} ms"
+        source = f"; checkpoint {self.path}" if self.path else ""
+        return f"{speed}, {latency}; {self.dtype} on {self.runtime.device}{source}"
