@@ -9,27 +9,23 @@ python sample.py --out_dir=out-chorales --start=FILE:piece.mid --start_tokens=10
 """
 
 import json
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
 from folio import UserError
 from folio.base import settings
-from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import line_breaks
 from folio.base.stop_signals import StopSignal
 from folio.checkpoints.identify import NoCheckpointError
-from folio.decoding.language_model import Count, GenerationConfig, LanguageModel
+from folio.decoding.language_model import Count, GenerationConfig, MeasuredModel
 from folio.decoding.output_files import save_samples
 from folio.decoding.prompt_files import read_prompt, read_prompt_lines
 from folio.decoding.prompts import Prompt, prompt_warnings
-from folio.decoding.scheduler import Step
 from folio.machine import memory
 
 
@@ -64,21 +60,8 @@ class SampleConfig(GenerationConfig):
         return problems
 
 
-class Sampler(LanguageModel):
-    """A language model that measures its speed and prints warnings about prompts."""
-
-    tokens, seconds = 0, 0.0  # of all texts so far
-    first_token_seconds = 0.0  # of the latest text
-
-    def steps(self, *args: Any, **kwargs: Any) -> Iterator[Step]:
-        start_time, previous_seconds = time.perf_counter(), self.seconds
-        self.first_token_seconds = 0.0
-        for step in super().steps(*args, **kwargs):
-            elapsed = time.perf_counter() - start_time
-            self.first_token_seconds = self.first_token_seconds or elapsed
-            self.seconds = previous_seconds + elapsed  # at each step, because Ctrl-C may end the text
-            self.tokens += sum(token is not None for token in step.tokens)
-            yield step
+class Sampler(MeasuredModel):
+    """A language model that prints warnings about prompts."""
 
     def encode_start(self, start: str, cfg: SampleConfig, name: str = "the prompt") -> Prompt:
         """Encode the first start_tokens tokens of a prompt. Prints warnings to standard error."""
@@ -87,13 +70,6 @@ class Sampler(LanguageModel):
         for line in prompt_warnings(prompt, start, name, tokenizer, self.model.config):
             note(line)
         return prompt
-
-    def speed(self) -> str:
-        rate = self.tokens / self.seconds if self.seconds else 0
-        speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s"
-        latency = f"first token after {1000 * self.first_token_seconds:.0f} ms"
-        source = f"; checkpoint {self.path}" if self.path else ""
-        return f"{speed}, {latency}; {self.dtype} on {self.runtime.device}{source}"
 
 
 def main(cfg: SampleConfig) -> None:
@@ -141,11 +117,12 @@ SEPARATOR = "\n---------------\n"  # nanoGPT's
 def print_samples(sampler: Sampler, cfg: SampleConfig, start: str) -> None:
     """Print the samples. The first sample of each batch is streamed. Ctrl-C ends the text."""
     prompt = sampler.encode_start(start, cfg)
-    for samples in sampler.batches(cfg):
+    for samples in sampler.batches(cfg):  # a step reads all weights once, for one text or for a batch of them
         texts = [""] * len(samples)
         print(SEPARATOR if samples[0] else "", prompt.text, sep="", end="", flush=True)
         try:
             for pieces in sampler.texts([prompt.ids] * len(samples), samples, cfg):
+                # A piece is empty while a character is incomplete, because a token can end inside of one.
                 texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
                 if cfg.stream:
                     print(pieces[0], end="", flush=True)
@@ -201,7 +178,7 @@ def print_json_lines(sampler: Sampler, cfg: SampleConfig, path: Path) -> None:
 def print_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives: int) -> None:
     """Print each token of the first sample and the most likely alternatives with their log-probabilities.
 
-    These are in nats, before any filter.
+    These are in nats, before any filter: what the model predicts, not what temperature and top_k make of it.
     """
     for step in sampler.steps([sampler.encode_start(start, cfg).ids], [0], cfg):
         logprobs = step.logits[0].log_softmax(dim=-1)[: sampler.tokenizer.vocab_size]

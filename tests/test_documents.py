@@ -22,6 +22,7 @@ from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import foreign, onnx_export
+from folio.checkpoints.build_model import model_from_tensors
 from folio.checkpoints.export_formats import FORMATS
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 from folio.decoding import torch_decoder
@@ -36,7 +37,7 @@ from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load
 from folio.evaluation.scores import LOSS
 from folio.evaluation.text_loss import token_losses
 from folio.machine.data_parallel import DataParallelLoss
-from folio.machine.kernels import CompiledAttention, ManualAttention, adapt, compiled_attention
+from folio.machine.kernels import CompiledAttention, FusedAttention, adapt, compiled_attention
 from folio.machine.runtime import Runtime
 from folio.training.planning.resolve import model_config
 from folio.training.planning.resume import merge_checkpoint
@@ -91,7 +92,7 @@ def masked_model(position: str, seed: int, vocab_size: int = V, document_token: 
 def without_mask(model: GPT) -> GPT:
     """The same weights in a model whose attention is not confined."""
     config = replace(model.config, document_token=None)
-    return GPT.from_tensors(config, dict(model.named_parameters())).requires_grad_(False).eval()
+    return model_from_tensors(config, dict(model.named_parameters())).requires_grad_(False).eval()
 
 
 def one_by_one(model: GPT, idx: Tensor, eot: int = EOT) -> Tensor:
@@ -107,7 +108,7 @@ def one_by_one(model: GPT, idx: Tensor, eot: int = EOT) -> Tensor:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("kernel", [AttentionKernel, ManualAttention])
+@pytest.mark.parametrize("kernel", [AttentionKernel, FusedAttention])
 def test_documents_do_not_see_each_other(position, kernel, seed):
     model, idx = masked_model(position, seed), documents(seed)
     model.kernel = kernel()
@@ -126,9 +127,9 @@ def test_the_compiled_kernel_computes_the_same(position, seed):
     runtime, model, idx = Runtime(CPU, torch.bfloat16, False, "", workers=2), GPT(config), documents(seed)
     adapt(model, runtime)
     results = []
-    for kernel in (AttentionKernel, ManualAttention, CompiledAttention):
+    for kernel in (FusedAttention, AttentionKernel, CompiledAttention):
         model.kernel = kernel()
-        with runtime.autocast() if kernel != AttentionKernel else nullcontext():
+        with runtime.autocast() if kernel != FusedAttention else nullcontext():
             loss = model(idx, idx.roll(-1, dims=1))[1]
         loss.backward()
         results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
@@ -371,7 +372,7 @@ def test_an_export_without_the_mask_is_exact_for_one_document_and_says_so(to, tm
     exported = onnx_export.open_with_onnxruntime(output) if to == "onnx" else FORMATS[to].open(output)
     (ids,) = torch.tensor([tokenizer.encode("hello" if to == "gguf" else "abcponmaa").tolist()])
     if to == "nanogpt":  # which computes the exact GELU
-        model = GPT.from_tensors(replace(model.config, activation="gelu"), dict(model.named_parameters())).eval()
+        model = model_from_tensors(replace(model.config, activation="gelu"), dict(model.named_parameters())).eval()
     expected = model.logits(ids[None]).detach()
     tolerance = within(expected, logits_error(model.config, T))
     torch.testing.assert_close(exported.logits(ids[None]), expected, **tolerance)

@@ -211,11 +211,12 @@ import sys, {", ".join(names)}
 from folio import UserError, load
 assert "torch" not in sys.modules
 import torch
+from folio.checkpoints.build_model import model_from_tensors
 from folio.training.optim import OPTIMIZERS, load_state_tensors, make_optimizer, state_tensors
 from model import GPT, GPTConfig
 config = GPTConfig(8, 9, 1, 1, 4)
 for kind in OPTIMIZERS:
-    model = GPT.from_tensors(config, dict(GPT(config).named_parameters()))
+    model = model_from_tensors(config, dict(GPT(config).named_parameters()))
     optimizer = make_optimizer(model, kind, 1e-3, (0.9, 0.95), 0.1)
     idx = torch.zeros(1, 8, dtype=torch.long)
     model(idx, idx)[1].backward()

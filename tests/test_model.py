@@ -42,7 +42,8 @@ def test_logits_and_loss_match_transformers(seed):
         torch.nn.init.normal_(parameter, std=0.3)
     matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # their shape is (in, out)
     tensors = {name: p.detach().T if name.endswith(matrices) else p.detach() for name, p in theirs.named_parameters()}
-    ours = GPT.from_tensors(GPTConfig(**SMALL, bias=True), tensors)
+    ours = GPT(GPTConfig(**SMALL, bias=True))
+    ours.load_state_dict({**tensors, "lm_head.weight": tensors["transformer.wte.weight"]})
     idx = tokens(3, 16)
     expected = theirs(idx, labels=idx)
     tolerance = within(expected.logits, logits_error(ours.config, 16))
@@ -72,7 +73,7 @@ def test_parameter_counts_match_gpt2(capsys):
 def test_flops_match_torchs_counter():
     config = GPTConfig(**SMALL, bias=False)
     model, idx = GPT(config), tokens(2, 16)
-    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with FlopCounterMode(display=False) as counter:
         model(idx, idx)[1].backward()
     assert counter.get_total_flops() == idx.numel() * model.config.flops_per_token()["total"]
 
@@ -86,27 +87,6 @@ def test_initial_values_depend_on_seed_and_name_alone():
     weight = shallow.get_parameter("transformer.h.1.mlp.c_proj.weight")
     error = normal_limit() / math.sqrt(2 * weight.numel())  # the relative standard error of a standard deviation
     assert weight.std().item() == pytest.approx(0.02 / math.sqrt(2 * 2), rel=error)
-
-
-@pytest.mark.architecture("model.py: GPT.tie_weights and GPT.from_tensors")
-def test_embeddings_stay_tied_after_loading():
-    model = GPT(GPTConfig(**SMALL))
-    loaded = GPT.from_tensors(model.config, dict(model.named_parameters()))
-    assert loaded.lm_head.weight is loaded.transformer.wte.weight
-    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
-
-
-def test_crop_block_size_keeps_the_first_positions(seed):
-    torch.manual_seed(seed)
-    model, idx = GPT(GPTConfig(**SMALL)), tokens(2, 8)
-    before = model.logits(idx)
-    model.crop_block_size(8)
-    assert torch.equal(model.logits(idx), before)
-    assert model.transformer.wpe.weight.requires_grad
-    with pytest.raises(ValueError, match="more than the model's 8 positions"):
-        model.crop_block_size(9)
-    with pytest.raises(ValueError, match="longer than block_size=8"):
-        model(tokens(1, 9))
 
 
 def test_targets_of_minus_one_are_ignored(seed):

@@ -4,23 +4,26 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from folio.checkpoints.build_model import crop_block_size
 from folio.decoding.cpu_decoder import FORMATS, CPUBatch
 from folio.decoding.quantize import quantized
 from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchBatch
-from folio.machine.kernels import attention_weights
 from model import (
     GPT,
     POSITIONS,
     AttentionKernel,
     CausalSelfAttention,
     GPTConfig,
+    Mask,
     RotaryPositions,
     alibi_slopes,
     relative_bucket,
     rotate,
+    score_biases,
     sinusoids,
 )
 from tests.support.decoding import decoder_in, random_model
@@ -66,13 +69,12 @@ def test_relative_biases_match_t5(seed):
     attention = t5.T5Attention(config, has_relative_attention_bias=True)
     model = GPT(GPTConfig(n_layer=1, n_head=4, n_embd=32, position="relative"))
     model.transformer.relative_bias.weight.data = attention.relative_attention_bias.weight.data
-    expected = attention_weights(q, k, attention.compute_bias(200, 200) + causal(200))
+    expected = F.scaled_dot_product_attention(q, k, v, attention.compute_bias(200, 200) + causal(200))
     positions = torch.arange(200)
-    mask = model.attention_mask(positions, positions)
+    mask = Mask(score_biases(model, positions, positions))
     error = 2 * rounding_error(8 + 2 * 200 + 5)  # scores, softmax, and sum over values
-    torch.testing.assert_close(attention_weights(q, k, mask), expected, **within(expected, error))
     attended = AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask)
-    torch.testing.assert_close(attended, expected @ v, **within(v, error))
+    torch.testing.assert_close(attended, expected, **within(v, error))
     distance = torch.arange(3000)
     theirs = t5.T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
     assert torch.equal(relative_bucket(distance), theirs)
@@ -85,15 +87,14 @@ def test_alibi_matches_bloom(H, seed):
     torch.manual_seed(seed)
     q, k, v = attention_inputs(H)
     bias = bloom.build_alibi_tensor(torch.ones(1, 200), H, torch.float32).view(1, H, 1, 200)
-    expected = attention_weights(q, k, bias + causal(200))
+    expected = F.scaled_dot_product_attention(q, k, v, bias + causal(200))
     model = GPT(GPTConfig(n_layer=1, n_head=H, n_embd=8 * H, position="alibi"))
     positions = torch.arange(200)
-    mask = model.attention_mask(positions, positions)
+    mask = Mask(score_biases(model, positions, positions))
     # Their biases and so their scores are up to 200 times the steepest slope, and rounded by as much.
     error = 2 * rounding_error(200 + 8 + 2 * 200 + 5)
-    torch.testing.assert_close(attention_weights(q, k, mask), expected, **within(expected, error))
     attended = AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask)
-    torch.testing.assert_close(attended, expected @ v, **within(v, error))
+    torch.testing.assert_close(attended, expected, **within(v, error))
     assert alibi_slopes(8, CPU).tolist() == [2.0**-h for h in range(1, 9)]  # the paper's example
 
 
@@ -170,11 +171,10 @@ class Windowed(AttentionKernel):
     def __init__(self, size: int):
         self.size = size
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         T = q.shape[2]
-        mask = causal(T) if mask is None else mask
         too_far = torch.ones(T, T, dtype=torch.bool).tril(diagonal=-self.size)
-        return super().__call__(layer, q, k, v, mask.masked_fill(too_far, -math.inf))
+        return super().__call__(layer, q, k, v, Mask(mask.tensor(q).masked_fill(too_far, -math.inf)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4", "torch float32", "torch bfloat16"])
@@ -184,7 +184,7 @@ def test_a_full_context_slides_without_being_prefilled_again(position, dtype, se
     """For each step of batches with equal and unequal prompts, the logits match a forward pass over the whole text in
     which each token attends to block_size tokens.
     """
-    assert GPTConfig(position=position).can_slide
+    assert POSITIONS[position].can_slide
     reference = random_model(seed, position=position)
     decoder = decoder_in(dtype, reference)
     if dtype in FORMATS and dtype.startswith("int"):
@@ -241,9 +241,9 @@ def test_sequences_longer_than_the_trained_ones(position, seed):
         expected = model.logits(idx[:, :8])
         tolerance = within(expected, logits_error(model.config, 20))
         torch.testing.assert_close(model.logits(idx)[:, :8], expected, **tolerance)
-        model.crop_block_size(20)
+        crop_block_size(model, 20)
         assert model.config.block_size == 20
-    model.crop_block_size(4)
+    crop_block_size(model, 4)
     assert model.config.block_size == 4 and model(idx[:, :4])[0].isfinite().all()
 
 

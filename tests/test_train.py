@@ -23,6 +23,7 @@ from torch import nn
 import train as train_script
 from folio import UserError
 from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints.build_model import model_from_tensors
 from folio.data.find_data import find_datasets
 from folio.data.shards import DatasetError, Shard
 from folio.data.windows import Mixture, ValidationWindows
@@ -393,13 +394,12 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(tiny, inject_bad_gradients):
 
 def test_weights_that_are_not_finite_stop_the_run(tiny, monkeypatch):
     train(tiny(max_iters=3))
-    from_tensors = GPT.from_tensors.__func__
 
-    def from_bad_tensors(cls, config, tensors):
+    def from_bad_tensors(config, tensors):
         tensors["transformer.ln_f.weight"][0] = float("nan")
-        return from_tensors(cls, config, tensors)
+        return model_from_tensors(config, tensors)
 
-    monkeypatch.setattr(GPT, "from_tensors", classmethod(from_bad_tensors))
+    monkeypatch.setattr(checkpoint, "model_from_tensors", from_bad_tensors)
     with pytest.raises(TrainingError, match="the weights are not finite"):
         train(tiny(init_from="resume", max_bad_steps=2))
     assert run_folder.last_state(Path(tiny().out_dir))["step"] == 3

@@ -48,6 +48,7 @@ from folio.base.files import (
 )
 from folio.base.progress import note
 from folio.base.settings import NOT_UTF8
+from folio.checkpoints.build_model import model_from_tensors
 from folio.checkpoints.identify import NoCheckpointError
 from folio.checkpoints.run_folder import (
     FORMAT_VERSION,
@@ -129,7 +130,7 @@ class Checkpoint:
         if isinstance(tensors, LazyTensors):
             tensors = {name: torch.empty(shape, device="meta") for name, shape in tensors.shapes.items()}
         with self._mismatch_errors():
-            return GPT.from_tensors(config, tensors)
+            return model_from_tensors(config, tensors)
 
     @contextmanager
     def _mismatch_errors(self) -> Iterator[None]:

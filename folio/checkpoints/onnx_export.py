@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from folio import UserError
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import ExportedModel, hugging_face_config, open_tokenizer, write_tokenizer
-from folio.machine.kernels import attention_weights
-from model import GPT, AttentionKernel, CausalSelfAttention
+from model import GPT, AttentionKernel, CausalSelfAttention, Mask
 
 OPSET = 20  # the first with Gelu(approximate="tanh")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime", "transformers")
@@ -54,11 +53,11 @@ class PastKeyValues(AttentionKernel):
         key_positions = self.mask.cumsum(dim=1) - 1  # (B, S)
         return self.position_ids, key_positions.masked_fill(self.mask == 0, PADDING_POSITION)
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         keys = torch.cat([self.past[2 * layer.index], k], dim=2)  # (B, H, S, D)
         values = torch.cat([self.past[2 * layer.index + 1], v], dim=2)
         self.present += [keys, values]
-        return attention_weights(q, keys, mask) @ values
+        return super().__call__(layer, q, keys, values, mask)
 
 
 class DecodingStep(nn.Module):

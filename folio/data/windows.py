@@ -83,7 +83,7 @@ class _Windows:
         for row, (shard, start), length in zip(ids, locations, lengths, strict=True):
             row[: length + 1] = self.ids[shard][start : start + length + 1]  # faster than an index array
         check_ids(ids.max(initial=0), self.vocab_size)
-        x, y = ids[:, :-1], ids[:, 1:]
+        x, y = ids[:, :-1], ids[:, 1:]  # every position predicts the next token: T predictions from T + 1 tokens
         if self.masked:
             y = y.copy()
             for row, (shard, start) in zip(y, locations, strict=True):
@@ -163,6 +163,8 @@ class TrainingWindows(_Windows):
 
     def _locate_in_epoch(self, epoch: np.uint64, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the shard and the offset of the first token at these positions in an epoch, (B,) each."""
+        # The order of an epoch is a permutation of its windows. It is a function that is computed for single positions,
+        # not a shuffled list, so that any sequence can be found, and a run resumed, without the ones before.
         index = permute(positions, self.per_epoch, hash64(self.seed, epoch)).astype(np.int64)
         shard = np.searchsorted(self.ends, index, side="right")
         window = index - (self.ends - self.counts)[shard]  # index in the shard
@@ -172,6 +174,8 @@ class TrainingWindows(_Windows):
             """Random integers in [0, n), fixed by the seed, the epoch, the shard and `parts`."""
             return (hash64(self.seed, epoch, shard, *parts) % n.astype(np.uint64)).astype(np.int64)
 
+        # A token at the beginning of a window is predicted from few tokens, one at the end from many. Another offset in
+        # each epoch moves all windows, so that each token is learned with contexts of different lengths.
         offset = draw(self.offsets[shard])
         segment = (window * segments + draw(count, 1)) // count  # 0 to `segments`; the first and the last are shorter
         # The gaps before segment s have (s + u) / (segments + 1) of the tokens of all gaps, with a random u in [0, 1).
@@ -217,7 +221,8 @@ def divide(targets: int, block_size: int, shard: int) -> tuple[np.ndarray, np.nd
 class ValidationWindows(_Windows):
     """Fixed windows for evaluation. Every token except the first of each shard is a target exactly once.
 
-    See `divide` for the windows of a shard.
+    They are the same at each evaluation: random ones would add noise to the loss, which can be larger than the progress
+    between two evaluations. See `divide` for the windows of a shard.
 
     max_tokens: the number of tokens to measure, in whole windows that are evenly spaced; None: all. `tokens` is the
     number of targets that are measured, masked ones included.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from model import AttentionKernel, CausalSelfAttention, GPTConfig
+from model import AttentionKernel, CausalSelfAttention, GPTConfig, Mask
 
 
 def split_documents(ids: Sequence[int], document_token: int | None) -> list[list[int]]:
@@ -42,6 +42,7 @@ class KVCache(AttentionKernel):
     """
 
     capacity: int | None = None
+    masks_documents = False  # a row holds one document
 
     def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device):
         D = config.n_embd // config.n_head
@@ -63,7 +64,7 @@ class KVCache(AttentionKernel):
         """
         (B, T), S = idx.shape, len(self.slots)
         kv, lengths, last = self.kv[:, :, :B], self.lengths[:B], self.last[:B]
-        self.last_mask: tuple[Tensor, Tensor] | None = None  # a mask, and its copy in the dtype of the cache
+        self.last_biases: tuple[Tensor, Tensor] | None = None  # of a mask, and their copy in the dtype of the cache
         min_length, max_length = min(lengths), max(lengths)
         assert T == 1 or min_length == max_length <= S - T
         self.lengths = [length + T for length in lengths] + self.lengths[B:]
@@ -81,15 +82,12 @@ class KVCache(AttentionKernel):
         self.new_slot = last % S
         return last[:, None], self.positions_in_slots(last[:, None], used_slots)
 
-    def first_keys(self, idx: Tensor, document_token: int | None) -> None:
-        """A row holds one document, so no key is hidden."""
-
     def positions_in_slots(self, last: Tensor, used_slots: int) -> Tensor:
         """The position in each of the first slots, if `last` is the newest one. For empty slots it is after `last`."""
         slots, S = self.slots[:used_slots], len(self.slots)
         return slots + S * ((last - slots) // S).clamp(min=0)
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         keys, values = self.used_kv[2 * layer.index], self.used_kv[2 * layer.index + 1]  # (B, H, S, D) each
         if self.aligned:
             self.new_kv[2 * layer.index].copy_(k)
@@ -98,12 +96,12 @@ class KVCache(AttentionKernel):
             rows = self.rows[: len(k)]
             keys[rows, :, self.new_slot] = k[:, :, 0].to(keys.dtype)
             values[rows, :, self.new_slot] = v[:, :, 0].to(values.dtype)
-        T, S = q.shape[2], keys.shape[2]
-        is_causal = mask is None and 1 < T == S
-        if mask is None and 1 < T < S:  # torch's is_causal aligns the first query with the first key
-            mask = torch.full((T, S), -torch.inf, device=q.device).triu(S - T + 1)
-        if mask is not None:
-            if self.last_mask is None or self.last_mask[0] is not mask:  # usually, all layers have the same one
-                self.last_mask = mask, mask.to(keys.dtype)
-            mask = self.last_mask[1]
-        return scaled_dot_product_attention(q.to(keys.dtype), keys, values, mask, 0.0, is_causal).to(q.dtype)
+        T, S, biases = q.shape[2], keys.shape[2], mask.biases
+        is_causal = biases is None and 1 < T == S
+        if biases is None and 1 < T < S:  # torch's is_causal aligns the first query with the first key
+            biases = torch.full((T, S), -torch.inf, device=q.device).triu(S - T + 1)
+        if biases is not None:
+            if self.last_biases is None or self.last_biases[0] is not biases:  # usually, all layers have the same ones
+                self.last_biases = biases, biases.to(keys.dtype)
+            biases = self.last_biases[1]
+        return scaled_dot_product_attention(q.to(keys.dtype), keys, values, biases, 0.0, is_causal).to(q.dtype)

@@ -7,6 +7,7 @@ texts, pieces of text, or tokens with their logits.
 Dimensions of arrays: T tokens of the text, V vocabulary of the tokenizer, C channels, H heads, L layers.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,7 @@ from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
 from folio.checkpoints import foreign
+from folio.checkpoints.build_model import model_from_tensors
 from folio.checkpoints.find_runs import find_run
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import OnUnknown, Tokenizer
@@ -104,7 +106,8 @@ class GenerationConfig(Settings):
 
 def share_weights(model: GPT, device: str | None = None) -> GPT:
     """A GPT that shares the model's weights. They are copied only to another device ("meta": no values)."""
-    return GPT.from_tensors(model.config, {name: p.detach().to(device=device) for name, p in model.named_parameters()})
+    tensors = {name: p.detach().to(device=device) for name, p in model.named_parameters()}
+    return model_from_tensors(model.config, tensors)
 
 
 def resolve_precision(model: GPT, device: str, dtype: str) -> tuple[Runtime, str]:
@@ -415,3 +418,28 @@ class LanguageModel:
             stride=config.context_stride,
             ended=ended,
         )
+
+
+class MeasuredModel(LanguageModel):
+    """A language model that measures the speed at which it generates text."""
+
+    tokens, seconds = 0, 0.0  # of all texts so far
+    first_token_seconds = 0.0  # of the latest text
+
+    def steps(self, *args: Any, **kwargs: Any) -> Iterator[Step]:
+        start_time, previous_seconds = time.perf_counter(), self.seconds
+        self.first_token_seconds = 0.0
+        for step in super().steps(*args, **kwargs):
+            elapsed = time.perf_counter() - start_time
+            self.first_token_seconds = self.first_token_seconds or elapsed
+            self.seconds = previous_seconds + elapsed  # at each step, because Ctrl-C may end the text
+            self.tokens += sum(token is not None for token in step.tokens)
+            yield step
+
+    def speed(self) -> str:
+        """The numbers so far, in one line."""
+        rate = self.tokens / self.seconds if self.seconds else 0
+        speed = f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s"
+        latency = f"first token after {1000 * self.first_token_seconds:.0f} ms"
+        source = f"; checkpoint {self.path}" if self.path else ""
+        return f"{speed}, {latency}; {self.dtype} on {self.runtime.device}{source}"

@@ -18,6 +18,7 @@ from folio import UserError
 from folio.decoding.decoders import Decoder
 from folio.decoding.kv_cache import Prefix, split_documents
 from folio.decoding.sampling import Sample, Sampling
+from model import POSITIONS
 
 NAN = "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
 RECENT = 16  # the first rows of a batch, in which the least recently used context is overwritten first
@@ -67,7 +68,7 @@ class Scheduler:
 
     def __init__(self, decoder: Decoder, rows: int, vocab_size: int | None = None, eot: int | None = None):
         self.batch = decoder.batch(rows, vocab_size)
-        self.block_size, self.can_slide = decoder.config.block_size, decoder.config.can_slide
+        self.block_size, self.can_slide = decoder.config.block_size, POSITIONS[decoder.config.position].can_slide
         self.vocab_size, self.eot = vocab_size or decoder.config.vocab_size, eot
         self.document_token = decoder.config.document_token
         self.capacity = self.block_size - self.batch.steps_ahead  # maximum length of a context that a step can extend
@@ -347,9 +348,9 @@ def generate(
 
     A token attends to at most block_size tokens. When a row's context is full, its newest block_size - stride tokens
     and the new one are prefilled again, at positions 0, 1, .... With stride=1, each token costs a prefill of the whole
-    context. The default, block_size // 2, costs a prefill of half a context every block_size // 2 tokens. If
-    GPTConfig.can_slide, the default prefills nothing: the new token replaces the oldest one in the cache. (It still
-    depends on older tokens, through the keys and values that later tokens computed from them.)
+    context. The default, block_size // 2, costs a prefill of half a context every block_size // 2 tokens. If positions
+    can slide (PositionEncoding.can_slide), the default prefills nothing: the new token replaces the oldest one in the
+    cache. (It still depends on older tokens, through the keys and values that later tokens computed from them.)
 
     With GPTConfig.document_token, a context begins after the last document token of the prompt, and again after each
     one that is sampled.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from folio.checkpoints.build_model import model_from_tensors
 from folio.decoding.kv_cache import KVCache, Prefix
 from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
 from folio.machine.kernels import pad_vocabulary
@@ -155,7 +156,7 @@ class TorchBatch:
 def padded(model: GPT, multiple: int) -> GPT:
     """A model that shares the weights, and whose vocabulary is padded; the model itself if it needs no padding."""
     if len(model.lm_head.weight) % multiple:
-        model = GPT.from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()}).eval()
+        model = model_from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()}).eval()
         pad_vocabulary(model, multiple)
     return model
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import GPT, AttentionKernel, Block, CausalSelfAttention
+from model import GPT, AttentionKernel, Block, CausalSelfAttention, Mask, begin_attention
 
 CHUNK = 64  # tokens whose logits are computed at once
 
@@ -46,28 +46,25 @@ class Heads(NamedTuple):
 
 
 class TracingAttention(AttentionKernel):
-    """Manual attention that calls record(layer index, Heads) in each layer."""
+    """The definition with the switches, which calls record(layer index, Heads) in each layer."""
 
     def __init__(self, switches: Switches, record: Callable[[int, Heads], None]):
         self.switches, self.record = switches, record
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """See AttentionKernel. The batch size must be 1."""
-        return self.per_document(layer, q, k, v, mask, torch.zeros_like(q[:, 0, :, 0], dtype=torch.long))
-
-    def per_document(
-        self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor
-    ) -> Tensor:
         q, k, v = q[0], k[0], v[0]
         scores = q @ k.transpose(-2, -1)  # (H, T, T)
         if self.switches.scale:
             scores = scores / math.sqrt(q.shape[-1])
         keys = torch.arange(scores.shape[-1], device=q.device)
         future = keys > keys[:, None]  # (T, T)
-        hidden = future | (keys < first_keys[0, :, None])  # also keys of earlier documents
+        hidden = future
+        if mask.first_keys is not None:  # also keys of earlier documents
+            hidden = future | (keys < mask.first_keys[0, :, None])
         bias = None
-        if mask is not None:  # future keys get the bias of the same distance, for mask="off"
-            bias = torch.where(future, mask[0].transpose(-2, -1), mask[0]).expand_as(scores)
+        if mask.biases is not None:  # future keys get the bias of the same distance, for mask="off"
+            bias = torch.where(future, mask.biases[0].transpose(-2, -1), mask.biases[0]).expand_as(scores)
         biased = scores if bias is None else scores + bias
         if self.switches.mask == "before":
             biased = biased.masked_fill(hidden, -math.inf)
@@ -145,7 +142,7 @@ class Trace:
     @cached_property
     def positions(self) -> Tensor:
         """The position of each token in its document (T,)."""
-        _, positions = self.model.bind_attention(TracingAttention(self.switches, self.on_heads), self.ids[None])
+        positions, _, _ = begin_attention(self.model, TracingAttention(self.switches, self.on_heads), self.ids[None])
         return positions.expand(1, -1)[0]
 
     # --- one layer ----------------------------------------------------------------------------------------------------
@@ -165,7 +162,8 @@ class Trace:
             return lambda x, y: outputs.update({module: y})
 
         with self._mlps_off(), forward_hooks({module: record(module) for module in modules}):
-            block(self.stream[2 * index][None], self.model.bind_attention(kernel, self.ids[None])[0])
+            _, mask, rotation = begin_attention(self.model, kernel, self.ids[None])
+            block(self.stream[2 * index][None], kernel, mask, rotation)
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
         traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)

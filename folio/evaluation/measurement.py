@@ -11,6 +11,7 @@ from folio.base.packages import require
 from folio.base.progress import note
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, comma_separated, line_breaks, split_paths
 from folio.checkpoints import foreign
+from folio.checkpoints.build_model import crop_block_size
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.inputs import Format
 from folio.data.shards import Dataset
@@ -120,7 +121,7 @@ def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
     adapt(model, runtime)
     if cfg.block_size:
         try:
-            model.crop_block_size(cfg.block_size)
+            crop_block_size(model, cfg.block_size)
         except ValueError as error:
             raise UserError(f"{run}: --{error}; use --block_size={model.config.block_size} or less") from None
     if cfg.stride and cfg.stride > model.config.block_size:

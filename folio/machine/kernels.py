@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend
 
 from folio.machine import compiled_attention, distributed
 from folio.machine.runtime import Runtime
-from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig
+from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, Mask
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -70,13 +70,13 @@ def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) ->
     """The attention implementation that is fastest in training.
 
     On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout or a mask that needs a gradient.
-    torch's fallback then runs more operations than ManualAttention.
+    torch's fallback then runs more operations than the definition in model.py.
     """
     if device_type == "cpu" and dtype == torch.bfloat16:
-        return ManualAttention()
+        return AttentionKernel()
     if device_type == "cpu" and (config.pdrop("attn") or trains_bias(config)):
-        return ManualAttentionInTraining()
-    return AttentionKernel()
+        return FusedInEvaluation()
+    return FusedAttention()
 
 
 def trains_bias(config: GPTConfig) -> bool:
@@ -85,73 +85,51 @@ def trains_bias(config: GPTConfig) -> bool:
     return method.biases_scores and method.table_name is not None
 
 
-class ManualAttention(AttentionKernel):
-    """Attention as two matmuls and a softmax. Saves the weights, (B, H, T, T), for the backward pass."""
+class FusedAttention(AttentionKernel):
+    """Attention by torch's scaled_dot_product_attention, whose flash kernels do not store the scores (B, H, T, T)."""
 
-    description = "matmuls"
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        dropout_p = layer.attn_dropout.p if layer.training else 0.0
+        if mask.biases is None and mask.first_keys is None:  # then, torch computes no scores of later keys
+            return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, mask.tensor(q), dropout_p)
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return layer.attn_dropout(attention_weights(q, k, mask)) @ v
+
+class FusedInEvaluation(AttentionKernel):
+    """The definition in training, torch's kernel in evaluation, where it is faster."""
+
+    fused = FusedAttention()
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        if layer.training:
+            return super().__call__(layer, q, k, v, mask)
+        return self.fused(layer, q, k, v, mask)
 
 
-class CompiledAttention(ManualAttention):
-    """Manual attention by a compiled function, in one thread, which computes no scores of later keys."""
+class CompiledAttention(AttentionKernel):
+    """Attention by a compiled function, in one thread, which computes no scores of later keys."""
 
-    description = "a compiled kernel"
-
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if compiled_attention.can_compute(q, mask):
-            return self.compute(layer, q, k, v, mask, None)
-        return super().__call__(layer, q, k, v, mask)
-
-    def per_document(
-        self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor
-    ) -> Tensor:
-        if compiled_attention.can_compute(q, mask):
-            return self.compute(layer, q, k, v, mask, first_keys)
-        return super().per_document(layer, q, k, v, mask, first_keys)
-
-    @staticmethod
-    def compute(
-        layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first_keys: Tensor | None
-    ) -> Tensor:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        if not compiled_attention.can_compute(q, mask.biases):
+            return super().__call__(layer, q, k, v, mask)
         dropped, seed = min(round(2**32 * layer.attn_dropout.p), 2**32 - 1) if layer.training else 0, 0
         if dropped:
             seed = torch.empty((), dtype=torch.int64).random_(generator=layer.attn_dropout.generator).item()
-        return compiled_attention.CompiledFunction.apply(q, k, v, mask, dropped, seed, first_keys)
-
-
-class ManualAttentionInTraining(ManualAttention):
-    """Manual attention in training, torch's kernel in evaluation, where it is faster."""
-
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if layer.training:
-            return super().__call__(layer, q, k, v, mask)
-        return AttentionKernel.__call__(self, layer, q, k, v, mask)
-
-
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: from GPT.attention_mask.
-
-    Returns (B, H, T, T); each row sums to 1.
-    """
-    T, D = q.shape[-2:]
-    scores = (q / math.sqrt(D)) @ k.transpose(-2, -1)
-    if mask is None:
-        mask = q.new_full((T, T), -math.inf).triu(diagonal=1)
-    return (scores + mask.to(scores.dtype)).softmax(dim=-1)
+        return compiled_attention.CompiledFunction.apply(q, k, v, mask.biases, dropped, seed, mask.first_keys)
 
 
 def describe_attention(runtime: Runtime, model: GPT) -> str:
     """The model's attention implementation in training, for the startup line."""
-    if isinstance(model.kernel, ManualAttention):
-        return model.kernel.description
+    if isinstance(model.kernel, CompiledAttention):
+        return "a compiled kernel"
+    if not isinstance(model.kernel, FusedAttention):
+        return "matmuls"
     if runtime.device.type not in ("cpu", "cuda"):
         return "scaled_dot_product_attention"
     config, like = model.config, dict(dtype=runtime.dtype, device=runtime.device)
     H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
     q, mask = torch.empty(1, H, T, D, **like, requires_grad=True), None
-    if config.biases_scores:
+    if POSITIONS[config.position].biases_scores:
         mask = torch.empty(1, H, T, T, **like, requires_grad=trains_bias(config))
     kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, mask, config.pdrop("attn"), is_causal=mask is None))
     return f"torch's {kernel.name.removesuffix('_ATTENTION').lower()} kernel"

@@ -32,12 +32,14 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer with BUILDERS[kind]; "muon" is Muon for the blocks' matrices and AdamW for the rest.
 
-    Weight decay applies to parameters of two or more dimensions, not to biases and norms, as in GPT-3 and nanoGPT.
     learning_rate: until the first `update`. dtype: dtype of Muon's matmuls. group, workers: the processes or the
     threads that share Muon's work.
     """
     matrices = muon_matrices(model) if kind == "muon" else {}
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
+    # Weight decay pulls parameters toward 0. In matrices, it favors solutions with small weights, which memorize less.
+    # Biases and the weights of norms are too few to memorize anything, and decay would pull norms away from 1, their
+    # neutral value, and shrink the activations. So only parameters with two dimensions decay, as in GPT-3 and nanoGPT.
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
@@ -115,6 +117,10 @@ class Muon(AdamW):
     matrices. Momentum is Nesterov's, group["momentum"]; weight decay is decoupled; the update of a tall matrix is
     scaled by sqrt(rows / columns).
 
+    The gradient of a matrix is often dominated by a few directions, in which a step changes much, while it changes
+    hardly anything in the others. Muon replaces it by the nearest orthogonal matrix, which has the same size in every
+    direction, so that rare directions, which may matter as much, are learned as fast.
+
     Unlike torch.optim.Muon, this optimizer orthogonalizes a group in batched matmuls, treats queries, keys and values
     as three matrices, skips a step if `found_inf` is 1 without waiting for the device, and divides the work among
     processes, including FSDP2's shards, or among the workers of a process.
@@ -164,11 +170,15 @@ class Muon(AdamW):
             apply = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
             for gradient, buffer in zip(gradients, buffers, strict=True):
                 torch.where(apply.bool(), gradient, buffer, out=gradient)  # if skipped, lerp leaves the buffer as it is
+            # The buffer is a mean of the gradients in which older ones count less. Nesterov's momentum mixes the newest
+            # gradient into it once more, so that the update follows a change of direction sooner.
             torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-            torch._foreach_lerp_(gradients, buffers, momentum)  # Nesterov's
+            torch._foreach_lerp_(gradients, buffers, momentum)
             full = [gather_like(g.to(group["dtype"]), p) for g, p in zip(gradients, params, strict=True)]
             wide = [m.view(-1, short, long) if m.shape[1] == long else m.view(-1, long, short).mT for m in full]
             update = self.distributed_orthogonalize(torch.cat(wide)).float().mul_(-lr * apply)  # (n, short, long)
+            # An orthogonal matrix keeps the length of its input. A tall one spreads it over more outputs, each of which
+            # changes less, which the factor compensates.
             updates = [
                 u.reshape(p.shape) if p.shape[1] == long else u.mT.reshape(p.shape) * (long / short) ** 0.5
                 for u, p in zip(update.split([len(m) for m in wide]), params, strict=True)
@@ -203,6 +213,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/
     """
+    # The nearest orthogonal matrix has the same singular vectors, with singular values of 1. Computing those is slow,
+    # but a x + b (x x^T) x + c (x x^T)^2 x needs only matmuls, and maps each singular value s to a s + b s^3 + c s^5.
+    # After five times, all from 0.01 to 1 are near 1. A matrix that is divided by its norm has none above 1.
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     for _ in range(5):
@@ -212,7 +225,10 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def muon_momentum_at(step: int) -> float:
-    """Muon's momentum: from 0.85 to 0.95 over the first 300 steps, as in modded-nanogpt."""
+    """Muon's momentum: from 0.85 to 0.95 over the first 300 steps, as in modded-nanogpt.
+
+    It averages over about 1 / (1 - momentum) steps, 7 to 20. At first, gradients change too fast for a longer average.
+    """
     return 0.85 + 0.1 * min(1.0, step / 300)
 
 
@@ -240,6 +256,8 @@ def lr_at(
     `lr_decay_iters`, or is constant. "wsd" decays only during the last `wsd_decay_iters` of these steps.
     """
     decay = None if schedule == "constant" else DECAYS[schedule]
+    # In the first steps, Adam knows the usual size of gradients from few of them, and those of a new model change fast,
+    # so full steps may do harm. In the last ones, small steps average out the noise of the batches.
     if step < warmup_iters:
         return learning_rate * (step + 1) / (warmup_iters + 1)
     if decay is None:

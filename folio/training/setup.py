@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from folio.checkpoints.build_model import crop_block_size, with_vocab_size
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.windows import Mixture
 from folio.machine import distributed
@@ -55,19 +56,9 @@ def build_weights(ckpt: Checkpoint, config: GPTConfig, cfg: TrainSettings) -> GP
     if config.vocab_size > model.config.vocab_size:
         model = with_vocab_size(model, config.vocab_size, cfg.seed)
     if config.block_size != model.config.block_size:
-        model.crop_block_size(config.block_size)
+        crop_block_size(model, config.block_size)
     model.config = replace(model.config, document_token=config.document_token)
     return model
-
-
-def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
-    """Copy a model with a larger vocabulary. The new rows are initialized as in a new model."""
-    larger = GPT(replace(model.config, vocab_size=vocab_size), seed)
-    tensors = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, p in larger.named_parameters():
-            p[: len(tensors[name])] = tensors[name]
-    return larger
 
 
 def wrap(model: GPT | None, config: GPTConfig, cfg: TrainSettings, runtime: Runtime) -> tuple[GPT, nn.Module]:

@@ -36,7 +36,7 @@ from folio.evaluation.memorization import (
 from folio.web.engine import Engine
 from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.viewed_model import LRUCache, ViewedModel
-from model import GPT, GPTConfig, angles, sinusoids
+from model import GPT, GPTConfig, angles, score_biases, sinusoids
 
 MAX_CHARACTERS = 100_000  # per text
 THUMBNAIL_SIZE = 64  # rows and columns of a head's thumbnail
@@ -479,8 +479,8 @@ class TraceProvider:
             }
         elif config.position == "rotary":
             tensors = {"angles": angles(positions, config.n_embd // config.n_head)}
-        elif config.biases_scores:
-            bias = model.attention_mask(positions[-1:], positions)  # (1, H, 1, T)
+        elif model.position_encoding.biases_scores:
+            bias = score_biases(model, positions[-1:], positions)  # (1, H, 1, T)
             tensors = {"bias": bias[0, :, 0].flip(-1)}
         return Answer({"method": config.position}, tensors)
 

@@ -148,7 +148,7 @@ class ViewedModel:
             "step": self.step,
             "checkpoints": self.steps(),
             "limit": self.limit,
-            "can_slide": model.config.can_slide,
+            "can_slide": model.position_encoding.can_slide,
             "num_params": model.num_params(),
             "parameters": [{"name": name, "shape": list(p.shape)} for name, p in model.named_parameters()],
         }

@@ -11,6 +11,7 @@ from folio.decoding.decoders import make_decoder, print_once
 from folio.decoding.sampling import Sampling, uniforms
 from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchDecoder
+from folio.machine.kernels import FusedAttention
 from folio.machine.runtime import resolve_runtime
 from model import ACTIVATIONS, GPT
 from tests.support.decoding import GREEDY, assert_same_tokens, decoder_in, generate_tokens, random_model
@@ -141,8 +142,8 @@ def with_reversed_layers(self, *arguments):
         self.transformer.h = h
 
 
-def with_swapped_norms(self, x, attention_fn):
-    x = x + self.attn(self.ln_2(x), attention_fn)
+def with_swapped_norms(self, x, *attention):
+    x = x + self.attn(self.ln_2(x), *attention)
     return x + self.mlp(self.ln_1(x))
 
 
@@ -168,6 +169,18 @@ def test_changed_models_are_decoded_by_torch(change, monkeypatch, capsys):
     assert capsys.readouterr().err == line  # sampling was 12 times slower without a message
     with pytest.raises(UserError, match=r"dtype=int8: .* model\.py or the model was changed; use --dtype=auto"):
         make_decoder(random_model(1), CPU, "int8")
+
+
+def test_changed_attention_is_noticed_in_the_definition_and_in_the_models_kernel(monkeypatch):
+    """A loaded model has torch's kernel, so that a changed definition in model.py would not be noticed in it."""
+    model = random_model(1)
+    model.kernel = FusedAttention()
+    assert computes_model(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(*CHANGES["scale"])
+        assert not computes_model(model)
+    monkeypatch.setattr(FusedAttention, "__call__", lambda self, layer, q, *a: ATTEND(self, layer, q * 1.001, *a))
+    assert not computes_model(model)
 
 
 @pytest.mark.parametrize("name", ["penalize", "keep_top_k", "keep_top_p", "keep_min_p", "uniforms"])

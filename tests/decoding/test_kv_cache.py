@@ -35,7 +35,7 @@ def test_a_cache_with_a_fixed_capacity_computes_the_same(position, seed):
         cache.set_lengths([3, 2])  # the second row forgets its last token
     assert fixed.last.data_ptr() == address  # a captured graph reads this memory
     fixed.capacity = 8
-    steps = 12 if model.config.can_slide else 5
+    steps = 12 if model.position_encoding.can_slide else 5
     for _ in range(steps):
         expected = model(new, kernel=growing)[0]
         tolerance = within(expected, logits_error(model.config, 8))

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from folio.machine import compiled
 from folio.machine.compiled_attention import CAUSAL_ATTENTION, CompiledFunction, call
-from folio.machine.kernels import AttentionKernel, CompiledAttention, CPUDropout, ManualAttention, adapt
+from folio.machine.kernels import CompiledAttention, CPUDropout, FusedAttention, adapt
 from folio.machine.runtime import Runtime
-from model import GPT, POSITIONS, GPTConfig
+from model import GPT, POSITIONS, AttentionKernel, GPTConfig, Mask
 from tests.support.tolerances import binomial_range, gradients_error, network_tensors, norm_error, normal_limit
 
 pytestmark = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="needs AVX-512 BF16")
@@ -93,10 +93,10 @@ def test_dropout_is_repeated_with_the_generators_state(seed):
     results = []
     for number in (seed, seed, seed + 1):
         layer.attn_dropout.generator.manual_seed(number)
-        results.append(CompiledAttention()(layer, q, k, v, None))
+        results.append(CompiledAttention()(layer, q, k, v, Mask()))
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
     layer.eval()
-    assert torch.equal(CompiledAttention()(layer, q, k, v, None), CompiledFunction.apply(q, k, v, None, 0, 0))
+    assert torch.equal(CompiledAttention()(layer, q, k, v, Mask()), CompiledFunction.apply(q, k, v, None, 0, 0))
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -118,9 +118,9 @@ def test_a_model_computes_the_same(position, seed):
     model, results = GPT(config), []
     adapt(model, runtime)
     idx, targets = torch.randint(50, (2, 3, 64), generator=torch.Generator().manual_seed(seed))
-    for kernel in (AttentionKernel, ManualAttention, CompiledAttention):
+    for kernel in (FusedAttention, AttentionKernel, CompiledAttention):
         model.kernel = kernel()
-        with runtime.autocast() if kernel != AttentionKernel else torch.enable_grad():
+        with runtime.autocast() if kernel != FusedAttention else torch.enable_grad():
             loss = model(idx, targets)[1]
         loss.backward()
         results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
@@ -138,7 +138,7 @@ def test_other_sizes_are_computed_by_matmuls(T, D):
     layer = nn.Module()
     layer.attn_dropout = nn.Dropout(0.0)
     q, k, v = torch.randn(3, 2, 2, T, D).bfloat16()
-    assert torch.equal(CompiledAttention()(layer, q, k, v, None), ManualAttention()(layer, q, k, v, None))
+    assert torch.equal(CompiledAttention()(layer, q, k, v, Mask()), AttentionKernel()(layer, q, k, v, Mask()))
 
 
 def test_it_is_used_by_several_workers_where_it_can_be(monkeypatch):
@@ -149,12 +149,12 @@ def test_it_is_used_by_several_workers_where_it_can_be(monkeypatch):
 
     config = GPTConfig(block_size=32, vocab_size=50, n_layer=1, n_head=2, n_embd=32)
     assert kernel() is CompiledAttention
-    assert kernel(workers=1) is ManualAttention and kernel(dtype=torch.float32) is AttentionKernel
+    assert kernel(workers=1) is AttentionKernel and kernel(dtype=torch.float32) is FusedAttention
     monkeypatch.setattr(compiled, "why_unavailable", lambda module, function: "numba is missing")
-    assert kernel() is ManualAttention
+    assert kernel() is AttentionKernel
     monkeypatch.undo()
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    assert kernel() is ManualAttention
+    assert kernel() is AttentionKernel
     assert compiled.why_unavailable(CAUSAL_ATTENTION, "backward") is None
 
 

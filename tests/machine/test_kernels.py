@@ -14,18 +14,18 @@ from folio.data.windows import Mixture
 from folio.decoding.kv_cache import KVCache
 from folio.machine.kernels import (
     MAX_LOGITS,
+    CompiledAttention,
     CPUDropout,
-    ManualAttention,
-    ManualAttentionInTraining,
+    FusedAttention,
+    FusedInEvaluation,
     adapt,
-    attention_weights,
     choose_attention,
     chunked_cross_entropy,
     describe_attention,
     pad_vocabulary,
 )
 from folio.machine.runtime import resolve_runtime
-from model import GPT, POSITIONS, AttentionFunction, AttentionKernel, CausalSelfAttention, GPTConfig
+from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, Mask
 from tests.support.models import SMALL, tokens
 from tests.support.tolerances import gradients_error, logits_error, norm_error, normal_limit, rounding_error, within
 
@@ -34,26 +34,38 @@ ATTENTION_ERROR = 2 * rounding_error(8 + 2 * 16 + 5)  # D = 8, T = 16: scores, s
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_mask", [False, True])
-def test_every_attention_implementation_matches_torchs_kernel(has_mask, seed):
-    """A position method may add any bias to a score, per head."""
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_every_attention_implementation_matches_torchs_kernel(has_biases, seed):
+    """The definition in model.py, too. A position method may add any bias to a score, per head."""
     torch.manual_seed(seed)
     layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=4, attn_pdrop=0.5), index=0).eval()
     q, k, v = torch.randn(3, 2, 4, 16, 8)
-    mask = torch.randn(4, 16, 16) if has_mask else None
-    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not has_mask)
+    mask = Mask(torch.randn(4, 16, 16) if has_biases else None)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.biases, is_causal=not has_biases)
     config = GPTConfig(block_size=16, vocab_size=9, n_layer=1, n_head=4, n_embd=32)
     cache = KVCache(config, 2, torch.float32, torch.device("cpu"))
     cache.begin_forward(torch.zeros(2, 16, dtype=torch.long))
-    for attend in (AttentionKernel(), ManualAttention(), ManualAttentionInTraining(), cache):
+    for attend in (AttentionKernel(), FusedAttention(), FusedInEvaluation(), CompiledAttention(), cache):
         torch.testing.assert_close(attend(layer, q, k, v, mask), expected, **within(v, ATTENTION_ERROR))
-    weights = attention_weights(q, k, mask)
-    torch.testing.assert_close(weights @ v, expected, **within(v, ATTENTION_ERROR))
-    assert has_mask or (weights.triu(diagonal=1) == 0).all()
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_every_kernel_confines_attention_to_documents(has_biases, seed):
+    """Against torch's kernel with the mask as a tensor: rows with documents that begin at 0 and 5, and at 0 and 9."""
+    torch.manual_seed(seed)
+    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=4), index=0)
+    q, k, v = torch.randn(3, 2, 4, 16, 8)
+    starts = torch.tensor([[0] * 5 + [5] * 11, [0] * 9 + [9] * 7])
+    hidden = torch.ones(16, 16, dtype=torch.bool).triu(1) | (torch.arange(16) < starts[:, None, :, None])
+    biases = torch.randn(1, 4, 16, 16) if has_biases else torch.zeros(1, 1, 16, 16)
+    mask = Mask(biases + torch.full((16, 16), -math.inf).triu(1) if has_biases else None, starts)
+    expected = F.scaled_dot_product_attention(q, k, v, biases.masked_fill(hidden, -math.inf))
+    for attend in (AttentionKernel(), FusedAttention(), FusedInEvaluation(), CompiledAttention()):
+        torch.testing.assert_close(attend(layer, q, k, v, mask), expected, **within(v, ATTENTION_ERROR))
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
+def test_the_definition_of_attention_has_the_gradients_of_torchs_kernel(position, seed):
     """Including the gradient of the bias of relative positions, for which torch uses its math kernel."""
     torch.manual_seed(seed)
     config = GPTConfig(block_size=40, vocab_size=50, n_layer=2, n_head=4, n_embd=32, position=position)
@@ -61,8 +73,8 @@ def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     adapt(model, resolve_runtime("cpu", "float32", False))
-    assert isinstance(model.kernel, ManualAttention) == (position == "relative")
-    for kernel in (AttentionKernel(), ManualAttention()):
+    assert isinstance(model.kernel, FusedInEvaluation) == (position == "relative")
+    for kernel in (FusedAttention(), AttentionKernel()):
         gradients.append(gradients_of(model, model(idx, idx, kernel)[1]))
     assert_same_gradients(*gradients, gradients_error(config, 3, 40))
     assert all((gradient != 0).any() for gradient in gradients[0].values())  # every parameter is trained
@@ -93,7 +105,7 @@ def test_the_startup_line_names_the_attention_kernel_of_training(position, dtype
             return operator(*args, **(kwargs or {}))
 
     adapt(model, runtime)
-    for attend, other in ((model.kernel, "matmuls"), (AttentionKernel(), "torch's math kernel")):
+    for attend, other in ((model.kernel, "matmuls"), (FusedAttention(), "torch's math kernel")):
         model.kernel, names = attend, set()
         with Operators(), runtime.autocast():
             model(idx, idx)
@@ -107,9 +119,9 @@ def test_a_recorder_receives_every_layer_and_changes_no_result(seed):
     model = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=3, n_head=2, n_embd=16)).eval()
     idx, shapes = torch.randint(50, (2, 16)), {}
 
-    class Recorder(ManualAttention):
+    class Recorder(AttentionKernel):
         def __call__(self, layer, q, k, v, mask):
-            shapes[layer.index] = tuple(attention_weights(q, k, mask).shape)
+            shapes[layer.index] = tuple((q @ k.mT + mask.tensor(q)).shape)
             return super().__call__(layer, q, k, v, mask)
 
     expected = model.logits(idx)
@@ -118,15 +130,15 @@ def test_a_recorder_receives_every_layer_and_changes_no_result(seed):
     assert shapes == dict.fromkeys(range(3), (2, 2, 16, 16))
 
 
-def test_manual_attention_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
+def test_the_definition_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
     torch.manual_seed(seed)
     layer = GPT(GPTConfig(n_layer=1, n_embd=32, n_head=2, attn_pdrop=0.5)).transformer.h[0].attn
-    x, manual = torch.randn(2, 16, 32), AttentionFunction(ManualAttention(), None, None)
-    expected = layer.eval()(x, AttentionFunction(AttentionKernel(), None, None))
+    x, definition = torch.randn(2, 16, 32), (AttentionKernel(), Mask(), None)
+    expected = layer.eval()(x, FusedAttention(), Mask(), None)
     with torch.autocast("cpu", torch.bfloat16):
         error = rounding_error(8, torch.bfloat16)  # x, 2 weights, q or k or v, scores, weights of values, heads, result
-        torch.testing.assert_close(layer(x, manual).float(), expected, **within(expected, error))
-        outputs = [layer.train()(x, manual) for _ in range(2)]
+        torch.testing.assert_close(layer(x, *definition).float(), expected, **within(expected, error))
+        outputs = [layer.train()(x, *definition) for _ in range(2)]
         assert not torch.equal(*outputs)  # dropout
 
 
@@ -316,7 +328,7 @@ def test_a_foreign_table_of_a_suitable_size_is_not_padded():
     assert len(model.lm_head.weight) == 50304 and not model.lm_head._forward_hooks
 
 
-def test_a_custom_position_method_with_a_trained_bias_uses_manual_attention(monkeypatch):
+def test_a_custom_position_method_with_a_trained_bias_is_trained_with_matmuls(monkeypatch):
     """The name "relative" decided, so that a custom method had torch's slower kernel on a CPU."""
 
     class Kerple(POSITIONS["relative"]):
@@ -327,5 +339,5 @@ def test_a_custom_position_method_with_a_trained_bias_uses_manual_attention(monk
     for position in POSITIONS:
         config = GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=4, position=position)
         kinds[position] = type(choose_attention("cpu", torch.float32, config))
-    assert kinds["kerple"] is kinds["relative"] is ManualAttentionInTraining
-    assert kinds["alibi"] is kinds["learned"] is AttentionKernel
+    assert kinds["kerple"] is kinds["relative"] is FusedInEvaluation
+    assert kinds["alibi"] is kinds["learned"] is FusedAttention

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from folio.checkpoints.build_model import model_from_tensors
 from folio.web.html_file import ENGINE, KERNEL_FILE, engine_constants, pack_weights, unpack_weights
 from model import GPT
 
@@ -78,7 +79,7 @@ class Engine:
             wasm=(ENGINE / KERNEL_FILE).read_bytes() if simd else None,
         )
         assert self("gpt.kernels.simd") == simd
-        return GPT.from_tensors(model.config, unpack_weights(weights)).eval()
+        return model_from_tensors(model.config, unpack_weights(weights)).eval()
 
 
 def encode_array(value: Any) -> dict[str, str]:

@@ -17,9 +17,9 @@ from folio.base.files import read_json, write_json
 from folio.base.settings import ConfigError, setting_names
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
-from folio.machine.kernels import ChunkedCrossEntropy
+from folio.machine.kernels import ChunkedCrossEntropy, choose_attention
 from folio.training.optim import Muon
-from model import POSITIONS, GPTConfig
+from model import POSITIONS, AttentionKernel, GPTConfig, Mask
 from tests.support.repository import ROOT
 from tests.support.simulated_gpu import SimulatedGPU
 from tools import check_gpu, verify_resume
@@ -138,14 +138,17 @@ def test_wrong_gradients_of_the_chunked_loss_are_detected(reported, monkeypatch,
 
 
 def test_a_mask_that_is_off_by_one_is_detected(reported, monkeypatch):
-    """In bfloat16 only, because a rehearsal uses these weights there only."""
+    """In the kernel of one dtype."""
 
-    def attention_weights(q, k, mask=None):
-        T = q.shape[2]
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[3])
-        return (scores + scores.new_full((T, T), -math.inf).triu(diagonal=2)).softmax(dim=-1)
+    class OffByOne(AttentionKernel):
+        def __call__(self, layer, q, k, v, mask):
+            T = q.shape[2]
+            return super().__call__(layer, q, k, v, Mask(q.new_full((T, T), -math.inf).triu(diagonal=2)))
 
-    monkeypatch.setattr(kernels, "attention_weights", attention_weights)
+    def choose_wrong_attention(device_type, dtype, config):
+        return OffByOne() if dtype == torch.bfloat16 else choose_attention(device_type, dtype, config)
+
+    monkeypatch.setattr(kernels, "choose_attention", choose_wrong_attention)
     lines = reported(correctness.check_correctness)
     assert all("bfloat16" in line for line in lines)
     assert {"the logits", "the loss"} <= {line.split("error of ")[1].split(" is")[0] for line in lines}

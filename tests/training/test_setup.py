@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio.base import settings
 from folio.checkpoints import checkpoint
+from folio.checkpoints.build_model import model_from_tensors
 from folio.machine import kernels
 from folio.machine.distributed import Group, full_tensor, reshard
 from folio.machine.kernels import adapt, pad_vocabulary
@@ -57,7 +58,7 @@ def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, p
     def state_from(tensors, multiple):
         monkeypatch.setattr(Runtime, "size_multiple", multiple)
         weights, optimizer = ({name: t.clone() for name, t in part.items()} for part in tensors)
-        model, net = wrap(GPT.from_tensors(config, weights) if weights else None, config, cfg, runtime)
+        model, net = wrap(model_from_tensors(config, weights) if weights else None, config, cfg, runtime)
         state = new_state(OpenRun(model, net, None, SimpleNamespace(runtime=runtime)), cfg)
         if optimizer:
             state.load(state.progress(), optimizer)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from folio import UserError
+from folio.checkpoints.build_model import model_from_tensors
 from folio.data.shards import Shard
 from folio.data.tokenizer import CharTokenizer
 from folio.web import html_export
 from folio.web.html_file import pack_weights, unpack_weights
 from folio.web.viewed_model import ViewedModel
-from model import GPT
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import FLOAT32_ERROR, NumpyGPT
 from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_random_run, save_run
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.architecture("tests/support/numpy_gpt.py, which compute
 def test_losses_of_the_first_tokens(seed):
     """With a mask and a new context every block_size tokens."""
     model, random = random_model(seed), np.random.default_rng(seed)
-    stored = GPT.from_tensors(model.config, unpack_weights(pack_weights(dict(model.named_parameters()), "int8"))).eval()
+    stored = model_from_tensors(
+        model.config, unpack_weights(pack_weights(dict(model.named_parameters()), "int8"))
+    ).eval()
     ids, mask = random.integers(0, 20, 50), random.integers(0, 2, 50)
     tokenizer = CharTokenizer("abcdefghijklmnopqrst")
     dataset = SimpleNamespace(folder=Path("some/data"), load_tokenizer=lambda: tokenizer, val=[Shard(ids, mask)])

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import model as model_py
 from folio import UserError
+from folio.checkpoints.build_model import model_from_tensors
 from folio.data.sources.pairs import make_pair, translation
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import LanguageModel
@@ -95,7 +96,7 @@ def exported(tmp_path_factory) -> Callable[..., Exported]:
             model = save_random_run(folder / "run", spec.tokenizer, 3, {"dataset": "none"}, **{**SIZES, **spec.sizes})
             viewed = html_file.ViewedModel(str(folder / "run"), "best", torch.device("cpu"))
             weights = pack_weights(dict(model.named_parameters()), spec.dtype)
-            stored = GPT.from_tensors(model.config, unpack_weights(weights)).eval()
+            stored = model_from_tensors(model.config, unpack_weights(weights)).eval()
             text = "" if kind == "midi" else TEXT
             full_header = html_file.make_header(viewed, stored, weights, spec.dtype, text, LOSSES, None)
             html_file.write_html(folder / "model.html", full_header | {"name": NAME} | header, weights.content)

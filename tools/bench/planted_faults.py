@@ -267,7 +267,12 @@ FAULTS = (
     ),
     Fault("model.py", "std = 0.02 / math.sqrt(2 * self.config.n_layer)", "std = 0.02 / math.sqrt(self.config.n_layer)"),
     Fault("train.py", "float(batch_losses @ weights / weights.sum())", "float(batch_losses.mean())"),
-    Fault("sample.py", "sum(token is not None for token in step.tokens)", "len(step.tokens)"),
+    Fault(
+        "folio/decoding/language_model.py",
+        "sum(token is not None for token in step.tokens)",
+        "len(step.tokens)",
+        "tests/test_sample.py",
+    ),
     Fault("prepare/summaries.py", "text[: length + 1], re.DOTALL)", "text[:length], re.DOTALL)"),
     Fault("tools/verify_resume.py", 'for which in ("last", "best"):', 'for which in ("last",):'),
     Fault("tools/runs.py", "{text[head + 1 - length :]}", "{text[head - length :]}", "tests/experiments/test_runs.py"),

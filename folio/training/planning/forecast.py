@@ -9,12 +9,12 @@ import torch
 
 from folio import UserError
 from folio.machine import memory
-from folio.machine.kernels import MAX_LOGITS, ManualAttention, choose_attention, trains_bias
+from folio.machine.kernels import MAX_LOGITS, FusedAttention, choose_attention, trains_bias
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
 from folio.training.planning.train_settings import TrainSettings
-from model import GPT, GPTConfig
+from model import GPT, POSITIONS, GPTConfig
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def training_memory(
     s = 4 if dtype == torch.float32 else 2  # bytes per activation
 
     tokens = sequences * config.block_size
-    bias = config.n_head * config.block_size**2 if config.biases_scores else 0
+    bias = config.n_head * config.block_size**2 if POSITIONS[config.position].biases_scores else 0
     block_bytes = tokens * saved_bytes_per_token(config, dtype, device)
-    if s == 2 and not isinstance(choose_attention(device, dtype, config), ManualAttention):
+    if s == 2 and isinstance(choose_attention(device, dtype, config), FusedAttention):
         block_bytes += s * bias  # cast for the kernel
     activations = config.n_layer * block_bytes
     if recompute:
@@ -92,17 +92,17 @@ def saved_bytes_per_token(config: GPTConfig, dtype: torch.dtype, device: str) ->
     """Bytes per token that a block's forward pass saves for the backward pass."""
     s = 4 if dtype == torch.float32 else 2
     C, attention_row = config.n_embd, config.n_head * config.block_size  # elements per token
-    is_manual = isinstance(choose_attention(device, dtype, config), ManualAttention)
+    is_fused = isinstance(choose_attention(device, dtype, config), FusedAttention)
     inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # C times: norms, c_attn, attention, c_proj, c_fc, activation, c_proj
-    if config.position == "rotary" and not is_manual:
+    if config.position == "rotary" and is_fused:
         inputs += 2  # rotated queries and keys, in addition to c_attn's output, which holds the values
     total = s * inputs * C + 16
     if s == 2 and device == "cuda":
         total += 2 * (4 - s) * C  # norms are computed in float32
-    if is_manual:
-        total += s * attention_row * (3 if config.pdrop("attn") else 1)
-    else:
+    if is_fused:
         total += 4 * config.n_head
+    else:
+        total += s * attention_row * (3 if config.pdrop("attn") else 1)
     if config.pdrop("resid"):
         total += 2 * C * (s if device == "cpu" else 1)
     return total

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from folio import UserError
 from folio.machine import distributed, memory
 from folio.machine.data_parallel import DataParallelLoss
-from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss
+from folio.machine.kernels import FusedAttention, adapt, chunked_cross_entropy, compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.loader import resident_bytes
 from folio.training.planning.data import open_data
@@ -28,7 +28,7 @@ from folio.training.planning.forecast import (
     suggest_memory_fix,
     training_memory,
 )
-from model import GPT, POSITIONS, AttentionKernel, GPTConfig
+from model import GPT, POSITIONS, GPTConfig
 from train import TrainConfig, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
@@ -64,9 +64,9 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     saved = SavedStorages(model)
 
     def keep_mask(block: torch.nn.Module, inputs: tuple) -> None:
-        _, attention_fn = inputs
-        if attention_fn.mask is not None:
-            saved.pack(attention_fn.mask)
+        _, _, mask, _ = inputs
+        if mask.biases is not None:
+            saved.pack(mask.biases)
 
     model.transformer.h[0].register_forward_pre_hook(keep_mask)
     idx = torch.zeros(sequences, config.block_size, dtype=torch.long)
@@ -136,7 +136,7 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     model, runtime = GPT(config).train(), Runtime(torch.device("cpu"), dtype, True, "")
     adapt(model, runtime)
-    model.kernel, model.cross_entropy = AttentionKernel(), partial(chunked_cross_entropy, max_logits=limit)
+    model.kernel, model.cross_entropy = FusedAttention(), partial(chunked_cross_entropy, max_logits=limit)
     if recompute:
         distributed.checkpoint_activations(model.transformer.h)
     loss_fn, idx = compile_loss(model, runtime), torch.zeros(4, 64, dtype=torch.long)
