@@ -197,11 +197,10 @@ OPTIMIZERS = tuple(BUILDERS)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximate the nearest (semi-)orthogonal matrix to each of (n, short, long), with singular values between 0.7
-    and 1.2.
+    """Approximate the nearest (semi-)orthogonal matrix to each of (n, short, long).
 
-    Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon/
+    Its singular values are between 0.68 and 1.21 where the matrix's are at least 0.002 of its norm. Five quintic
+    Newton-Schulz iterations with the coefficients of Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]

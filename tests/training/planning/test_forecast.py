@@ -190,7 +190,9 @@ class PeakBytes(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
-    """Against the measured peak. The gradient of x and cast weights are counted elsewhere."""
+    """Against the measured peak. The gradient of x and cast weights are counted elsewhere. Not counted are copies of
+    both gradients, which the backward pass may return, a chunk's gradient of x, and a few numbers.
+    """
     N, V, C, n = 240, 1000, 8, 60
     monkeypatch.setattr("folio.training.planning.forecast.MAX_LOGITS", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
@@ -198,7 +200,8 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as measured:
         chunked_cross_entropy(x, weight, torch.arange(N), n * V)
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
-    assert loss_bytes(N, config, s) == pytest.approx(measured.peak - elsewhere, rel=0.1)
+    not_counted = 4 * V * C + s * (N * C + n * C + 10)
+    assert 0 <= measured.peak - elsewhere - loss_bytes(N, config, s) <= not_counted
 
 
 @pytest.mark.architecture("folio/training/planning/forecast.py: training_memory")
