@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -159,20 +160,43 @@ def test_a_slow_request_is_disconnected():
                 assert is_closed(connection, drip), (part, drip)
 
 
-def test_the_timeout_applies_to_each_request_of_a_connection():
-    with serving(request_seconds=0.2) as port, closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-        for _ in range(4):
-            time.sleep(0.1)
+class Clock:
+    """The clock of the server's timeouts, which reads it once per tick."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now, self.ticks = 0.0, 0
+        monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=self.read))
+
+    def read(self) -> float:
+        self.ticks += 1
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Advance the clock between two ticks, and wait for them."""
+        for change in (0, seconds, 0):
+            self.now += change
+            ticks = self.ticks
+            wait_until(lambda ticks=ticks: self.ticks > ticks)
+
+
+def test_the_timeout_applies_to_each_request_of_a_connection(monkeypatch):
+    clock = Clock(monkeypatch)
+    with serving(request_seconds=10) as port, closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        for _ in range(3):
             connection.request("POST", "/echo", "1", JSON)
             assert connection.getresponse().read() == b"1"
+            clock.advance(6)
 
 
-def test_the_timeout_does_not_limit_the_response():
+def test_the_timeout_does_not_limit_the_response(monkeypatch):
+    clock = Clock(monkeypatch)
+
     async def slow(request: Request) -> Response:
-        await asyncio.sleep(0.5)
-        return json_response(await read_json(request))
+        content = await read_json(request)
+        await asyncio.to_thread(clock.advance, 100)
+        return json_response(content)
 
-    with serving(slow, request_seconds=0.2) as port:
+    with serving(slow, request_seconds=10) as port:
         assert request(port, "POST", "/echo", "1") == (200, 1)
 
 
