@@ -18,7 +18,7 @@ from starlette.routing import Route
 from folio import UserError
 from folio.web import server
 from folio.web.server import RequestError, host_headers, json_response, listen, make_app, make_server, read_json
-from tests.support.servers import running
+from tests.support.servers import Client, running
 from tests.support.waiting import wait_until
 
 ALLOWED = "https://allowed.example"
@@ -60,13 +60,11 @@ JSON = {"content-type": "application/json"}
 
 def request(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, dict]:
     """Return the status and the JSON of the response."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request(method, path, body, JSON | headers)
-        with connection.getresponse() as response:
-            assert response.headers["content-type"] == "application/json"
-            assert response.headers["x-content-type-options"] == "nosniff"
-            assert response.headers["cache-control"] == "no-store"
-            return response.status, json.loads(response.read())
+    response = Client(port).request(method, path, body, **headers)
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cache-control"] == "no-store"
+    return response.status, response.json()
 
 
 def head(port: int, length: int = 2) -> bytes:
@@ -248,16 +246,10 @@ def test_a_client_that_reads_slowly_gets_everything():
 def test_connections_are_limited():
     with serving(max_connections=3) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
-        assert status_of(port) == 503
+        assert Client(port).request("POST", "/echo", "1").status == 503
         for connection in idle:
             connection.close()
-        wait_until(lambda: status_of(port) == 200)
-
-
-def status_of(port: int) -> int:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request("POST", "/echo", "1", JSON)
-        return connection.getresponse().status
+        wait_until(lambda: Client(port).request("POST", "/echo", "1").status == 200)
 
 
 def test_host_headers():
