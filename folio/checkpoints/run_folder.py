@@ -138,12 +138,15 @@ class RunFolder:
         """The checkpoints that were the run's best when they were saved, lowest loss first.
 
         Losses are compared with those of the last evaluation, so only on the text that it measured. If the state of the
-        best checkpoint according to the last one is damaged, it comes first.
+        best checkpoint according to the last one is damaged, it comes first. So does the one that best.json names if
+        both are damaged, because an older checkpoint does not know the best one.
         """
         paths = list(self.newest_first())
         states = {path: state for path in paths if (state := self.state(path))}
+        named = self.pointer("best")
+        first = [named] if named in paths and not states.keys() & {paths[0], named} else []
         if not states:
-            return []
+            return first
         last = next((state for state in states.values() if state["best_step"]), next(iter(states.values())))
         losses = {
             path: (state["best_val_loss"], state["step"])
@@ -153,7 +156,7 @@ class RunFolder:
             and measured_text(state["parts"][-1]) == measured_text(last["parts"][-1])
         }
         damaged = [path for path in paths if path not in states and step_number(path.name) == last["best_step"]]
-        return [*damaged, *sorted(losses, key=losses.__getitem__)]
+        return [*dict.fromkeys([*first, *damaged]), *sorted(losses, key=losses.__getitem__)]
 
     def candidates(self, which: str) -> list[Path]:
         """The checkpoints to try in turn when loading the "last" or "best" one."""

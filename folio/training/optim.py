@@ -207,11 +207,10 @@ OPTIMIZERS = tuple(BUILDERS)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximate the nearest (semi-)orthogonal matrix to each of (n, short, long), with singular values between 0.7
-    and 1.2.
+    """Approximate the nearest (semi-)orthogonal matrix to each of (n, short, long).
 
-    Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon/
+    Its singular values are between 0.68 and 1.21 where the matrix's are at least 0.002 of its norm. Five quintic
+    Newton-Schulz iterations with the coefficients of Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
     """
     # The nearest orthogonal matrix has the same singular vectors, with singular values of 1. Computing those is slow,
     # but a x + b (x x^T) x + c (x x^T)^2 x needs only matmuls, and maps each singular value s to a s + b s^3 + c s^5.

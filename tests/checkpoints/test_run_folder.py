@@ -123,6 +123,23 @@ def test_a_damaged_pointer_does_not_lose_the_run(tmp_path, which, content, capsy
     assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000002", "step-000004"]
 
 
+@pytest.mark.parametrize("damaged", [(1,), (2,), (2, 3)])
+def test_a_damaged_best_checkpoint_is_reported_if_the_last_one_is_damaged_too(tmp_path, damaged, capsys):
+    """best.json was called wrong, and rewritten or removed. The first one of the damaged ones is the best."""
+    paths = [save(tmp_path, step, best=step < 3, keep_last=3) for step in range(1, 1 + damaged[-1])]
+    for step in damaged:
+        (paths[step - 1] / "state.json").write_text("{}", encoding="utf-8")
+    best = paths[damaged[0] - 1]
+    run_folder.restore_pointers(tmp_path)
+    assert capsys.readouterr().err == "" and read_json(tmp_path / "best.json") == {"checkpoint": best.name}
+    if damaged == (1,):
+        with pytest.raises(CheckpointError, match=r"state\.json has changed"):
+            checkpoint.load(tmp_path, "best")
+    else:
+        assert checkpoint.load(tmp_path, "best").state["step"] == 1
+        assert f"{best / 'state.json'} has changed since it was written" in capsys.readouterr().err
+
+
 def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, step, best=False, keep_last=3)

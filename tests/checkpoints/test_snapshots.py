@@ -22,6 +22,7 @@ from folio.web.viewed_model import ViewedModel
 from model import GPT
 from tests.support.disk import flip_bit
 from tests.support.runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
+from tests.support.tolerances import rounding_error
 from tests.support.torchrun import LONG_RUN, run_torchrun
 from tests.support.viewers import serving
 from train import TrainConfig, train
@@ -236,7 +237,7 @@ def test_the_viewer_shows_the_metrics_of_a_run(tiny):
     assert columns["step"] == [0, 1, 2, 4, 6, 8, 10, 12] == [line["step"] for line in lines]
     for name, column in columns.items():
         expected = np.array([np.nan if line[name] is None else line[name] for line in lines])
-        np.testing.assert_allclose(column, expected, rtol=1e-6)
+        np.testing.assert_allclose(column, expected, rtol=rounding_error(1))  # they are sent in float32
     samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
     assert facts["samples"] == [[line["step"], line["text"]] for line in samples]
     assert [step for step, _ in facts["samples"]] == [6, 12]
@@ -302,7 +303,7 @@ def test_the_page_follows_a_run(browser, tiny):
         figure, slider = page.wait_for_selector("[data-testid=run-loss]"), page.locator("#checkpoint")
         rows = np.array(figure.evaluate("figure => figure.table().rows"))
         expected = [[line[name] for name in ("step", "loss", "val_loss")] for line in lines]
-        np.testing.assert_allclose(rows, np.array(expected, float), rtol=1e-6)
+        np.testing.assert_allclose(rows, np.array(expected, float), rtol=rounding_error(1))
         expect(slider).to_have_attribute("max", "4")
         expect(slider).to_have_value("4")
 

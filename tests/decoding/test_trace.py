@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from folio.decoding.trace import Heads, Switches, Trace, forward_hooks, head_scores, repeated_random_ids
-from model import ACTIVATIONS, GPT, POSITIONS
+from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_largest, assert_same, assert_same_ranks
 from tests.support.tolerances import rounding_error
-from tests.support.viewed_models import N, planted_model
 
 T = 70  # more than CHUNK
 
@@ -201,6 +201,68 @@ def test_repeated_random_ids_repeat():
     ids = repeated_random_ids(50, 64)
     assert len(ids) == 64 and torch.equal(ids[:32], ids[32:]) and 0 <= ids.min() and ids.max() < 50
     assert torch.equal(ids, repeated_random_ids(50, 64)) and not torch.equal(ids, repeated_random_ids(50, 64, seed=1))
+
+
+N = 128
+PARTS = {"token": slice(0, N), "position": slice(N, 2 * N), "previous": slice(2 * N, 3 * N)}
+SHARPNESS = 40.0  # the score of a matching key; others have 0
+
+
+def planted_model() -> GPT:
+    """A model with hand-written weights that copies: after the second A of "A B ... A", it predicts B.
+
+    The residual stream has three parts of N channels with one-hot vectors: the token, its position, and (after layer 0)
+    the previous token. Head 0 of layer 0 is a previous-token head: its query is the position t, its key its own
+    position plus 1; they match for the key t - 1. It copies that token to the third part. Head 1 of layer 1 is an
+    induction head: its query is the token, its key the token before the key; they match for keys that follow an earlier
+    occurrence of the token. It adds the token at the key to the first part, so that the output matrix, which is the
+    embedding table, predicts it. All other heads have score 0 for every key: uniform weights, and an output of 0.
+    """
+    model = GPT(GPTConfig(block_size=N, vocab_size=N, n_layer=2, n_head=3, n_embd=3 * N)).requires_grad_(False)
+    transformer = model.transformer
+    for p in model.parameters():
+        p.zero_()
+    for norm in [transformer.ln_f, *(norm for block in transformer.h for norm in (block.ln_1, block.ln_2))]:
+        norm.weight.fill_(1.0)
+    transformer.wte.weight[:, PARTS["token"]] = torch.eye(N)
+    transformer.wpe.weight[:, PARTS["position"]] = torch.eye(N)
+
+    one_hot = torch.eye(N)
+    next_position = one_hot.roll(1, dims=0)  # maps position t to t + 1
+    not_first = torch.zeros(N, N)
+    not_first[:, 0] = -1.0  # the first token has no previous one, so that its head attends to itself
+    plant(model, 0, 0, {"position": one_hot}, {"position": next_position}, {"token": one_hot}, to="previous")
+    key = {"previous": one_hot, "position": not_first}
+    plant(model, 1, 1, {"token": one_hot}, key, {"token": one_hot}, to="token", strength=20.0)
+    transformer.ln_f.weight.fill_(20.0)
+    return model.eval()
+
+
+def plant(
+    model: GPT,
+    layer: int,
+    head: int,
+    query: dict[str, Tensor],
+    key: dict[str, Tensor],
+    value: dict[str, Tensor],
+    to: str,
+    strength: float = 1.0,
+) -> None:
+    """Set the weights of a head. query, key, value: matrices (N, N) by the part of the stream that they read. to: the
+    part that the head writes.
+    """
+    # Every state has `ones` ones among zeros, so that the norm is the same affine function: (x - mean) / deviation.
+    ones, C = layer + 2, 3 * N
+    mean = ones / C
+    deviation = math.sqrt(mean - mean**2 + 1e-5)
+    attn = model.transformer.h[layer].attn
+    weight, bias = attn.c_attn.weight.view(3, 3, N, C), attn.c_attn.bias.view(3, 3, N)  # q, k, v; heads
+    sharp = math.sqrt(SHARPNESS * math.sqrt(N))  # scores are q k / sqrt(D)
+    for n, (parts, size) in enumerate([(query, sharp), (key, sharp), (value, 1.0)]):
+        for part, matrix in parts.items():
+            weight[n, head, :, PARTS[part]] = size * deviation * matrix
+        bias[n, head] = weight[n, head].sum(-1) * mean / deviation
+    attn.c_proj.weight[PARTS[to], head * N : (head + 1) * N] = strength * torch.eye(N)
 
 
 def test_scores_identify_the_planted_heads():

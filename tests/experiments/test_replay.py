@@ -29,7 +29,15 @@ from tests.support import processes
 from tests.support.replays import SMALLEST, remove_older_checkpoints, replay
 from tests.support.runs import blank_part, edit_state, read_metrics
 from tests.support.simulated import SimulatedMachine
-from tests.support.tolerances import gradients_error, logits_error, rounding_error, within
+from tests.support.tolerances import (
+    gradients_error,
+    largest_logit,
+    logits_error,
+    network_tensors,
+    norm_error,
+    rounding_error,
+    within,
+)
 from tests.support.torchrun import ROOT, run_ranks, start_script_ranks
 from tools.replay import ReplayConfig, main
 from train import TrainConfig, train
@@ -325,7 +333,9 @@ def test_a_different_dtype_is_given_as_the_reason(run, capsys):
     facts, same = replay(run, 20, dtype="bfloat16"), replay(run, 20)
     assert [s["ids"] for s in facts["sequences"]] == [s["ids"] for s in same["sequences"]]
     assert facts["bitwise"] is False and facts["loss"] != same["loss"] == facts["logged_loss"]
-    assert facts["loss"] == pytest.approx(same["loss"], abs=0.05)  # bfloat16 rounds a loss of 3 by up to 0.01
+    model = checkpoint.load(Path(run)).build()
+    error = norm_error(network_tensors(model.config), torch.bfloat16) * largest_logit(model)
+    assert facts["loss"] == pytest.approx(same["loss"], rel=0, abs=error)
     reason = "it was trained with dtype=float32, not bfloat16"
     assert facts["remarks"] == ["the first step that differs from the log is 19", f"the likely reason: {reason}"]
     out = capsys.readouterr().out

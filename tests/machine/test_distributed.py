@@ -25,9 +25,9 @@ from folio.machine.kernels import adapt
 from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
 from tests.support.processes import wait
-from tests.support.runs import assert_same_run, read_metrics
+from tests.support.runs import assert_same_losses, assert_same_run, read_metrics
 from tests.support.simulated_gpu import SimulatedGPU
-from tests.support.tolerances import gradients_error, norm_error, normal_limit
+from tests.support.tolerances import gradients_error
 from tests.support.torchrun import (
     LONG_RUN,
     free_port,
@@ -41,26 +41,6 @@ from tests.support.torchrun import (
 )
 from tests.support.waiting import wait_until
 from train import TrainConfig, train
-
-
-def assert_same_losses(first: TrainConfig, second: TrainConfig, *more_names: str) -> None:
-    """Assert that the losses of all steps, and other metrics of at most 4, differ only by rounding.
-
-    A loss of at most log(43), about 3.8, has 30 roundings in a row: torch adds the exponentials of 43 logits, and then
-    the losses of the targets, in blocks of a vector's width. Gradients have independent errors too, relative to norms
-    that clipping bounds by 1. AdamW divides gradients by the root of their mean square, so that to first order, each
-    step changes later losses by its learning rate times this relative error.
-    """
-    shape = GPTConfig(**{name: getattr(first, name) for name in ("n_layer", "n_head", "n_embd", "block_size")})
-    gradients = gradients_error(shape, 8, first.block_size)
-    error = math.sqrt(2) * norm_error(30) * 4 + first.max_iters * first.learning_rate * gradients
-    pairs = list(zip(read_metrics(first.out_dir), read_metrics(second.out_dir), strict=True))
-    assert len(pairs) == first.max_iters
-    for name in ("loss", "val_loss", *more_names):
-        differences = [abs(a[name] - b[name]) for a, b in pairs if a[name] is not None]
-        print(f"{name}: {max(differences):.1e} of {error:.1e}")
-        assert max(differences) < normal_limit(len(pairs)) * error, name
-
 
 # --- the same losses as in one process --------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from folio.machine.kernels import (
 from folio.machine.runtime import resolve_runtime
 from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, Mask
 from tests.support.models import SMALL, tokens
+from tests.support.operators import OperatorRecorder
 from tests.support.tolerances import gradients_error, logits_error, norm_error, normal_limit, rounding_error, within
 
 ATTENTION_ERROR = 2 * rounding_error(8 + 2 * 16 + 5)  # D = 8, T = 16: scores, softmax, and sums over values
@@ -229,18 +230,15 @@ def masked_batch(B: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_chunked_loss_never_holds_all_logits(dtype, max_logits, largest):
     """The largest tensor of a step or an evaluation is the logits of one chunk."""
 
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            result = operator(*args, **(kwargs or {}))
-            sizes.extend(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
-            return result
+    def record(name, args, result):
+        sizes.extend(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
 
     idx = tokens(4, 16, 1000)
     model = with_chunked_loss(GPT(GPTConfig(**{**SMALL, "vocab_size": 1000, "n_embd": 4, "n_head": 1})), max_logits)
     for training in (True, False):
         sizes: list[int] = []
         autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
-        with Sizes(), autocast, torch.set_grad_enabled(training):
+        with OperatorRecorder(record), autocast, torch.set_grad_enabled(training):
             _, loss = model(idx, idx)
             if training:
                 loss.backward()

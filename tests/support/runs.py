@@ -1,6 +1,7 @@
 """Writing, reading and comparing the files of training runs."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ from folio.checkpoints import checkpoint
 from folio.checkpoints.snapshots import find_snapshots, read_snapshot
 from folio.data.windows import WINDOWS_VERSION
 from folio.training.guard import StepGuard
-from train import train
+from model import GPTConfig
+from tests.support.tolerances import gradients_error, norm_error, normal_limit
+from train import TrainConfig, train
 
 SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4, document_token=None)
 
@@ -89,6 +92,26 @@ def assert_same_run(first: str, second: str) -> None:
         for name in tensors:
             assert torch.equal(tensors[name], others[name]), name
     assert read_losses(first) == read_losses(second)
+
+
+def assert_same_losses(first: TrainConfig, second: TrainConfig, *more_names: str) -> None:
+    """Assert that the losses of all steps, and other metrics, differ only by rounding.
+
+    A loss has 30 roundings in a row: torch adds the exponentials of 43 logits, and then
+    the losses of the targets, in blocks of a vector's width. Gradients have independent errors too, relative to norms
+    that clipping bounds by 1. AdamW divides gradients by the root of their mean square, so that to first order, each
+    step changes later losses by its learning rate times this relative error.
+    """
+    shape = GPTConfig(**{name: getattr(first, name) for name in ("n_layer", "n_head", "n_embd", "block_size")})
+    gradients = gradients_error(shape, 8, first.block_size)
+    pairs = list(zip(read_metrics(first.out_dir), read_metrics(second.out_dir), strict=True))
+    assert {a["step"] for a, _ in pairs} == set(range(1, first.max_iters + 1))
+    for name in ("loss", "val_loss", *more_names):
+        differences = [abs(a[name] - b[name]) for a, b in pairs if a[name] is not None]
+        largest = max(a[name] for a, _ in pairs if a[name] is not None)
+        error = math.sqrt(2) * norm_error(30) * largest + first.max_iters * first.learning_rate * gradients
+        print(f"{name}: {max(differences):.1e} of {error:.1e}")
+        assert max(differences) < normal_limit(len(pairs)) * error, name
 
 
 def read_snapshots(out_dir: str) -> dict[int, dict[str, Tensor]]:

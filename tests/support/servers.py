@@ -1,5 +1,6 @@
 """Servers in a thread and in a process, and requests."""
 
+import http.client
 import json
 import os
 import queue
@@ -7,10 +8,12 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from email.message import Message
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -75,6 +78,31 @@ def start_server(words: list, folder: Path, cwd: Path = processes.ROOT) -> tuple
     wait_until(lambda: process.exitcode is not None or (printed.exists() and address.search(printed.read_text())))
     assert process.exitcode is None, errors.read_text()
     return process, int(address.search(printed.read_text())[1])
+
+
+class Response(NamedTuple):
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """Requests to a server on this computer, each on a connection of its own."""
+
+    def __init__(self, port: int):
+        self.port = port
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
+        """body: JSON, also as text. headers: with _ instead of -."""
+        body = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        headers = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, headers)
+            with connection.getresponse() as response:
+                return Response(response.status, response.headers, response.read())
 
 
 def open_request(port: int, path: str, body: dict) -> socket.socket:

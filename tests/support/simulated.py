@@ -5,6 +5,7 @@ import torch
 import train as train_script
 from folio.machine.runtime import Runtime
 from folio.training.guard import StepGuard
+from folio.training.planning.budget import ENDING_SECONDS, Budget
 
 
 class SimulatedMachine:
@@ -59,3 +60,15 @@ class SimulatedMachine:
         monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
         if asynchronous:
             monkeypatch.setattr(Runtime, "is_asynchronous", True)
+
+
+def assert_on_time(seconds: float, minutes: float, step_seconds: float, evaluation_seconds: float) -> None:
+    """Assert that a run took its minutes, apart from what a plan does not consider.
+
+    It ends early by ENDING_SECONDS, which take no time here, and by the part of a step that does not fit. It is late by
+    a delay that is not noticed, or that two steps cause before it is. Either may be due to the estimate of the last
+    evaluation, with its sample. A plan does not change by less than MIN_CHANGE.
+    """
+    planned, delay = 60 * minutes, max(Budget.MAX_DELAY * 60 * minutes, 2 * step_seconds)
+    margin = evaluation_seconds + Budget.MIN_CHANGE * planned
+    assert planned - ENDING_SECONDS - step_seconds - margin <= seconds <= planned + delay + margin

@@ -11,8 +11,8 @@ from folio.base import settings
 from folio.base.settings import ConfigError
 from folio.data.find_data import open_mixture
 from folio.data.windows import Mixture
-from folio.training.planning.law import RunSize, ScalingLaw
-from folio.training.planning.measured_law import MeasuredLaw
+from folio.training.planning.law import RunSize, ScalingLaw, fit
+from folio.training.planning.measured_law import MeasuredLaw, typical_law
 from folio.training.planning.shapes import Shape
 from folio.training.planning.step_times import StepTimes
 from tools import scaling
@@ -89,9 +89,10 @@ def test_the_answers_are_files_that_train_accepts(cfg, data, trained, capsys):
         assert shape == Shape.of(chosen.n_embd)
     page = Path(cfg.out_dir, "scaling.html").read_text(encoding="utf-8")
     assert "Which size in which time" in page and "Measured runs" in page
-    law, size = MeasuredLaw.of(data), RunSize(10**6, 10**7, 2500, 18_581)
+    law = MeasuredLaw.of(data)
     assert law.runs == [run.size for run in trained] and law.losses == [run.loss for run in trained]
-    assert law.laws[0].losses([size]) == pytest.approx(LAW.losses([size]), rel=0.02)  # the prior differs from LAW
+    fitted = fit(law.runs, law.losses, typical_law(data))
+    assert law.laws == [ScalingLaw.from_parameters(fitted_law.parameters) for fitted_law in fitted]  # as they are saved
     here = chosen_for(cfg, "30")
     scaling.main(replace(cfg, gpu="H100"))
     assert chosen_for(cfg, "30").n_embd >= here.n_embd

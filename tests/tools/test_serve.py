@@ -1,5 +1,4 @@
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -7,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web.chat import ChatTemplate
 from tests.support import processes
-from tests.support.servers import open_request, serving_tool, start_server
+from tests.support.servers import Client, open_request, serving_tool, start_server
 from tests.support.viewed_models import save_random_run
 from tools import serve
 from tools.serve import ServeConfig
@@ -43,10 +42,8 @@ def serving(*arguments: object) -> Iterator[int]:
 
 
 def ask(port: int, method: str, path: str, body: dict | None = None, **headers: str) -> tuple[int, dict]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request(method, path, json.dumps(body), {"content-type": "application/json", **headers})
-        with connection.getresponse() as response:
-            return response.status, json.loads(response.read())
+    response = Client(port).request(method, path, body, **headers)
+    return response.status, response.json()
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ from folio.training.rollback import new_part
 from folio.training.run_log import ABANDONED, read_lines
 from folio.training.session import Session, TrainingError
 from tests.support.disk import run_killed_at
-from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, set_losses
-from tests.support.simulated import SimulatedMachine
+from tests.support.runs import assert_same_losses, assert_same_run, assert_same_snapshots, set_losses
+from tests.support.simulated import SimulatedMachine, assert_on_time
 from tests.support.torchrun import run_ranks
 from tools import replay
 from tools.replay import ReplayConfig
@@ -149,8 +149,7 @@ def test_several_processes_roll_back_together(tiny, settings, tmp_path, parallel
     one, two = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("one", "two"))
     train(one)
     run_ranks(2, replace(two, parallel=parallel))
-    for line, other in zip(read_losses(one.out_dir), read_losses(two.out_dir), strict=True):
-        assert [n or 0 for n in line] == pytest.approx([n or 0 for n in other], rel=1e-3)
+    assert_same_losses(one, two, "lr", "grad_norm")
     parts = [checkpoint.load(Path(cfg.out_dir)).state["parts"] for cfg in (one, two)]
     assert [part["skipped_sequences"] for part in parts[0][1:]] == [part["skipped_sequences"] for part in parts[1][1:]]
 
@@ -275,7 +274,8 @@ def test_a_rollback_keeps_the_time_budget(tiny, monkeypatch):
     cfg = tiny(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0, on_divergence="rollback")
     result = train(cfg)
     state = checkpoint.load(Path(cfg.out_dir)).state
-    assert 0.85 * 30 < machine.now < 1.1 * 30 and len(state["parts"]) == 2
+    assert_on_time(machine.now, 0.5, step_seconds=0.2, evaluation_seconds=0.5)
+    assert len(state["parts"]) == 2
     assert state["step"] == result.max_iters == state["parts"][-1]["decisions"][-1][1]
     assert all(step <= state["parts"][1]["from_step"] for step, _ in state["parts"][0]["decisions"])
 
@@ -289,7 +289,8 @@ def test_a_rollback_to_the_checkpoint_before_added_minutes_keeps_them(tiny, monk
     begin = machine.now
     result = train(replace(cfg, init_from="resume", minutes=0.5))
     state = checkpoint.load(Path(cfg.out_dir)).state
-    assert 0.8 * 30 < machine.now - begin < 1.1 * 30 and state["step"] == result.max_iters > 15
+    assert_on_time(machine.now - begin, 0.5, step_seconds=0.1, evaluation_seconds=0.1)
+    assert state["step"] == result.max_iters > 15
     assert state["parts"][-1]["rollbacks"] == 1 and state["parts"][-1]["changes"]["minutes"] == [None, 0.5]
 
 

@@ -1,13 +1,11 @@
-import http.client
 import json
 import random
 import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from email.message import Message
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import hypothesis
 import pytest
@@ -22,8 +20,8 @@ from folio.web.api import ServedModel, make_app
 from folio.web.chat import ChatTemplate
 from folio.web.completions import Limits
 from folio.web.engine import Engine
+from tests.support import servers
 from tests.support.decoding import random_model
-from tests.support.servers import serving_app
 from tests.support.tolerances import logits_error
 from tests.support.waiting import wait_until
 
@@ -32,17 +30,9 @@ ID, FINGERPRINT = "tiny", "fp_0123456789ab"
 ALPHABET = "\nabcdefgh é日"
 EOT = len(ALPHABET)
 FOREVER = {"max_tokens": 10**6, "context_stride": 16, "logit_bias": {str(EOT): -100}}
-TIMEOUT = 60  # seconds
 
 
-class Response(NamedTuple):
-    status: int
-    headers: Message
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
+class Response(servers.Response):
     def error(self) -> dict[str, Any]:
         """Return the error object, after checking that it has OpenAI's format."""
         assert self.headers["content-type"] == "application/json"
@@ -60,17 +50,13 @@ class Response(NamedTuple):
         return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-class Client:
+class Client(servers.Client):
     def __init__(self, served: ServedModel, port: int):
-        self.served, self.engine, self.port = served, served.engine, port
+        super().__init__(port)
+        self.served, self.engine = served, served.engine
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
-        body = body if isinstance(body, str | bytes | None) else json.dumps(body)
-        headers = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)) as connection:
-            connection.request(method, path, body, headers)
-            with connection.getresponse() as response:
-                return Response(response.status, response.headers, response.read())
+        return Response(*super().request(method, path, body, **headers))
 
     def complete(self, **body: Any) -> Response:
         return self.request("POST", "/v1/completions", body)
@@ -83,11 +69,7 @@ class Client:
 
     def connect(self, **body: Any) -> socket.socket:
         """Open a connection and send a request for completions."""
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
-        content = json.dumps(body)
-        lines = ["POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json"]
-        connection.sendall("\r\n".join([*lines, f"Content-Length: {len(content)}", "", content]).encode())
-        return connection
+        return servers.open_request(self.port, "/v1/completions", body)
 
 
 def language_model(tokenizer: Tokenizer) -> LanguageModel:
@@ -106,7 +88,7 @@ def serving(
 ) -> Iterator[Client]:
     """Run a server in a thread, on a real socket. settings: fields of ServedModel."""
     served = ServedModel(Engine(gpt, rows, max_waiting), ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
-    with serving_app(lambda hosts: make_app(served, hosts, origins, key)) as port:
+    with servers.serving_app(lambda hosts: make_app(served, hosts, origins, key)) as port:
         yield Client(served, port)
 
 

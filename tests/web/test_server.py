@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from folio import UserError
 from folio.web import server
 from folio.web.server import RequestError, host_headers, json_response, listen, make_app, make_server, read_json
-from tests.support.servers import running
+from tests.support.servers import Client, running
 from tests.support.waiting import wait_until
 
 ALLOWED = "https://allowed.example"
@@ -59,13 +60,11 @@ JSON = {"content-type": "application/json"}
 
 def request(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, dict]:
     """Return the status and the JSON of the response."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request(method, path, body, JSON | headers)
-        with connection.getresponse() as response:
-            assert response.headers["content-type"] == "application/json"
-            assert response.headers["x-content-type-options"] == "nosniff"
-            assert response.headers["cache-control"] == "no-store"
-            return response.status, json.loads(response.read())
+    response = Client(port).request(method, path, body, **headers)
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cache-control"] == "no-store"
+    return response.status, response.json()
 
 
 def head(port: int, length: int = 2) -> bytes:
@@ -159,20 +158,43 @@ def test_a_slow_request_is_disconnected():
                 assert is_closed(connection, drip), (part, drip)
 
 
-def test_the_timeout_applies_to_each_request_of_a_connection():
-    with serving(request_seconds=0.2) as port, closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-        for _ in range(4):
-            time.sleep(0.1)
+class Clock:
+    """The clock of the server's timeouts, which reads it once per tick."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now, self.ticks = 0.0, 0
+        monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=self.read))
+
+    def read(self) -> float:
+        self.ticks += 1
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Advance the clock between two ticks, and wait for them."""
+        for change in (0, seconds, 0):
+            self.now += change
+            ticks = self.ticks
+            wait_until(lambda ticks=ticks: self.ticks > ticks)
+
+
+def test_the_timeout_applies_to_each_request_of_a_connection(monkeypatch):
+    clock = Clock(monkeypatch)
+    with serving(request_seconds=10) as port, closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        for _ in range(3):
             connection.request("POST", "/echo", "1", JSON)
             assert connection.getresponse().read() == b"1"
+            clock.advance(6)
 
 
-def test_the_timeout_does_not_limit_the_response():
+def test_the_timeout_does_not_limit_the_response(monkeypatch):
+    clock = Clock(monkeypatch)
+
     async def slow(request: Request) -> Response:
-        await asyncio.sleep(0.5)
-        return json_response(await read_json(request))
+        content = await read_json(request)
+        await asyncio.to_thread(clock.advance, 100)
+        return json_response(content)
 
-    with serving(slow, request_seconds=0.2) as port:
+    with serving(slow, request_seconds=10) as port:
         assert request(port, "POST", "/echo", "1") == (200, 1)
 
 
@@ -224,16 +246,10 @@ def test_a_client_that_reads_slowly_gets_everything():
 def test_connections_are_limited():
     with serving(max_connections=3) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
-        assert status_of(port) == 503
+        assert Client(port).request("POST", "/echo", "1").status == 503
         for connection in idle:
             connection.close()
-        wait_until(lambda: status_of(port) == 200)
-
-
-def status_of(port: int) -> int:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request("POST", "/echo", "1", JSON)
-        return connection.getresponse().status
+        wait_until(lambda: Client(port).request("POST", "/echo", "1").status == 200)
 
 
 def test_host_headers():

@@ -7,10 +7,9 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from email.message import Message
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hypothesis
 import pytest
@@ -27,9 +26,10 @@ from folio.web.questions import Answer, Question, TraceProvider
 from folio.web.server import FAILURE
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import read_page
+from tests.support import servers
 from tests.support.questions import texts_of
 from tests.support.viewed_models import save_random_run
-from tests.support.viewers import Served, serving_provider
+from tests.support.viewers import serving_provider
 
 SEED = 5  # of the weights
 JSON = "application/json"
@@ -37,25 +37,10 @@ JSON = "application/json"
 # --- a server on a real socket ----------------------------------------------------------------------------------------
 
 
-class Response(NamedTuple):
-    status: int
-    headers: Message
-    body: bytes
-
-
-class Client(Served):
-    """Requests to a server on this computer."""
-
-    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, {"content-type": JSON, **named})
-            with connection.getresponse() as response:
-                return Response(response.status, response.headers, response.read())
-
+class Client(servers.Client):
     def ask(self, **fields: Any) -> tuple[int, Any]:
         """The status, and the header of the answer or {"error": ...}."""
-        status, headers, content = self.request("POST", "/ask", json.dumps(fields))
+        status, headers, content = self.request("POST", "/ask", fields)
         if headers["content-type"] == "application/octet-stream":
             content = content[4 : 4 + int.from_bytes(content[:4], "little")]
         return status, json.loads(content)
@@ -71,7 +56,7 @@ class Client(Served):
 @contextmanager
 def serving(provider: Any) -> Iterator[Client]:
     with serving_provider(provider) as served:
-        yield Client(served.provider, served.url)
+        yield Client(served.port)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ const POWER_TOLERANCE = 1e-9; // change of a component of the unit vector per it
 const PAUSE_INTERVAL = 1 << 18; // numbers processed between two pauses
 
 // Fields of a question. See Question in folio/web/questions.py.
-const INTEGER = {type: "an integer", min: 0, default: 0};
 const OPTIONAL_INTEGER = {...INTEGER, default: null, optional: true};
 const TEXT = {type: "text", default: ""};
 const QUESTION = {

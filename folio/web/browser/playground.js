@@ -12,9 +12,9 @@ const SETTINGS = { // see GenerationQuestion in folio/web/playground.py
   top_p: {type: "a number", optional: true, default: null, above: 0, max: 1},
   min_p: {type: "a number", optional: true, default: null, above: 0, max: 1},
   repetition_penalty: {type: "a number", default: 1, min: 1e-6, max: 1e6},
-  seed: {type: "an integer", default: 1337, min: 0},
-  model: {type: "an integer", default: 0, min: 0},
-  begun: {type: "an integer", default: 0, min: 0}, // number of ids, from the end, that already belong to the samples
+  seed: {...INTEGER, default: 1337},
+  model: INTEGER,
+  begun: INTEGER, // number of ids, from the end, that already belong to the samples
 };
 
 // Parse the settings of a question. Throws an Error if they are invalid.

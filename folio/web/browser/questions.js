@@ -7,8 +7,11 @@ const TYPES = { // types of fields, as named in messages; a type can also be a l
   "True or False": value => typeof value === "boolean",
 };
 
+// NonNegativeInt in folio/base/settings.py. Integers of other types have no limit besides their own bounds.
+const INTEGER = {type: "an integer", min: 0, default: 0, isInt64: true};
+
 // Parse a question: its fields with defaults, and ids. Throws an Error if it is invalid.
-// A field is {type, optional, default, min, above, max}. findProblems(question) yields further [name, problem].
+// A field is {type, optional, default, min, above, max, isInt64}. findProblems(question) yields further [name, problem].
 function readQuestion(fields, body, vocabSize, findProblems = () => []) {
   if (body === null || typeof body !== "object" || Array.isArray(body)) {
     throw new Error("a question must be a JSON object");
@@ -44,8 +47,8 @@ function checkType(name, value, {type, optional}) {
 }
 
 // The rule that a value violates, or null.
-function violatedRule(value, {type, min, above, max, optional}) {
-  if (type === "an integer" && value >= 2 ** 63) return "it must be less than 2**63";
+function violatedRule(value, {min, above, max, isInt64, optional}) {
+  if (isInt64 && value >= 2 ** 63) return "it must be less than 2**63";
   if (!(value < min || value <= above || value > max)) return null;
   const bounds = Object.entries({"at least": min, above, "at most": max}).filter(([, bound]) => bound !== undefined);
   return `it must be ${bounds.map(bound => bound.join(" ")).join(" and ")}${optional ? ", or None" : ""}`;

@@ -19,6 +19,7 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.training import session
 from folio.training.planning import budget, data, resolve
 from folio.training.planning.budget import (
+    EVALUATION_SHARE,
     FINAL_SAMPLE_TOKENS,
     Budget,
     affordable_tokens,
@@ -28,7 +29,7 @@ from folio.training.planning.budget import (
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 from folio.training.session import Session
 from tests.support.runs import assert_same_run, read_metrics, set_losses
-from tests.support.simulated import SimulatedMachine
+from tests.support.simulated import SimulatedMachine, assert_on_time
 from train import TrainConfig, train
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -196,11 +197,13 @@ def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minute
         return
     last = evaluating[-1] + FINAL_SAMPLE_TOKENS * token_seconds  # the last evaluation and sample are not limited
     assert result.step == result.max_iters
-    assert machine.now < 1.1 * seconds + last + step_seconds
-    assert sum(evaluating[:-1]) + sum(sampling[:-FINAL_SAMPLE_TOKENS]) <= 0.1 * seconds + 2 * evaluation
+    assert machine.now < seconds + last + step_seconds
+    others = sum(evaluating[:-1]) + sum(sampling[:-FINAL_SAMPLE_TOKENS])
+    assert others <= EVALUATION_SHARE * seconds + 2 * evaluation
     assert capsys.readouterr().out.count("steps instead of") <= len(evaluating)
     if val_batches == 1 and minutes >= 5 and speed != "slow":
-        assert machine.now > 0.9 * seconds and 9 <= len(evaluating) <= 12
+        assert_on_time(machine.now, minutes, step_seconds, last)
+        assert 9 <= len(evaluating) <= 12
 
 
 def test_the_suggestions_for_a_short_budget_work(seed):
@@ -276,7 +279,7 @@ def test_a_run_keeps_its_minutes_if_the_speed_of_the_machine_changes(tiny, monke
     recipe = dict(eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
     cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if asynchronous else 1)
     train(cfg)
-    assert 0.9 * 60 < machine.now < 1.1 * 60
+    assert_on_time(machine.now, 1, MACHINES[name][0](machine.steps), MACHINES[name][1](machine.steps))
     state = checkpoint.load(Path(cfg.out_dir)).state
     decisions, metrics = state["parts"][-1]["decisions"], read_metrics(cfg.out_dir)
     assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
@@ -284,7 +287,8 @@ def test_a_run_keeps_its_minutes_if_the_speed_of_the_machine_changes(tiny, monke
     minimum, maximum = (2, 3) if "evaluations" in name else (4, 7)  # the recipe's, or a tenth of the time
     assert minimum <= len(evaluated_steps) <= maximum
     rates = [line["lr"] for line in metrics]
-    assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
+    decay = (rates[-2] - rates[-1]) / (metrics[-1]["step"] - metrics[-2]["step"])  # per step
+    assert max(rates) == cfg.learning_rate and rates[-1] - decay == pytest.approx(cfg.learning_rate / 10)
     counts = StepCounts(**{name: state["config"][name] for name in STEP_COUNTS})
     schedule = Schedule(counts, "wsd", cfg.learning_rate, cfg.min_lr, decisions)
     if name == "constant speed":
@@ -318,7 +322,8 @@ def test_decisions_lost_by_a_kill_are_made_again(tiny, monkeypatch):
     saved_decisions = before["parts"][0]["decisions"]
     assert first["decisions"] == saved_decisions == resumed["decisions"][: len(saved_decisions)]
     assert resumed["from_step"] == before["step"] and not resumed["exact"]
-    assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
+    assert before["budget"]["spent"] < after["budget"]["spent"]
+    assert_on_time(after["budget"]["spent"], 0.5, step_seconds=0.4, evaluation_seconds=0.2)
 
 
 def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, monkeypatch, at_step):
@@ -337,7 +342,7 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
 
     monkeypatch.setattr(train_script, "open_state", slow_open_state)
     train(tiny(**settings, init_from="resume"))
-    assert 0.9 * 60 < spent + machine.now - resumed_at < 1.1 * 60
+    assert_on_time(spent + machine.now - resumed_at, 1, step_seconds=0.1, evaluation_seconds=0.5)
 
 
 def test_compiling_the_decoder_does_not_count_as_sampling(tiny, monkeypatch):
@@ -345,7 +350,7 @@ def test_compiling_the_decoder_does_not_count_as_sampling(tiny, monkeypatch):
     machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
     simulate_samples(monkeypatch, machine, 0.001, first=1.0)
     train(tiny(**SMALLEST, eval_interval=50, minutes=0.5, sample_tokens=20))
-    assert 0.9 * 30 < machine.now < 1.1 * 30
+    assert_on_time(machine.now, 0.5, step_seconds=0.1, evaluation_seconds=1.12)  # with compiling and 20 tokens
 
 
 @pytest.mark.parametrize("slowdown, is_reported", [(1.05, False), (1.5, True)])

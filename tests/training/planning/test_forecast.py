@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from folio import UserError
@@ -29,6 +28,7 @@ from folio.training.planning.forecast import (
     training_memory,
 )
 from model import GPT, POSITIONS, GPTConfig
+from tests.support.operators import MATMULS, OperatorRecorder
 from train import TrainConfig, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
@@ -141,10 +141,15 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
         distributed.checkpoint_activations(model.transformer.h)
     loss_fn, idx = compile_loss(model, runtime), torch.zeros(4, 64, dtype=torch.long)
     loss_fn(idx, idx).backward()  # compiles it
-    saved = SavedStorages(model)
+    saved, sizes = SavedStorages(model), set()  # of the dimensions in matmuls of the backward pass
+
+    def record(name, args, result):
+        if name in MATMULS:
+            sizes.update(size for matrix in args if isinstance(matrix, torch.Tensor) for size in matrix.shape)
+
     with saved:
         loss = loss_fn(idx, idx)
-    with MatmulShapes() as backward:
+    with OperatorRecorder(record):
         loss.backward()
     required = forecast_of(config, dtype=dtype, device="cuda", recompute=recompute)
     forecast = required.activations - loss_bytes(tokens, config, s)
@@ -152,45 +157,30 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
     if recompute:
         forecast -= tokens * saved_bytes_per_token(config, dtype, "cuda")
     assert 0.7 * forecast <= saved.bytes <= forecast
-    assert 64 in backward.sizes and (1000 in backward.sizes) == (chunks == 1)
+    assert 64 in sizes and (1000 in sizes) == (chunks == 1)
 
 
-class MatmulShapes(TorchDispatchMode):
-    """Records the sizes of the dimensions of all matrices in matmuls."""
-
-    supports_higher_order_operators = True  # such as recomputed attention
-
-    def __init__(self):
-        super().__init__()
-        self.sizes: set[int] = set()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if getattr(operator, "overloadpacket", operator).__name__ in ("mm", "addmm", "bmm", "baddbmm"):
-            self.sizes.update(size for matrix in args if isinstance(matrix, torch.Tensor) for size in matrix.shape)
-        return operator(*args, **(kwargs or {}))
-
-
-class PeakBytes(TorchDispatchMode):
+class PeakBytes(OperatorRecorder):
     """Measures the peak number of bytes of live tensors that operations returned."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(self.count)
         self.peak, self.alive = 0, Counter()  # bytes; number of tensors by the address and size of their memory
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
+    def count(self, name, args, result) -> None:
         for tensor in tree_leaves(result):
             storage = tensor.untyped_storage()
             block = storage.data_ptr(), storage.nbytes()
             self.alive[block] += 1
             weakref.finalize(tensor, self.alive.subtract, [block])
         self.peak = max(self.peak, sum(size for (_, size), n in self.alive.items() if n))
-        return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
-    """Against the measured peak. The gradient of x and cast weights are counted elsewhere."""
+    """Against the measured peak. The gradient of x and cast weights are counted elsewhere. Not counted are copies of
+    both gradients, which the backward pass may return, a chunk's gradient of x, and a few numbers.
+    """
     N, V, C, n = 240, 1000, 8, 60
     monkeypatch.setattr("folio.training.planning.forecast.MAX_LOGITS", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
@@ -198,7 +188,8 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as measured:
         chunked_cross_entropy(x, weight, torch.arange(N), n * V)
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
-    assert loss_bytes(N, config, s) == pytest.approx(measured.peak - elsewhere, rel=0.1)
+    not_counted = 4 * V * C + s * (N * C + n * C + 10)
+    assert 0 <= measured.peak - elsewhere - loss_bytes(N, config, s) <= not_counted
 
 
 @pytest.mark.architecture("folio/training/planning/forecast.py: training_memory")

@@ -12,7 +12,7 @@ import torch
 from folio import UserError
 from folio.data.shards import Shard
 from folio.data.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
-from folio.evaluation.memorization import TrainingSearch, covering_lengths, find_overlap
+from folio.evaluation.memorization import MIN_QUOTE, TrainingSearch, covering_lengths, find_overlap
 from folio.web import html_file
 from folio.web.questions import TraceProvider, probe_ids
 from folio.web.viewed_model import ViewedModel
@@ -301,6 +301,19 @@ def test_spans_of_the_training_data_equal_python(engine, seed):
         covering = engine("coveringLengths(longest)", longest=longest.astype(np.int32))
         assert covering.tolist() == covering_lengths(longest).tolist()
     assert quoted
+
+
+def test_the_shortest_quote_is_that_of_python(engine):
+    """Spans of MIN_QUOTE characters count, and no test noticed a limit of one more. Each event counts as one."""
+    tokenizer = StrangeTokenizer(None, "midi")
+    dataset = replace(dataset_of(np.arange(200)), val=[Shard(np.arange(200, 220, dtype="<u4"))])
+    search = TrainingSearch([dataset], tokenizer)
+    index, content = html_file.pack_index(search, 0)
+    for length, quoted in ((MIN_QUOTE - 1, 0), (MIN_QUOTE, MIN_QUOTE)):
+        text = np.arange(100, 100 + length)
+        script = f"finish(TrainingSearch.read(index, bytes, {TOKENIZER}).overlap(text))"
+        overlap = engine(script, index=index, bytes=content, text=text.tolist(), eot=None, kind="midi")
+        assert overlap == find_overlap(search.index, tokenizer, text)._asdict() and overlap["in_training"] == quoted
 
 
 def test_too_much_training_data_is_an_error():
