@@ -84,7 +84,7 @@ def test_a_run_is_served_under_its_folder_name(capsys, run):
 
 
 def test_the_printed_example_matches_the_model(capsys):
-    template = ChatTemplate("chat", True)
+    template = ChatTemplate("chat")
     for chat, path, field in ((None, "completions", "prompt"), (template, "chat/completions", "messages")):
         served = SimpleNamespace(model_id="out", chat=chat, engine=SimpleNamespace(rows=1))
         serve.print_address(ServeConfig(), served, 80)

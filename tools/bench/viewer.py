@@ -100,7 +100,7 @@ def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path
     """Write a run's folder with random weights. shape: arguments of GPTConfig."""
     config = GPTConfig(**{"vocab_size": tokenizer.vocab_size, **shape})
     weights = dict(GPT(config).named_parameters())
-    guard = StepGuard(torch.device("cpu"), None, None).state()
+    guard = StepGuard(torch.device("cpu"), None).state() | {"val_losses": [], "evaluated_at": 0}
     progress = dict(next_sequence=0, best_val_loss=None, best_step=0, evaluations_since_best=0, guard=guard)
     resolved = dict(device="cpu", dtype="float32", compile=False)
     part = dict(from_step=0, init_from="scratch", after=None, changes={}, exact=True, threads=1)
