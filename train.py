@@ -235,18 +235,24 @@ def train_step(
     """
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     model.train()
-    loss = torch.zeros((), device=loader.runtime.device)  # mean over the step's targets of all ranks
+    # The loss of a step is the mean over all its targets, on all ranks. A micro-batch of masked data may have fewer
+    # targets than another, so its mean loss counts in proportion to its share of them: any division of the same
+    # sequences has the same gradient.
+    loss = torch.zeros((), device=loader.runtime.device)
     has_targets = False  # without any, no rank has a micro-batch
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
+        # A seed of its own for each micro-batch: a resumed run has the dropout masks of an uninterrupted one.
         torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.shape.count + micro_step))
         distributed.sync_gradients(state.net, enabled=micro_step == loader.shape.count - 1)
-        micro_loss = loss_fn(x, y) * share  # share: this micro-batch's fraction of the step's targets
+        micro_loss = loss_fn(x, y) * share
         scaler.scale(micro_loss * group.size).backward()  # gradients are averaged over ranks, losses summed
         loss += micro_loss.detach()
         has_targets = True
     loss = group.all_reduce(loss)
 
     if has_targets:
+        # Clipping returns the norm that the gradient had before, which the guard needs: a spike of the norm shows a bad
+        # batch. The guard decides on the device, so that the CPU can queue the next step without waiting for this one.
         scaler.unscale_(optimizer)
         grad_norm = clip_grad_norm(model.parameters(), grad_clip or math.inf, loader.runtime)
         loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None

@@ -187,7 +187,9 @@ class Session:
         if self.will_describe_compilation:
             self.metrics.say(describe_compilation())
             self.will_describe_compilation = False
-        if self.reader.sent:  # the device is busy with the next step now
+        # A GPU works through a queue of steps, and reading a loss waits until its step is done. If that happened at
+        # once, the GPU would be idle until the CPU has queued the next step. So a logged step is read one step later.
+        if self.reader.sent:
             self._read_step()
             if self._rolls_back({}):
                 return Due()
