@@ -320,7 +320,10 @@ def main(cfg: TrainConfig) -> None:
     cfg = resolve_latest(cfg)
     if cfg.print_config:
         if cfg.init_from == "resume":
-            cfg = merge_checkpoint(cfg).cfg
+            draft = merge_checkpoint(cfg)
+            cfg = draft.cfg
+            for line in draft.lines:
+                print(line)
         for name, value in asdict(cfg).items():
             resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
             print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))
