@@ -228,13 +228,13 @@ def resume_run(user_cfg: TrainSettings, ckpt: Checkpoint, restarted: bool) -> Dr
     cfg, lines = merge_saved_settings(user_cfg, saved, restarted)
     shape, shape_lines = shape_settings(cfg, ckpt)
     cfg = cfg.replace(**shape)
+    require_same_run(cfg, saved)
     cfg = cfg.replace(**batch_settings(user_cfg, cfg, saved))
     adds_minutes = not restarted and minutes_are_added(user_cfg, saved)
     counts, count_lines = resumed_step_counts(user_cfg, cfg, saved, adds_minutes)
     cfg = cfg.replace(**asdict(counts))
     all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
-    require_same_run(cfg, saved)
     return Draft(cfg, ckpt, saved, adds_minutes, lines=[*lines, *shape_lines, *count_lines])
 
 

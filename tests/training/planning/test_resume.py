@@ -75,6 +75,13 @@ def test_settings_that_define_a_run_cannot_change_on_resume(tiny):
     assert run_folder.last_state(Path(tiny().out_dir))["step"] == 3
 
 
+def test_another_context_is_refused_as_such_in_a_run_with_total_batch_tokens(tiny):
+    """The error was about the sequences of a step, began with ": a step of", and advised another --batch_size."""
+    train(tiny(max_iters=1, total_batch_tokens=256))
+    with pytest.raises(UserError, match="cannot be resumed with other settings: block_size: 32 before, 16 now"):
+        train(tiny(max_iters=2, total_batch_tokens=256, block_size=16, init_from="resume"))
+
+
 def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
     train(tiny(max_iters=3))
     train(tiny(max_iters=6, learning_rate=1e-3, init_from="resume"))
