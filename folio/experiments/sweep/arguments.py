@@ -3,7 +3,6 @@
 import re
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 from folio.base import settings
 from folio.base.roles import UNVARIED, Role, names_with, role_of
@@ -11,6 +10,7 @@ from folio.base.settings import COMMAND_LINE, Config, ConfigError, Settings, spl
 from folio.checkpoints.find_runs import LATEST, is_run
 from folio.experiments.sweep.definition import Sweep, options
 from folio.experiments.sweep.space import Dimension, corners, grid, parse_space
+from folio.training.planning.train_settings import TrainSettings
 
 LEAVE_OUT = "leave it out"
 EXAMPLE = "python tools/sweep.py config/shakespeare_char.py learning_rate=1e-3,3e-3"
@@ -21,7 +21,6 @@ REMEDIES = {  # for settings that a sweep does not vary; the default: leave it o
     "overwrite": "remove the sweep's folder to start again",
     "minutes": "set the same --minutes for all trials",
 }
-TrainSettings = TypeVar("TrainSettings", bound=Settings)
 
 
 def parse_sweep(cls: type[Config], train_settings: type[TrainSettings], argv: list[str]) -> tuple[Config, Sweep]:
@@ -67,7 +66,7 @@ def shared_settings(train_settings: type[TrainSettings], arguments: list[str], s
         raise
 
 
-def check_training_settings(base: Any, space: list[Dimension]) -> None:
+def check_training_settings(base: TrainSettings, space: list[Dimension]) -> None:
     """Raise ConfigError for settings of train.py that a sweep cannot vary or use."""
     for name in (dimension.name for dimension in space):
         if role_of(type(base), name) & UNVARIED:
@@ -82,7 +81,7 @@ def check_training_settings(base: Any, space: list[Dimension]) -> None:
         raise ConfigError(f"--init_from={LATEST}: name the run's folder, because the latest run would be a trial")
 
 
-def check_sweep_settings(cfg: Any, base: Any, space: list[Dimension]) -> None:
+def check_sweep_settings(cfg: Settings, base: TrainSettings, space: list[Dimension]) -> None:
     """Raise ConfigError for contradictory settings, and for a folder that a sweep cannot use."""
     sets_max_iters = base.origins.get("max_iters") == COMMAND_LINE or "max_iters" in [d.name for d in space]
     if cfg.tokens and (base.minutes or sets_max_iters):
