@@ -36,7 +36,7 @@ from folio.decoding.text_stream import sample_text
 from folio.machine import distributed
 from folio.machine.data_parallel import clip_grad_norm
 from folio.machine.runtime import Runtime
-from folio.training.describe import continue_command, describe_run, format_losses
+from folio.training.describe import continue_command, describe_resumed_schedule, describe_run, format_losses
 from folio.training.loader import BatchLoader
 from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, LearningRates, update
 from folio.training.out_dir import reserve
@@ -182,6 +182,8 @@ def train(user_cfg: TrainConfig) -> Result:
         if plan.resumes and session.finished:
             print(f"nothing to train: {session.reason_to_end}")
             return make_result(session)
+        if plan.saved:
+            print(describe_resumed_schedule(plan.saved, schedule))
 
         # --- loop ---
         with session:
@@ -322,8 +324,8 @@ def main(cfg: TrainConfig) -> None:
         if cfg.init_from == "resume":
             draft = merge_checkpoint(cfg)
             cfg = draft.cfg
-            for line in draft.lines:
-                print(line)
+            if distributed.rank_from_env() == 0:
+                print("\n".join(draft.lines), end="\n" if draft.lines else "")
         for name, value in asdict(cfg).items():
             resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
             print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))

@@ -1,4 +1,4 @@
-"""End-to-end tests of train(). Other tests through train() are in test_session.py, test_start.py and test_budget.py."""
+"""End-to-end tests of train(). Others through train() are in test_session.py, test_resume.py and test_budget.py."""
 
 import json
 import math

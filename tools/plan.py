@@ -28,6 +28,7 @@ from folio.base import settings  # noqa: E402
 from folio.base.commands import command  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.settings import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
+from folio.checkpoints.checkpoint import MODEL_SETTINGS  # noqa: E402
 from folio.data.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
 from folio.data.shards import data_root, has_data  # noqa: E402
 from folio.data.windows import Mixture, parse_mixture  # noqa: E402
@@ -43,7 +44,7 @@ from folio.training.planning.forecast import Memory, memory_per_process, suggest
 from folio.training.planning.law import Forecast, RunSize  # noqa: E402
 from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
-from folio.training.planning.resolve import MODEL_SETTINGS, model_config  # noqa: E402
+from folio.training.planning.resolve import model_config  # noqa: E402
 from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import build_run  # noqa: E402

@@ -25,7 +25,7 @@ Moments = tuple[Float32, Float32, Float32]  # steps, mean, variance
 
 
 class GuardProgress(TypedDict):
-    """StepGuard.state()."""
+    """StepGuard.state(), and the last evaluations (TrainState.progress)."""
 
     in_a_row: NonNegativeInt
     skipped: NonNegativeInt
@@ -130,7 +130,7 @@ class PartRecord(RequiredPart, total=False):
     lr_factor: PositiveFloat  # of all learning rates, if there were rollbacks
     skipped_sequences: tuple[NonNegativeInt, NonNegativeInt]  # begin and end, if a rollback begins this part
     # Version of the training order and the validation windows (folio/data/windows.py); if missing, the first one. A run
-    # of another version can be sampled from, but neither resumed nor replayed.
+    # of another version can be sampled from, but with sampling="epoch" neither resumed nor replayed.
     windows: PositiveInt
     without_targets: PositiveInt  # possible training windows without targets, which were not drawn, if there are any
 
@@ -165,8 +165,8 @@ class StateFile(RunProgress):
 def with_missing_fields(state: Any) -> Any:
     """state.json of a run whose sequences have the first order, with the fields that it did not record.
 
-    Its weights can be used, but it cannot be resumed. One that was trained with mask_documents stays incomplete:
-    without its end-of-text token, its attention would be computed without the mask.
+    Its weights can be used, but with sampling="epoch", it cannot be resumed. One that was trained with mask_documents
+    stays incomplete: without its end-of-text token, its attention would be computed without the mask.
     """
     try:
         if any("windows" in part for part in state["parts"]):
@@ -174,8 +174,11 @@ def with_missing_fields(state: Any) -> Any:
         recorded = {"parts": {}, "not_held_out": [], "prompt_format": None, **state["dataset"]}
         is_masked = state["config"].get("mask_documents")
         model = state["model"] if is_masked else {"document_token": None, **state["model"]}
-        parts = [{"max_val_tokens": None, **part} for part in state["parts"]]
-        guard = {"without_targets": 0, **state["guard"]}
+        names = ("eval_iters", "batch_size", "block_size")
+        eval_iters, batch_size, block_size = (state["config"].get(name) for name in names)
+        max_val_tokens = eval_iters and eval_iters * batch_size * block_size
+        parts = [{"max_val_tokens": max_val_tokens, **part} for part in state["parts"]]
+        guard = {"without_targets": 0, "val_losses": [], "evaluated_at": 0, **state["guard"]}
         return {**state, "model": model, "dataset": recorded, "parts": parts, "guard": guard}
     except (TypeError, LookupError, AttributeError):  # it is invalid
         return state

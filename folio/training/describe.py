@@ -9,6 +9,7 @@ from folio.data.shards import MIN_DOCUMENTS, Dataset, count_documents, describe_
 from folio.data.tokenizer import describe_large_vocabulary, vocabulary_is_large
 from folio.data.windows import TrainingWindows
 from folio.machine import distributed
+from folio.training.guard import MIN_STEPS
 from folio.training.planning.choice import MAX_EPOCHS
 from folio.training.planning.resume import SavedRun
 from folio.training.planning.run_plan import Plan
@@ -40,7 +41,10 @@ def describe_run(plan: Plan) -> list[str]:
         lines.append(describe_large_vocabulary(tokens, data.vocab_size))
     if warmup >= max_iters:
         lines.append(f"warmup_iters={warmup:,}: the run of {counted(max_iters, 'step')} ends before its warmup does")
-    return [*lines, describe_resumed_schedule(plan.saved, schedule)] if plan.saved else lines
+    if cfg.skip_spikes is not None and max_iters <= MIN_STEPS:
+        reason = f"spikes are detected after {MIN_STEPS} steps"
+        lines.append(f"settings without effect: skip_spikes={cfg.skip_spikes} ({reason})")
+    return lines
 
 
 def describe_resumed_schedule(saved: SavedRun, schedule: Schedule) -> str:

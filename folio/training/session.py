@@ -49,7 +49,9 @@ class Due(NamedTuple):
 class Session:
     """Everything around the training steps. Runs on every rank, but only rank 0 writes files.
 
-        with Session(...) as session:
+        session = Session(...)
+        session.repair()
+        with session:  # opens the files
             session.log_start(losses)  # of an evaluation before the first step of a new run
             while not session.finished:
                 train_step(...)
@@ -287,10 +289,10 @@ class Session:
         self.record["parts"] = [*saved.state["parts"], part]
         self.schedule.lr_factor = part["lr_factor"]
         if self.cfg.minutes:
-            plan, config = saved.state["parts"][-1]["decisions"], saved.state["config"]
+            decisions, config = saved.state["parts"][-1]["decisions"], saved.state["config"]
             if any(config[name] != self.record["config"][name] for name in ("minutes", "max_iters")):
-                plan = [(0, self.schedule.counts.max_iters)]  # the minutes were added after this checkpoint
-            self.schedule.decisions = [tuple(decision) for decision in plan]
+                decisions = [(0, self.schedule.counts.max_iters)]  # the minutes were added after this checkpoint
+            self.schedule.decisions = [tuple(decision) for decision in decisions]
         self.reader, self.last_learning_rate, self.warned_at = StepReader(self.state.guard), None, 0
         self.saved_best = self.pending_best = self._best
         self.metrics.roll_back(step, self.schedule.max_iters)

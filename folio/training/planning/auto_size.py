@@ -50,7 +50,7 @@ def choose_size(draft: Draft, step_seconds: Callable[[Draft], float]) -> Draft:
         sized = with_candidate(cfg, best)
         if best.shape.n_embd in step_times.ratios:
             break
-        trial = replace(draft, cfg=sized.replace(compile=False))
+        trial = replace(draft, cfg=sized.replace(compile=False), lines=[])
         step_times.measured(best.shape, sized.step_tokens, step_seconds(trial))
     seconds_per_step = step_times(best.shape, best.step_tokens)
     lines = [*draft.lines, describe(best, best.step_tokens / seconds_per_step, measured_law is not None)]

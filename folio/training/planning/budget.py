@@ -43,11 +43,10 @@ def with_time_budget(
     the time; otherwise there are fewer, at least the last one. scaling: the counts that follow the number of steps.
     Raises UserError if there is too little time.
     """
-    names = scaling
     if counts.eval_interval is None:
-        counts, names = replace(counts, eval_interval=-(-counts.max_iters // 10)), [*names, "eval_interval"]
+        counts, scaling = replace(counts, eval_interval=-(-counts.max_iters // 10)), [*scaling, "eval_interval"]
     available, affordable = remaining - ENDING_SECONDS, affordable_evaluations(minutes, evaluation)
-    if "eval_interval" in names:
+    if "eval_interval" in scaling:
         evaluations = counts.evaluations
         steps = int((available - (1 + evaluations) * evaluation) / step_seconds)
     else:
@@ -59,7 +58,7 @@ def with_time_budget(
         steps = int((available - ((affordable >= 2) + evaluations) * evaluation) / step_seconds)
     if steps < 1:
         raise UserError(too_short(minutes, 60 * minutes - remaining, step_seconds, evaluation, batches))
-    scaled = counts.scaled(steps, names)
+    scaled = counts.scaled(steps, scaling)
     if is_limited:
         scaled = replace(scaled, eval_interval=-(-steps // evaluations))
     return scaled, is_limited

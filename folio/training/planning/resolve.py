@@ -1,6 +1,7 @@
 """Everything that is decided before the first step of a run, in one place and in one value.
 
-Nothing after `resolve` reads the user's settings, asks who set them, or chooses for "auto".
+What trains reads the plan, and neither asks who set a value nor chooses for "auto". The number of steps of a run of
+`minutes` follows when a step of its model has been measured (fit_minutes).
 """
 
 import sys
@@ -51,7 +52,12 @@ def resolve(user_cfg: TrainSettings, measure_step: Callable[[OpenRun, TrainSetti
     require_packages(draft.cfg)
     if draft.cfg.size and not draft.weights:
         draft = choose_size(draft, lambda trial: measure_step(open_run(make_plan(trial)), trial.cfg))
-    return make_plan(draft)
+    try:
+        return make_plan(draft)
+    except UserError:
+        if draft.lines and distributed.rank_from_env() == 0:
+            print("\n".join(draft.lines))  # they may explain the error
+        raise
 
 
 def make_plan(draft: Draft) -> Plan:
@@ -66,24 +72,20 @@ def make_plan(draft: Draft) -> Plan:
     runtime.group.require_same(
         "checkpoints, data or settings", [state.get("step"), data.hash[:8], crc32(repr(cfg).encode())]
     )
-    record = make_record(draft, config, data, runtime)
+    record, lines = make_record(draft, config, data, runtime), draft.lines
+    lines.append(runtime.description)
+    if saved:
+        lines.append(describe_resume(saved, record["parts"][-1]))
     model = meta_model(cfg, config, runtime)
     resident = resident_memory(cfg, model, runtime, data)
-    memory_line = forecast.memory_report(cfg, model, runtime, resident)
+    lines.append(forecast.memory_report(cfg, model, runtime, resident))
     batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group, resident > 0)
     counts = cfg.step_counts
     part = {**saved.part, "decisions": None} if draft.adds_minutes else saved.part if saved else {}
     schedule = cfg.schedule(counts, part)
-    lines = [
-        *draft.lines,
-        runtime.description,
-        *([describe_resume(saved, record["parts"][-1])] if saved else []),
-        memory_line,
-        *describe_model(draft, model, runtime),
-        *describe_settings(cfg, batch, schedule, runtime),
-    ]
+    lines += [*describe_model(draft, model, runtime), *describe_settings(cfg, batch, runtime)]
     forgets_evaluations = bool(saved) and measured_text(saved.part) != measured_text(record["parts"][-1])
-    if forgets_evaluations:
+    if forgets_evaluations and not cfg.eval_only:
         lines.append(
             f"from now on, the validation loss is measured on other text than before "
             f"({counted(data.validation_tokens, 'token')}): the best loss, patience, and rollbacks consider only the "
@@ -91,8 +93,8 @@ def make_plan(draft: Draft) -> Plan:
         )
 
     time_limit, budget = None, NoBudget()
-    is_continued = saved and not draft.adds_minutes  # a run's time budget
-    if cfg.minutes and is_continued and state.get("budget"):
+    is_continued = bool(saved) and not draft.adds_minutes  # so that any time budget of the run continues
+    if cfg.minutes and is_continued and state["budget"]:
         spent = state["budget"]["spent"] + time.perf_counter() - start_time
         budget = Budget(cfg.minutes, **{**state["budget"], "spent": spent}, step=saved.step)
     elif cfg.minutes and not is_continued and not draft.fits_minutes and not cfg.eval_only:
@@ -125,7 +127,8 @@ def resolved_settings(cfg: TrainSettings, runtime: Runtime, schedule: Schedule) 
         min_lr=schedule.min_lr,
         gradient_accumulation_steps=cfg.accumulation,
         total_batch_tokens=None,
-        device=runtime.device.type,
+        size=None,
+        device=str(runtime.device),
         dtype=runtime.resolved["dtype"],
         compile=runtime.compile,
         workers=runtime.workers,
@@ -220,7 +223,7 @@ def describe_model(draft: Draft, model: GPT, runtime: Runtime) -> list[str]:
     return [*lines, f"{parameters:,} parameters, {positions}, attention by {attention}"]
 
 
-def describe_settings(cfg: TrainSettings, batch: BatchShape, schedule: Schedule, runtime: Runtime) -> list[str]:
+def describe_settings(cfg: TrainSettings, batch: BatchShape, runtime: Runtime) -> list[str]:
     """Describe settings that have no effect or a surprising one, and the sequences of a step."""
     lines = []
     if cfg.eval_only:
@@ -231,7 +234,7 @@ def describe_settings(cfg: TrainSettings, batch: BatchShape, schedule: Schedule,
             f"learning_rate={cfg.learning_rate:g} is AdamW's, for embeddings, norms and biases; the blocks' matrices "
             f"use muon_learning_rate={cfg.muon_learning_rate:g}"
         )
-    if unused := cfg.unused(runtime, schedule.max_iters):
+    if unused := cfg.unused(runtime):
         described = [f"{name}={getattr(cfg, name)} ({reason})" for name, reason in unused.items()]
         lines.append(f"settings without effect: {', '.join(described)}")
     step = (
@@ -290,7 +293,8 @@ def make_record(draft: Draft, config: GPTConfig, data: Mixture, runtime: Runtime
 
 
 def fit_minutes(plan: Plan, step_seconds: float) -> Plan:
-    """The plan with the number of steps that fit into its time limit, at these seconds per step. Prints lines.
+    """The plan with the number of steps that fit into its time limit, at these seconds per step. Prints lines, and may
+    limit the validation text of the plan's data.
 
     Raises UserError if not even one step fits.
     """
@@ -330,11 +334,10 @@ def lengthened(plan: Plan, max_iters: int) -> StepCounts:
 
 def with_counts(plan: Plan, counts: StepCounts, budget: Budget) -> Plan:
     """The plan with other step counts, in its schedule and in the record of the run."""
-    part = plan.record["parts"][-1]
-    schedule = plan.settings.schedule(counts, part)
+    *parts, recorded_part = plan.record["parts"]
+    schedule = plan.settings.schedule(counts, recorded_part)
     config = plan.record["config"] | asdict(counts)
-    *parts, part = plan.record["parts"]
-    part = {**part, "max_val_tokens": plan.data.max_val_tokens}
+    part = {**recorded_part, "max_val_tokens": plan.data.max_val_tokens}
     if plan.saved:
         part["changes"] = changed_settings(type(plan.settings), asdict(plan.saved.settings), config)
     return replace(

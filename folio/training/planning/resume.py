@@ -93,7 +93,7 @@ class Draft:
         """
         if not self.saved or self.cfg.eval_iters != self.saved.settings.eval_iters:
             return self.cfg.max_val_tokens
-        return self.saved.part.get("max_val_tokens", self.saved.settings.max_val_tokens)
+        return self.saved.part["max_val_tokens"]
 
     @property
     def scaling(self) -> list[str]:
@@ -248,7 +248,7 @@ def saved_settings(cls: type[TrainSettings], ckpt: Checkpoint) -> TrainSettings:
     skipped = sum(end - begin for part in state["parts"] for begin, end in [part.get("skipped_sequences", (0, 0))])
     if state["next_sequence"] != state["step"] * cfg.step_sequences + skipped:
         raise CheckpointError(f"{ckpt.path}: state.json is damaged: next_sequence does not fit its step")
-    return cfg.replace(state.get("origins") or {})
+    return cfg.replace(state["origins"])
 
 
 def minutes_are_added(user_cfg: TrainSettings, saved: SavedRun) -> bool:

@@ -30,13 +30,13 @@ class TimeLimit:
 class Plan:
     """A run before its first step: what it computes, on what, for how long, and what it writes."""
 
-    settings: TrainSettings  # with a value for each "auto" and each default that depends on other settings
+    settings: TrainSettings  # with a value for each "auto" and each default that depends on others (dropout: in model)
     data: Mixture
     model: GPTConfig
     runtime: Runtime
     batch: BatchShape
     counts: StepCounts  # as in checkpoints: None for a default that follows max_iters when the run is resumed
-    schedule: Schedule
+    schedule: Schedule  # with a time budget, its max_iters changes during the run
     budget: Budget
     time_limit: TimeLimit | None  # None: the number of steps is known
     weights: Checkpoint | None  # to resume or to finetune; None: from scratch

@@ -12,7 +12,6 @@ from folio.base.workers import under_torchrun
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
-from folio.training.guard import MIN_STEPS
 from folio.training.planning.shapes import Shape
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
 from model import POSITIONS
@@ -211,8 +210,8 @@ class TrainSettings(Settings):
             problems.append(("size", "auto measures the speed of one process; start it without torchrun"))
         return problems
 
-    def unused(self, runtime: Runtime, max_iters: int) -> dict[str, str]:
-        """The settings that were set but have no effect on a run of max_iters steps, each with the reason."""
+    def unused(self, runtime: Runtime) -> dict[str, str]:
+        """The settings that were set but have no effect because of others, each with the reason."""
         unused: dict[str, str] = {}
         decay = ("lr_decay_iters", "wsd_decay_iters", "min_lr")
         if not self.decay_lr:
@@ -227,8 +226,6 @@ class TrainSettings(Settings):
             unused["max_iters"] = f"minutes={self.minutes:g}"
         if None not in (self.embd_pdrop, self.attn_pdrop, self.resid_pdrop):
             unused["dropout"] = "embd_pdrop, attn_pdrop and resid_pdrop are set"
-        if max_iters <= MIN_STEPS:
-            unused["skip_spikes"] = f"spikes are detected after {MIN_STEPS} steps"
         if not self.wandb_log:
             unused |= dict.fromkeys(("wandb_project", "wandb_run_name"), "wandb_log=False")
         if self.parallel == "fsdp":

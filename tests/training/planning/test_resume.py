@@ -1,4 +1,4 @@
-"""start.py, through train(): resuming, finetuning and overwriting runs, and their settings."""
+"""Resumed, finetuned and overwritten runs, and their settings, through train()."""
 
 import json
 import re
@@ -115,6 +115,12 @@ def test_another_micro_batch_evaluates_the_same_text(tiny, capsys):
         train(tiny(**changes, max_iters=7))
     after = checkpoint.load(Path(tiny().out_dir)).state
     assert after["best_step"] in (before["best_step"], 7) and after["parts"][-1]["max_val_tokens"] == 4 * 4 * 32
+
+
+def test_only_a_run_that_continues_says_that_its_losses_are_on_other_text(tiny, capsys):
+    train(tiny(max_iters=1))
+    train(tiny(init_from="resume", eval_only=True, eval_iters=1))
+    assert "other text" not in capsys.readouterr().out
 
 
 def test_losses_on_other_text_are_not_compared(tiny, capsys):

@@ -194,7 +194,7 @@ def test_a_setting_of_the_learning_rates_has_an_effect_or_is_named(optimizer, de
         return [*map(cfg.schedule(cfg.step_counts, {}).learning_rates_at, range(20))]
 
     cfg = TrainConfig(**base)
-    unused = cfg.unused(resolve_runtime("cpu", "float32", False), cfg.max_iters)
+    unused = cfg.unused(resolve_runtime("cpu", "float32", False))
     without_effect = {name for name, (_, value) in EFFECTIVE.items() if rates(**{name: value}) == rates()}
     other = "linear" if lr_schedule != "linear" else "cosine"
     without_effect |= {"lr_schedule"} if rates(lr_schedule=other) == rates() else set()
@@ -213,7 +213,7 @@ def test_a_constant_rate_has_a_warmup_unless_decay_lr_is_off():
 def test_recipes_have_no_settings_without_effect(path):
     cfg = settings.load(TrainConfig, [str(path)])
     runtime = resolve_runtime("cpu", "float32", False)
-    assert cfg.unused(runtime, cfg.max_iters) == {}
+    assert cfg.unused(runtime) == {}
 
 
 def test_settings_of_several_processes_and_of_a_time_budget_are_named():
@@ -221,4 +221,4 @@ def test_settings_of_several_processes_and_of_a_time_budget_are_named():
     dropouts = dict(embd_pdrop=0.1, attn_pdrop=0.1, resid_pdrop=0.1)
     cfg = TrainConfig(parallel="fsdp", minutes=1.0, **unused).replace(**dropouts)
     runtime = replace(resolve_runtime("cpu", "float32", False), group=Group(gloo="a group"))
-    assert cfg.unused(runtime, cfg.max_iters).keys() == unused.keys()
+    assert cfg.unused(runtime).keys() == unused.keys()
