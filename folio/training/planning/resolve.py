@@ -80,9 +80,7 @@ def make_plan(draft: Draft) -> Plan:
     resident = resident_memory(cfg, model, runtime, data)
     lines.append(forecast.memory_report(cfg, model, runtime, resident))
     batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group, resident > 0)
-    counts = cfg.step_counts
-    part = {**saved.part, "decisions": None} if draft.adds_minutes else saved.part if saved else {}
-    schedule = cfg.schedule(counts, part)
+    schedule = cfg.schedule(cfg.step_counts, draft.part)
     lines += [*describe_model(draft, model, runtime), *describe_settings(cfg, batch, runtime)]
     forgets_evaluations = bool(saved) and measured_text(saved.part) != measured_text(record["parts"][-1])
     if forgets_evaluations and not cfg.eval_only:
@@ -100,14 +98,13 @@ def make_plan(draft: Draft) -> Plan:
     elif cfg.minutes and not is_continued and not draft.fits_minutes and not cfg.eval_only:
         lengthening = draft.lengthening if draft.adds_minutes else []
         time_limit = TimeLimit(cfg.minutes, start_time, draft.scaling, lengthening, draft.adds_minutes)
-    resolved = resolved_settings(cfg, runtime, schedule)
     return Plan(
-        settings=resolved,
+        settings=resolved_settings(cfg, runtime, schedule),
         data=data,
         model=config,
         runtime=runtime,
         batch=batch,
-        counts=counts,
+        counts=cfg.step_counts,
         schedule=schedule,
         budget=budget,
         time_limit=time_limit,

@@ -83,7 +83,14 @@ class Draft:
     adds_minutes: bool = False  # True: the resumed run is trained for cfg.minutes more
     seconds_spent: float = 0.0  # of cfg.minutes, to choose the model
     fits_minutes: bool = False  # True: the step counts of a new run take less than cfg.minutes
-    lines: list[str] = field(default_factory=list)  # to print: what was taken from the checkpoint
+    lines: list[str] = field(default_factory=list)  # to print; make_plan adds to them
+
+    @property
+    def part(self) -> Mapping[str, Any]:
+        """The PartRecord whose schedule continues; empty for a new run. Added minutes set the number of steps again."""
+        if not self.saved:
+            return {}
+        return {**self.saved.part, "decisions": None} if self.adds_minutes else self.saved.part
 
     @property
     def max_val_tokens(self) -> int | None:
