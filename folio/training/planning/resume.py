@@ -275,32 +275,45 @@ def merge_saved_settings(user_cfg: TrainSettings, saved: SavedRun, restarted: bo
 
     A config file cannot change the fixed settings of a run, because the original command line may have overridden the
     file; a line names the values that are ignored. On the command line, such a change is an error (require_same_run).
-    A setting on the command line turns off one of a config file that it `replaces`, unless the command sets both, as it
-    did at the start.
     """
-    run_settings, saved_cfg = names_without(type(user_cfg), OF_THE_COMMAND), saved.settings
-    replaces = user_cfg.replaces
-    by_command = {name for name in run_settings if user_cfg.is_set(name) and not user_cfg.is_from_file(name)}
-    turned_off = {replaces[name] for name in replaces.keys() & by_command} - by_command
-    repeated = {replaces[name] for name in replaces if restarted or saved_cfg.origins.get(name) == COMMAND_LINE}
-    turned_off -= {name for name in repeated if user_cfg.is_set(name)}
-    unset = [name for name in run_settings if not user_cfg.is_set(name) and name not in turned_off]
-    chosen = [name for name, origin in saved_cfg.origins.items() if origin == SIZE_AUTO]
-    ignored = [
-        name
-        for name in dict.fromkeys((*names_with(type(user_cfg), KEPT), *chosen))
-        if user_cfg.is_from_file(name)
-        and name not in turned_off
-        and getattr(user_cfg, name) != getattr(saved_cfg, name)
-    ]
-    differences = [f"{name}={getattr(saved_cfg, name)} (not {getattr(user_cfg, name)})" for name in ignored]
-    lines = [f"fixed settings come from the checkpoint {saved.checkpoint.path}: {', '.join(differences)}"]
-    from_checkpoint = [*unset, *ignored]
-    origins = {name: origin for name, origin in user_cfg.origins.items() if name not in (*ignored, *turned_off)}
-    origins |= {name: saved_cfg.origins[name] for name in from_checkpoint if name in saved_cfg.origins}
-    saved_values = {name: getattr(saved_cfg, name) for name in from_checkpoint}
-    cfg = user_cfg.replace(origins, **saved_values, **dict.fromkeys(turned_off))
-    return cfg, lines if ignored else []
+    cls, saved_cfg = type(user_cfg), saved.settings
+    turned_off = turned_off_settings(user_cfg, saved_cfg, restarted)
+    chosen = {name for name, origin in saved_cfg.origins.items() if origin == SIZE_AUTO}
+    fixed = {*names_with(cls, KEPT), *chosen}
+    values, origins, ignored = {}, dict(user_cfg.origins), []
+    for name in names_without(cls, OF_THE_COMMAND):
+        trained, requested = getattr(saved_cfg, name), getattr(user_cfg, name)
+        is_ignored = user_cfg.is_from_file(name) and name in fixed and requested != trained
+        if name in turned_off:
+            values[name] = None
+            origins.pop(name, None)
+        elif is_ignored or not user_cfg.is_set(name):
+            values[name] = trained
+            origins[name] = saved_cfg.origins.get(name)
+            if is_ignored:
+                ignored.append(f"{name}={trained} (not {requested})")
+    lines = (
+        [f"fixed settings come from the checkpoint {saved.checkpoint.path}: {', '.join(ignored)}"] if ignored else []
+    )
+    return user_cfg.replace({name: origin for name, origin in origins.items() if origin}, **values), lines
+
+
+def turned_off_settings(user_cfg: TrainSettings, saved_cfg: TrainSettings, restarted: bool) -> set[str]:
+    """The settings that one on the command line `replaces`, unless the command sets both.
+
+    A command line and a config file may both set one if they also did so when the run was started.
+    """
+
+    def is_on_command_line(name: str) -> bool:
+        return user_cfg.is_set(name) and not user_cfg.is_from_file(name)
+
+    turned_off = set()
+    for name, replaced in user_cfg.replaces.items():
+        is_repeated = restarted or saved_cfg.origins.get(name) == COMMAND_LINE
+        stays = is_on_command_line(replaced) or (is_repeated and user_cfg.is_set(replaced))
+        if is_on_command_line(name) and not stays:
+            turned_off.add(replaced)
+    return turned_off
 
 
 def batch_settings(user_cfg: TrainSettings, cfg: TrainSettings, saved: SavedRun) -> dict[str, Any]:
