@@ -196,7 +196,7 @@ def train(user_cfg: TrainConfig) -> Result:
                 due, losses = session.end_step(), {}
                 if due.evaluate:
                     losses = evaluate(run, cfg.batch_size)
-                    due = session.record_evaluation(losses, due)  # may also request a save (always_save_checkpoint)
+                    due = session.end_evaluation(losses, due)  # may also request a save (always_save_checkpoint)
                 if due.log:  # on CUDA, steps without an evaluation or a save are logged by the next end_step
                     session.log(losses)
                 if due.snapshot:

@@ -35,8 +35,8 @@ class Evaluations:
             "evaluations_since_best": self.since_best,
         }
 
-    def record(self, losses: dict[str, float], step: int, training_loss: float | None) -> bool:
-        """Record an evaluation after `step`. Returns whether it is the best so far.
+    def add(self, losses: dict[str, float], step: int, training_loss: float | None) -> bool:
+        """Add an evaluation after `step`. Returns whether it is the best so far.
 
         losses: "val_loss", and "val_loss/NAME" of several data sets.
         """

@@ -105,7 +105,9 @@ class StepGuard:
         self.recent = self.recent[-50:] + steps
         return steps
 
-    def record(self, out_dir: Path, judged: JudgedStep, first: int, inputs: np.ndarray, tokenizer: Tokenizer) -> str:
+    def write_skipped(
+        self, out_dir: Path, judged: JudgedStep, first: int, inputs: np.ndarray, tokenizer: Tokenizer
+    ) -> str:
         """Write skipped/step-N.json with the inputs (B, T) of a skipped step. Returns a line about it.
 
         first: the number of its first sequence.

@@ -150,16 +150,16 @@ class Muon(AdamW):
 
     def divided(self) -> list[list[dict[str, Any]]]:
         """The groups of matrices with a part of their parameters for each worker, which take about the same time."""
-        parts, costs = [[] for _ in range(self.workers)], [0] * self.workers
+        by_worker, costs = [[] for _ in range(self.workers)], [0] * self.workers
         for group in self.matrices():
-            members = [[] for _ in parts]
+            members = [[] for _ in by_worker]
             for p in sorted(group["params"], key=len, reverse=True):
                 least = costs.index(min(costs))
                 members[least].append(p)
                 costs[least] += p.numel() * group["shape"][0]
-            for part, params in zip(parts, members, strict=True):
-                part.extend([{**group, "params": params}] if params else [])
-        return parts
+            for groups, params in zip(by_worker, members, strict=True):
+                groups.extend([{**group, "params": params}] if params else [])
+        return by_worker
 
     @torch.no_grad()  # of the thread that calls it
     def update_matrices(self, groups: list[dict[str, Any]]) -> None:

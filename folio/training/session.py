@@ -57,7 +57,7 @@ class Session:
                 train_step(...)
                 due = session.end_step()
                 if due.evaluate:
-                    due = session.record_evaluation(evaluate(...), due)
+                    due = session.end_evaluation(evaluate(...), due)
                 session.log(losses), session.snapshot(), session.save()  # each if it is due
                 session.sample()  # after an evaluation
 
@@ -119,8 +119,8 @@ class Session:
         self.metrics, self.saver = self._open_writers()
         self.pacer = Pacer(self.plan.budget, self.schedule, self.group, self.metrics)
         with ExitStack() as stack:
-            for part in (self.metrics, self.saver, self.signals):
-                stack.enter_context(part)
+            for context in (self.metrics, self.saver, self.signals):
+                stack.enter_context(context)
             if self.plan.resumes:
                 self.pacer.replan(self.state.step, min_steps=1)  # the last step is always evaluated and saved
             self.stack = stack.pop_all()  # closed by __exit__
@@ -225,19 +225,19 @@ class Session:
         """Wait for the numbers of the step that was sent, and report steps since the last one that changed nothing."""
         for judged in self.reader.read():
             if judged.skipped:
-                self.metrics.say(self._record_skipped(judged))
+                self.metrics.say(self._write_skipped(judged))
             if judged.loss is None:
                 self.metrics.say(f"step {judged.step:,} has no targets, so it has no loss and changed no weights")
         self.plan.budget.mark(self.reader.step)
 
-    def _record_skipped(self, judged: JudgedStep) -> str:
+    def _write_skipped(self, judged: JudgedStep) -> str:
         """Write the batch of a skipped step to skipped/. Returns a line about it."""
         if self.group.rank:
             return ""
         sequences = self.plan.batch.sequences
         first = (judged.step - 1) * sequences + self._skipped_sequences
         inputs, _ = self.data.batch(first, sequences)
-        return self.state.guard.record(self.out_dir, judged, first, inputs, self.data.tokenizer)
+        return self.state.guard.write_skipped(self.out_dir, judged, first, inputs, self.data.tokenizer)
 
     @property
     def _skipped_sequences(self) -> int:
@@ -322,8 +322,8 @@ class Session:
         remedy = f"resume it there with {shlex.join(['--init_from=resume', f'--out_dir={new_path}'])}"
         return TrainingError(f"out_dir={self.out_dir} was moved to {new_path}, {consequence}; {remedy}")
 
-    def record_evaluation(self, losses: dict[str, float], due: Due) -> Due:
-        """Record an evaluation. Returns the actions that follow it: the best and the last evaluation are saved.
+    def end_evaluation(self, losses: dict[str, float], due: Due) -> Due:
+        """Take note of an evaluation. Returns the actions that follow it: the best and the last evaluation are saved.
 
         No action follows if the run is rolled back. Raises TrainingError if it cannot continue.
         """
@@ -334,7 +334,7 @@ class Session:
         if not self.group.gloo:  # several processes agree after the next step
             self.stopped_by = self.signals.stop
         self.signals.stops_after = "the next step"
-        improved = self.evaluations.record(losses, self.state.step, self.state.guard.last_loss)
+        improved = self.evaluations.add(losses, self.state.step, self.state.guard.last_loss)
         self.reader.restart()
         return due._replace(save=due.save or self.finished or improved or self.cfg.always_save_checkpoint)
 

@@ -114,7 +114,7 @@ def test_a_step_without_targets_changes_no_moments_and_is_no_last_loss():
     fresh, evaluations = new_guard(), Evaluations()
     fresh.judge_without_targets()
     assert read(fresh).last_loss is None
-    evaluations.record({"val_loss": 1.0}, 7, None)
+    evaluations.add({"val_loss": 1.0}, 7, None)
     assert evaluations.has_diverged(2.0, guard.last_loss) and not evaluations.has_diverged(2.0, fresh.last_loss)
 
 

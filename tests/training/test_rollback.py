@@ -171,13 +171,13 @@ def test_a_run_whose_validation_loss_rises_is_rolled_back(tiny, monkeypatch, cap
 
 def rising_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the validation loss of a run rise at step 3, but not after a rollback, whatever process evaluates it."""
-    record = Session.record_evaluation
+    end_evaluation = Session.end_evaluation
 
-    def record_evaluation(self, losses, due):
+    def evaluate_and_diverge(self, losses, due):
         rises = self.state.step == 3 and not self.record["parts"][-1].get("rollbacks")
-        return record(self, {"val_loss": 9.0 if rises else 3.0 - self.state.step / 10}, due)
+        return end_evaluation(self, {"val_loss": 9.0 if rises else 3.0 - self.state.step / 10}, due)
 
-    monkeypatch.setattr(Session, "record_evaluation", record_evaluation)
+    monkeypatch.setattr(Session, "end_evaluation", evaluate_and_diverge)
 
 
 def test_a_rollback_on_a_full_disk_stops_the_run_in_one_line_and_is_repeated_on_resume(tiny, tmp_path, monkeypatch):

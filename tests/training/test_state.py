@@ -34,7 +34,7 @@ def test_a_restored_state_continues_identically(kind, seed):
     straight, saved, restored = new_state(seed, kind), new_state(seed, kind), new_state(seed + 1, kind)
     take_steps(straight, 7)
     take_steps(saved, 4)
-    saved.evaluations.record({"val_loss": 2.5}, saved.step, None)
+    saved.evaluations.add({"val_loss": 2.5}, saved.step, None)
     weights, optimizer = saved.tensors(keep=True, copy=True)
     progress = saved.progress()
     take_steps(saved, 2)  # does not change the copies

@@ -46,7 +46,7 @@ def check_data(draft: Draft, data: Mixture) -> None:
         raise UserError(f"{', '.join(changed)} is not this run's original data; {new_run}")
     if saved and not cfg.eval_only and (order := unknown_order(saved.settings, saved.part, data)):
         raise UserError(f"{cfg.out_dir} cannot be resumed: {order}; {new_run}")
-    again = [part.folder.name for part, _ in data.datasets if prepared_again(ckpt, part)]
+    again = [dataset.folder.name for dataset, _ in data.datasets if prepared_again(ckpt, dataset)]
     if again and not saved and distributed.rank_from_env() == 0:
         note(
             f"{', '.join(again)}: prepared again since {ckpt.path} was trained, so the validation text may contain "
