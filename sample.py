@@ -117,20 +117,18 @@ SEPARATOR = "\n---------------\n"  # nanoGPT's
 def print_samples(sampler: Sampler, cfg: SampleConfig, start: str) -> None:
     """Print the samples. The first sample of each batch is streamed. Ctrl-C ends the text."""
     prompt = sampler.encode_start(start, cfg)
-    for samples in sampler.batches(cfg):  # a step reads all weights once, for one text or for a batch of them
-        texts = [""] * len(samples)
-        print(SEPARATOR if samples[0] else "", prompt.text, sep="", end="", flush=True)
+    # A step reads all weights once, for one text or for a batch of them.
+    for batch in sampler.batches(((prompt.ids, sample) for sample in range(cfg.num_samples)), cfg):
+        print(SEPARATOR if batch.numbers[0] else "", prompt.text, sep="", end="", flush=True)
         try:
-            for pieces in sampler.texts([prompt.ids] * len(samples), samples, cfg):
-                # A piece is empty while a character is incomplete, because a token can end inside of one.
-                texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+            for pieces in batch:  # a piece is empty while a character is incomplete: a token can end inside of one
                 if cfg.stream:
                     print(pieces[0], end="", flush=True)
         except KeyboardInterrupt:
             print()
             raise
-        others = [f"{SEPARATOR}{prompt.text}{text}" for text in texts[1:]]
-        print("" if cfg.stream else texts[0], *others, sep="", end="")
+        others = [f"{SEPARATOR}{prompt.text}{text}" for text in batch.texts[1:]]
+        print("" if cfg.stream else batch.texts[0], *others, sep="", end="")
     print()
 
 
@@ -169,10 +167,11 @@ def print_json_lines(sampler: Sampler, cfg: SampleConfig, path: Path) -> None:
             prompts.append((start, sampler.encode_start(start, cfg, f"prompt {number:,}").ids))
         except UserError as error:
             raise UserError(f"prompts={path}: in prompt {number:,}, {error}") from None
-    keys = ((start, sample) for start, _ in prompts for sample in range(samples))
     requests = ((ids, sample) for _, ids in prompts for sample in range(samples))
-    for (start, sample), text in zip(keys, sampler.complete(requests, len(prompts) * samples, cfg), strict=True):
-        print(json.dumps({"prompt": start, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
+    for batch in sampler.batches(requests, cfg):
+        for number, text in zip(batch.numbers, batch.run(), strict=True):
+            line = {"prompt": prompts[number // samples][0], "sample": number % samples, "text": text}
+            print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 def print_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives: int) -> None:
@@ -180,7 +179,8 @@ def print_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives
 
     These are in nats, before any filter: what the model predicts, not what temperature and top_k make of it.
     """
-    for step in sampler.steps([sampler.encode_start(start, cfg).ids], [0], cfg):
+    (batch,) = sampler.batches([(sampler.encode_start(start, cfg).ids, 0)], cfg)
+    for step in batch.steps:
         logprobs = step.logits[0].log_softmax(dim=-1)[: sampler.tokenizer.vocab_size]
         most_likely = logprobs.topk(min(alternatives, len(logprobs))).indices.tolist()
         entries = [

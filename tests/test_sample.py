@@ -27,7 +27,7 @@ from folio.checkpoints.checkpoint import LazyTensors
 from folio.data import tokenizer
 from folio.decoding import language_model
 from folio.decoding.cpu_decoder import CPUDecoder
-from folio.decoding.language_model import LanguageModel
+from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.machine import memory
 from prepare import text as prepare_text
 from sample import SampleConfig, main
@@ -272,9 +272,9 @@ def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
     monkeypatch.setattr(CPUDecoder, "row_bytes", 10**9)
     monkeypatch.setattr(memory, "free", lambda device: 3 * 10**9)
     capsys.readouterr()
-    with patch.object(LanguageModel, "texts", autospec=True, side_effect=LanguageModel.texts) as texts:
+    with patch.object(LanguageModel, "_steps", autospec=True, side_effect=LanguageModel._steps) as steps:
         assert run_command(trained, "--num_samples=6", "--max_new_tokens=20", "--batch_size=1000000") == expected
-    assert [len(call.args[1]) for call in texts.call_args_list] == [2, 2, 2]
+    assert [len(call.args[1]) for call in steps.call_args_list] == [2, 2, 2]
     message = "batch_size=1,000,000: 2.8 GiB of memory is free, so 2 texts are generated at a time"
     assert capsys.readouterr().err.startswith(message)
     out_of_memory = "DefaultCPUAllocator: can't allocate memory"
@@ -372,9 +372,10 @@ def test_prompts_of_unequal_length_in_each_dtype(dtype, trained, tmp_path):
 def test_texts_that_have_ended_do_not_count_for_the_speed(trained, monkeypatch):
     """Their rows of a batch have no tokens until the longest text ends."""
     steps = [SimpleNamespace(tokens=tokens) for tokens in ([1, 2], [3, None], [4, None])]
-    monkeypatch.setattr(LanguageModel, "steps", lambda self: iter(steps))
+    monkeypatch.setattr(LanguageModel, "_steps", lambda *args: iter(steps))
     sampler = sample.load_sampler(SampleConfig(out_dir=trained))
-    assert [*sampler.steps()] == steps and sampler.tokens == 4 and sampler.speed().startswith("4 tokens, ")
+    (batch,) = sampler.batches([([0], 0), ([0], 1)], GenerationConfig())
+    assert [*batch.steps] == steps and sampler.tokens == 4 and sampler.speed().startswith("4 tokens, ")
 
 
 def test_ctrl_c_ends_the_text_and_exits_with_130(trained, press_ctrl_c_at, monkeypatch, capsys):

@@ -39,18 +39,18 @@ def test_only_pieces_with_notes_are_saved(music_run, tmp_path, monkeypatch):
     start, saved = "NoteOn_60 Velocity_63 TimeShift_1.0.4", tmp_path / "a.mid"
     with pytest.raises(UserError, match=r"no piece has a note; set a larger --max_new_tokens"):
         sample_text(music_run, start="TimeShift_1.0.4", save=str(saved), max_new_tokens=1, num_samples=2)
-    texts = Sampler.texts
+    steps = Sampler._steps
     for n_tokens, error, raised, line in (
         (0, MemoryError, UserError, "memory ran out"),
         (10, KeyboardInterrupt, KeyboardInterrupt, "^$"),
     ):
 
         def stopped(*arguments, n_tokens=n_tokens, error=error):
-            yield from itertools.islice(texts(*arguments), n_tokens)
+            yield from itertools.islice(steps(*arguments), n_tokens)
             raise error
 
         assert not list(tmp_path.glob("*.mid"))
-        monkeypatch.setattr(Sampler, "texts", stopped)
+        monkeypatch.setattr(Sampler, "_steps", stopped)
         with pytest.raises(raised, match=line):
             sample_text(music_run, start=start, save=str(saved))
     assert notes_of_events(events_of_file(saved, FORMAT), FORMAT)[0].pitch == 60

@@ -3,9 +3,10 @@
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,9 +17,10 @@ from folio import UserError
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding import prompts
-from folio.decoding.language_model import LanguageModel
+from folio.decoding.language_model import LanguageModel, Request
 from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt, prompt_warnings
+from folio.decoding.scheduler import Step
 from folio.decoding.text_stream import TextStream
 from folio.evaluation.answers import answer_pairs
 from folio.evaluation.benchmarks import encode_endings, read_questions
@@ -37,7 +39,12 @@ SIZES = dict(block_size=64, n_layer=1, n_head=1, n_embd=8)
 def seen(monkeypatch) -> list[list[int]]:
     """The ids of the prompts that a model gets. It generates nothing."""
     ids_of_prompts: list[list[int]] = []
-    monkeypatch.setattr(LanguageModel, "steps", lambda self, ids, *args: ids_of_prompts.extend(ids) or iter(()))
+
+    def steps(model: LanguageModel, requests: list[Request], *args: Any) -> Iterator[Step]:
+        ids_of_prompts.extend(ids for ids, _ in requests)
+        return iter(())
+
+    monkeypatch.setattr(LanguageModel, "_steps", steps)
     return ids_of_prompts
 
 

@@ -1,8 +1,8 @@
 """LanguageModel, a GPT with its tokenizer on a device: the API behind sample.py and `folio.load`.
 
 `generate` and `stream` take a text. `loss`, `losses`, `logits`, `attention`, and `hidden_states` return what the model
-computes for a text, as NumPy arrays. `complete`, `texts`, and `steps` take the ids of many prompts, and yield whole
-texts, pieces of text, or tokens with their logits.
+computes for a text, as NumPy arrays. `batches` takes the ids of many prompts; a batch yields pieces of text, or tokens
+with their logits.
 
 Dimensions of arrays: T tokens of the text, V vocabulary of the tokenizer, C channels, H heads, L layers.
 """
@@ -10,7 +10,7 @@ Dimensions of arrays: T tokens of the text, V vocabulary of the tokenizer, C cha
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
@@ -36,7 +36,7 @@ from folio.decoding.kv_cache import split_documents
 from folio.decoding.prompts import Prompt, encode_prompt, encode_text
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Step, generate
-from folio.decoding.text_stream import TextStream
+from folio.decoding.text_stream import TextBatch, TextStream
 from folio.decoding.torch_decoder import inference_context
 from folio.decoding.trace import Heads, Trace
 from folio.machine import memory
@@ -51,6 +51,7 @@ Share = Annotated[float, Gt(0), Le(1)]
 Penalty = Annotated[float, Ge(-2), Le(2)]  # OpenAI's limits
 Model = TypeVar("Model", bound="LanguageModel")
 Text = str | Sequence[int] | np.ndarray | Tensor  # or its token ids, (T,)
+Request = tuple[Sequence[int], int]  # ids of a prompt, and the number of the sample
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,8 @@ class LanguageModel:
         )
         prompts = [self.encode_prompt(each, config.on_unknown).ids for each in (prompt if is_list else [prompt])]
         n = config.num_samples
-        requests = ((ids, sample) for ids in prompts for sample in range(n))
-        texts = list(self.complete(requests, n * len(prompts), config))
+        requests = [(ids, sample) for ids in prompts for sample in range(n)]
+        texts = [text for batch in self.batches(requests, config) for text in batch.run()]
         if num_samples is None or not is_list:
             return texts
         return [texts[first : first + n] for first in range(0, len(texts), n)]
@@ -245,7 +246,8 @@ class LanguageModel:
             raise UserError("num_samples: a stream is one text; use generate for several")
         config = GenerationConfig.from_dict(settings)
         ids = self.encode_prompt(prompt, config.on_unknown).ids
-        return (piece for (piece,) in self.texts([ids], [0], config) if piece)
+        (batch,) = self.batches([(ids, 0)], config)
+        return (piece for (piece,) in batch if piece)
 
     # --- what the model computes for a text ---------------------------------------------------------------------------
 
@@ -355,66 +357,34 @@ class LanguageModel:
         """Encode a prompt with the model's tokenizer; see prompts.encode_prompt."""
         return encode_prompt(self.tokenizer, text, on_unknown)
 
-    def complete(
-        self, requests: Iterable[tuple[list[int], int]], count: int, config: GenerationConfig
-    ) -> Iterator[str]:
-        """Yield the text for each of `count` requests (ids of a prompt, number of the sample), batch by batch."""
-        rows, requests = self.rows(count, config.batch_size), iter(requests)
-        while batch := list(islice(requests, rows)):
-            prompts, samples = zip(*batch, strict=True)
-            for pieces in zip(*self.texts(prompts, samples, config), strict=True):
-                yield "".join(pieces)
-
-    def rows(self, texts: int, batch_size: int) -> int:
-        """The number of texts to generate at once: batch_size, or fewer if they do not fit in memory."""
-        requested, device = min(batch_size, texts), self.runtime.device
-        available = memory.free(device) or memory.free(torch.device("cpu"))  # Apple's GPUs share the CPU's memory
-        fitting = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))
-        if fitting < requested:
-            reason = f"{memory.format_bytes(available)} of memory is free"
-            texts = counted(fitting, "text is", "texts are")
-            note(f"batch_size={batch_size:,}: {reason}, so {texts} generated at a time")
-        return min(fitting, requested)
-
-    def batches(self, config: GenerationConfig) -> Iterator[range]:
-        """Yield the numbers of a prompt's samples, batch by batch."""
-        rows = self.rows(config.num_samples, config.batch_size)
-        for first in range(0, config.num_samples, rows):
-            yield range(first, min(first + rows, config.num_samples))
-
-    def texts(
-        self, prompts: Sequence[list[int]], samples: Sequence[int], config: GenerationConfig
-    ) -> Iterator[list[str]]:
-        """Yield the text that follows each prompt: at each step, a piece for each row."""
-        texts, ended = [TextStream(self.tokenizer, config.stop) for _ in prompts], [False] * len(prompts)
-        for step in self.steps(prompts, samples, config, ended):
-            yield [
-                text.push(token) if token is not None or has_ended else ""
-                for text, token, has_ended in zip(texts, step.tokens, ended, strict=True)
-            ]
-            ended[:] = [text.ended for text in texts]
-        yield [text.push(None) for text in texts]
-
-    def steps(
-        self,
-        prompts: Sequence[list[int]],
-        samples: Sequence[int],
-        config: GenerationConfig,
-        ended: list[bool] | None = None,
-    ) -> Iterator[Step]:
-        """Yield the tokens that follow each prompt, and their logits, step by step.
-
-        Row b is sample samples[b]. The caller can set ended[b] = True to end it.
+    def batches(self, requests: Iterable[Request], config: GenerationConfig) -> Iterator[TextBatch]:
+        """Generate the texts that follow the prompts of requests, config.batch_size at a time, or as many as fit in
+        memory. A request is the ids of a prompt, and the number of the sample, on which its random numbers depend.
         """
+        device, requests, first = self.runtime.device, iter(requests), 0
+        available = memory.free(device) or memory.free(torch.device("cpu"))  # Apple's GPUs share the CPU's memory
+        rows = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))  # that fit
+        batch = list(islice(requests, min(config.batch_size, rows + 1)))
+        if len(batch) > rows:
+            reason, texts = f"{memory.format_bytes(available)} of memory is free", counted(rows, "text is", "texts are")
+            note(f"batch_size={config.batch_size:,}: {reason}, so {texts} generated at a time")
+        requests, rows = chain(batch, requests), min(len(batch), rows)
+        while batch := list(islice(requests, rows)):
+            streams, ended = [TextStream(self.tokenizer, config.stop) for _ in batch], [False for _ in batch]
+            yield TextBatch(range(first, first + len(batch)), self._steps(batch, config, ended), streams, ended)
+            first += len(batch)
+
+    def _steps(self, requests: Sequence[Request], config: GenerationConfig, ended: list[bool]) -> Iterator[Step]:
+        """Yield the steps of one batch; see scheduler.generate."""
         return generate(
             self.decoder,
-            prompts,
+            [ids for ids, _ in requests],
             max_new_tokens=config.max_new_tokens,
             sampling=config.sampling,
             vocab_size=self.tokenizer.vocab_size,
             eot=self.tokenizer.eot,
             seed=config.seed,
-            samples=samples,
+            samples=[sample for _, sample in requests],
             stride=config.context_stride,
             ended=ended,
         )
@@ -426,10 +396,10 @@ class MeasuredModel(LanguageModel):
     tokens, seconds = 0, 0.0  # of all texts so far
     first_token_seconds = 0.0  # of the latest text
 
-    def steps(self, *args: Any, **kwargs: Any) -> Iterator[Step]:
+    def _steps(self, *args: Any) -> Iterator[Step]:
         start_time, previous_seconds = time.perf_counter(), self.seconds
         self.first_token_seconds = 0.0
-        for step in super().steps(*args, **kwargs):
+        for step in super()._steps(*args):
             elapsed = time.perf_counter() - start_time
             self.first_token_seconds = self.first_token_seconds or elapsed
             self.seconds = previous_seconds + elapsed  # at each step, because Ctrl-C may end the text

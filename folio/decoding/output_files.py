@@ -18,16 +18,14 @@ def save_samples(model: LanguageModel, prompt: Prompt, config: GenerationConfig,
     Ctrl-C saves the text generated so far. Raises UserError.
     """
     paths = output_paths(path, config.num_samples, model.tokenizer)
-    for samples in model.batches(config):
-        texts = [prompt.text] * len(samples)
+    for batch in model.batches([(prompt.ids, sample) for sample in range(config.num_samples)], config):
         interrupt = None
         try:
-            for pieces in model.texts([prompt.ids] * len(samples), samples, config):
-                texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+            batch.run()
         except KeyboardInterrupt as error:
             interrupt = error
-        for sample, text in zip(samples, texts, strict=True):
-            yield save_text(paths[sample], text, model.tokenizer)
+        for sample, text in zip(batch.numbers, batch.texts, strict=True):
+            yield save_text(paths[sample], prompt.text + text, model.tokenizer)
         if interrupt:
             raise interrupt
     if not any(path.exists() for path in paths):

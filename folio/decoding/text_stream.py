@@ -45,6 +45,40 @@ class TextStream:
         return new_text
 
 
+class TextBatch:
+    """Texts that are generated together. Iterate either over the batch, once, or over its `steps`.
+
+    numbers: of the requests. steps: of scheduler.generate. texts: generated so far. streams: one for each text.
+    ended: whether each text has ended, for `steps`.
+    """
+
+    def __init__(self, numbers: range, steps: Iterator[Step], streams: Sequence[TextStream], ended: list[bool]):
+        self.numbers, self.steps, self.texts = numbers, steps, ["" for _ in streams]
+        self.streams, self.ended = streams, ended
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield a piece of each text at each step: complete characters, up to the stop string."""
+        for step in self.steps:
+            yield self._add(
+                [
+                    stream.push(token) if token is not None or has_ended else ""
+                    for stream, token, has_ended in zip(self.streams, step.tokens, self.ended, strict=True)
+                ]
+            )
+            self.ended[:] = [stream.ended for stream in self.streams]
+        yield self._add([stream.push(None) for stream in self.streams])
+
+    def _add(self, pieces: list[str]) -> list[str]:
+        self.texts = [text + piece for text, piece in zip(self.texts, pieces, strict=True)]
+        return pieces
+
+    def run(self) -> list[str]:
+        """Generate the texts to their end, and return them."""
+        for _ in self:
+            pass
+        return self.texts
+
+
 def clean_stop(tokenizer: Tokenizer, stop: str) -> str:
     """Return a stop string with the line ends of the training data. Raises UserError if it cannot occur."""
     if tokenizer.eot is not None and EOT_TEXT in stop and stop != EOT_TEXT:

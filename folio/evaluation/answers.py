@@ -39,11 +39,11 @@ def answer_pairs(
     )
     order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # batches of prompts of similar lengths
     answers = [""] * len(pairs)
-    progress = progress_bar(total=len(pairs), unit="answer", desc=name)
-    for i, text in zip(order, model.complete(((prompts[i], 0) for i in order), len(order), config), strict=True):
-        answers[i] = text
-        progress.update(1)
-    progress.close()
+    with progress_bar(total=len(pairs), unit="answer", desc=name) as progress:
+        for batch in model.batches([(prompts[i], 0) for i in order], config):
+            for number, text in zip(batch.numbers, batch.run(), strict=True):
+                answers[order[number]] = text
+            progress.update(len(batch.numbers))
     return answers
 
 

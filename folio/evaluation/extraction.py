@@ -34,15 +34,14 @@ OCCURRENCES = ((1, 1), (2, 9), (10, 99), (100, None))  # minimum and maximum num
 
 def generate_samples(model: LanguageModel, count: int, config: GenerationConfig) -> list[np.ndarray]:
     """Generate samples without a prompt: up to config.max_new_tokens ids each. Sample k equals sample.py's sample k."""
-    start, rows = model.encode_prompt("").ids, model.rows(count, BATCH_SIZE)
+    start, config = model.encode_prompt("").ids, config.replace(batch_size=BATCH_SIZE)
     samples: list[list[int]] = [[] for _ in range(count)]
     with progress_bar(total=count, unit="sample", desc="generating") as progress:
-        for first in range(0, count, rows):
-            batch = range(first, min(first + rows, count))
-            for step in model.steps([start] * len(batch), batch, config):
-                for k, token in zip(batch, step.tokens, strict=True):
+        for batch in model.batches([(start, k) for k in range(count)], config):
+            for step in batch.steps:
+                for k, token in zip(batch.numbers, step.tokens, strict=True):
                     samples[k] += [] if token is None else [token]
-            progress.update(len(batch))
+            progress.update(len(batch.numbers))
     return [np.array(sample, np.int64) for sample in samples]
 
 

@@ -271,8 +271,12 @@ def generate_pieces(model: LanguageModel, count: int, max_new_tokens: int, tempe
     """Generate pieces of up to `max_new_tokens` without a prompt. Piece k equals sample k of sample.py."""
     config = GenerationConfig(temperature=temperature, top_k=None, max_new_tokens=max_new_tokens, batch_size=BATCH_SIZE)
     start = model.encode_prompt("").ids
-    texts = model.complete(((start, k) for k in range(count)), count, config)
-    return list(progress_bar(iterable=texts, total=count, unit="piece", desc="generating"))
+    pieces: list[str] = []
+    with progress_bar(total=count, unit="piece", desc="generating") as progress:
+        for batch in model.batches([(start, k) for k in range(count)], config):
+            pieces += batch.run()
+            progress.update(len(batch.numbers))
+    return pieces
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

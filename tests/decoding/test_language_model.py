@@ -104,10 +104,10 @@ def test_unknown_characters_can_be_left_out(gpt):
 def test_texts_do_not_depend_on_the_device(gpt):
     """On a GPU, a text ended when its context was full, unless those of all other rows were full at the same step."""
     requests, config = [([0, 1, 2], 0), ([3], 1), ([4, 5, 6, 7, 8], 2)], GenerationConfig(max_new_tokens=60)
-    expected = list(gpt.complete(requests, 3, config))
+    expected = next(gpt.batches(requests, config)).run()
     with SimulatedGPU() as gpu:
         on_gpu = LanguageModel(gpt.model, gpt.tokenizer, "cuda", "float32")
-        assert list(on_gpu.complete(requests, 3, config)) == expected
+        assert next(on_gpu.batches(requests, config)).run() == expected
     assert list(map(len, expected)) == [60] * 3
     assert gpu.replays
 
@@ -119,7 +119,7 @@ def test_the_model_is_a_plain_gpt_in_eval_mode(gpt):
     ids = torch.tensor([gpt.encode_prompt("abc").ids])
     first, second = gpt.model(ids)[0], gpt.model(ids)[0]
     assert hooked == [True, True] and torch.equal(first, second)
-    (step,) = gpt.steps([[0, 1, 2]], [0], GenerationConfig(max_new_tokens=1))
+    (step,) = next(gpt.batches([([0, 1, 2], 0)], GenerationConfig(max_new_tokens=1))).steps
     expected = first[:, 0].detach()
     torch.testing.assert_close(step.logits, expected, **within(expected, logits_error(gpt.model.config, 3)))
 

@@ -119,8 +119,8 @@ def test_one_forward_pass_matches_greedy_decoding(seed):
     rng = np.random.default_rng(seed)
     prefixes = rng.integers(52, size=(9, 20))
     greedy = GenerationConfig(temperature=0.0, max_new_tokens=20)
-    steps = model.steps(prefixes.tolist(), range(9), greedy)
-    completions = np.array([step.tokens for step in steps]).T  # (9, 20)
+    (batch,) = model.batches([(prefix, 0) for prefix in prefixes.tolist()], greedy)
+    completions = np.array([step.tokens for step in batch.steps]).T  # (9, 20)
     passages, expected = np.concatenate([prefixes, completions], axis=1), np.array([0, 1, 5, 19, 20, 20, 0, 10, 15])
     for passage, at in zip(passages, expected, strict=True):
         if at < 20:

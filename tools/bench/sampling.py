@@ -184,7 +184,8 @@ def generate_folio(
 ) -> list[list[int]]:
     """Generate with Folio, like the methods of tools/bench/baselines.py."""
     config = GenerationConfig(max_new_tokens=count, temperature=temperature, top_k=baselines.TOP_K)
-    steps = [step.tokens for step in model.steps([list(prompt)] * rows, range(rows), config)]
+    (batch,) = model.batches([(prompt, sample) for sample in range(rows)], config.replace(batch_size=rows))
+    steps = [step.tokens for step in batch.steps]
     return [list(ids) for ids in zip(*steps, strict=True)]
 
 

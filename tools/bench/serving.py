@@ -33,8 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio.base.settings import NonNegativeInt, PositiveInt, comma_separated, run_script  # noqa: E402
 from folio.data.tokenizer import CharTokenizer  # noqa: E402
-from folio.decoding.language_model import GenerationConfig, LanguageModel  # noqa: E402
-from folio.decoding.text_stream import TextStream  # noqa: E402
+from folio.decoding.language_model import GenerationConfig, MeasuredModel  # noqa: E402
 from tools.bench.baselines import llama_speed, write_llama_model  # noqa: E402
 from tools.bench.timing import (  # noqa: E402
     BenchConfig,
@@ -206,12 +205,12 @@ class Load(NamedTuple):
 
 def bench_load(cfg: ServeBenchConfig, server: ApiServer) -> None:
     """Measure errors, correctness, latency and throughput with concurrent streaming clients."""
-    gpt = LanguageModel.load(cfg.run[0], device=cfg.device, dtype="float32")
+    gpt = MeasuredModel.load(cfg.run[0], device=cfg.device, dtype="float32")
     for clients in map(int, comma_separated(cfg.clients)):
         measure_load(cfg, server, gpt, clients)
 
 
-def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: LanguageModel, clients: int) -> None:
+def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: MeasuredModel, clients: int) -> None:
     """Measure `clients` concurrent clients against a batch with as many rows, and print a table."""
     tokens = min(cfg.tokens, server.block_size - 1)
     config = GenerationConfig(max_new_tokens=tokens, **SAMPLING)
@@ -225,7 +224,7 @@ def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: LanguageModel, c
         batch_speeds.append(batch_speed(gpt, prompts[first : first + clients], config))
     answers = [answer for load in loads for answer in load.answers]
     errors = sum(not answer.is_complete for answer in answers)
-    expected = (next(gpt.complete([(prompt, 0)], 1, config.replace(seed=k))) for k, prompt in enumerate(prompts))
+    expected = (next(gpt.batches([(p, 0)], config.replace(seed=k))).run()[0] for k, p in enumerate(prompts))
     different = sum(text != answer.text for answer, text in zip(answers, expected, strict=True) if answer.is_complete)
     server_speeds, batch_speeds = [load.speed for load in loads[1:]], batch_speeds[1:]
     medians = [statistics.median(load.first_texts) for load in loads[1:]]
@@ -250,16 +249,12 @@ def random_prompts(vocab_size: int, lengths: Iterable[int], seed: int) -> list[l
     return prompts
 
 
-def batch_speed(gpt: LanguageModel, prompts: list[list[int]], config: GenerationConfig) -> float:
-    """Return the tokens per second of completing all prompts as one batch, as LanguageModel.complete does."""
-    start_time, count = time.perf_counter(), 0
-    texts = [TextStream(gpt.tokenizer) for _ in prompts]
-    for step in gpt.steps(prompts, range(len(prompts)), config):
-        for text, token in zip(texts, step.tokens, strict=True):
-            if token is not None:
-                text.push(token)
-                count += 1
-    return count / (time.perf_counter() - start_time)
+def batch_speed(gpt: MeasuredModel, prompts: list[list[int]], config: GenerationConfig) -> float:
+    """Return the tokens per second of completing all prompts as one batch."""
+    start_tokens, start_seconds = gpt.tokens, gpt.seconds
+    (batch,) = gpt.batches([(prompt, k) for k, prompt in enumerate(prompts)], config.replace(batch_size=len(prompts)))
+    batch.run()
+    return (gpt.tokens - start_tokens) / (gpt.seconds - start_seconds)
 
 
 async def run_load(server: ApiServer, requests: list[dict[str, Any]]) -> Load:
@@ -319,7 +314,7 @@ def bench_llama(cfg: ServeBenchConfig) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = Path(folder) / "run"
         write_run(run, LLAMA_SHAPE, CharTokenizer("".join(map(chr, range(LLAMA_SHAPE["vocab_size"])))))
-        model = LanguageModel.load(run, device="cpu", dtype="float32").model
+        model = MeasuredModel.load(run, device="cpu", dtype="float32").model
         for dtype, matrices in LLAMA_DTYPES.items():
             file = Path(folder) / f"{matrices}.gguf"
             write_llama_model(model, file, matrices)
