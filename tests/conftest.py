@@ -33,6 +33,7 @@ from train import main as train_and_print
 
 pytest_plugins = ["tests.support.seeds"]
 
+LAB = Path(__file__).parent / "lab"  # tests of what maintainers run
 MAX_PROCESSES = 4  # each may take 3.5 GB
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
 
@@ -47,19 +48,23 @@ def pytest_configure() -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """The number of processes for the whole suite; 0 (only this process) for single files, slow and GPU tests."""
     is_whole_suite = config.args == config.getini("testpaths")
-    is_parallel = is_whole_suite and config.option.markexpr.startswith(("not ", "browser"))
+    is_parallel = is_whole_suite and config.option.markexpr.startswith(("not ", "browser", "lab"))
     return min(cores(), MAX_PROCESSES) if is_parallel else 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With -m browser, import only files that mention a browser or a fixture for its pages."""
+    """With -m lab, import only tests/lab; with -m browser, files that mention a browser or a fixture for its pages."""
+    if config.option.markexpr.startswith("lab") and collection_path.name.startswith("test_"):
+        return LAB not in collection_path.parents or None
     if config.option.markexpr.startswith("browser") and collection_path.name.startswith("test_"):
         return not re.search("browser|viewer|open_page", collection_path.read_text(encoding="utf-8")) or None
     return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests that use the fixture `browser`, also by way of another fixture."""
+    """Mark the tests in tests/lab, and those that use the fixture `browser`, also by way of another fixture."""
+    if LAB in item.path.parents:
+        item.add_marker("lab")
     if "browser" in getattr(item, "fixturenames", ()):
         item.add_marker("browser")
 

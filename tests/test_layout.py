@@ -17,10 +17,11 @@ from tests.support.repository import ROOT, shipped
 
 CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed, never imported
 FILES = sorted({*shipped(), *(ROOT / "tests").rglob("*.py")} - {*CONFIGS})
-BENCH = ROOT / "tools" / "bench"
-TOOLS = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - {BENCH / "timing.py"}  # not a command
+BENCH = ROOT / "lab" / "bench"
+TOOLS = [path for path in shipped() if path.parent.name == "tools"]
+LAB = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - {BENCH / "timing.py"}  # not a command
 PREPARE = [path for path in shipped() if path.parent.name == "prepare"]
-SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *sorted(TOOLS)]
+SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *TOOLS, *sorted(LAB)]
 ALLOWED = {  # importer -> the project's modules and packages that it may import
     "model": set(),
     "folio": {"folio", "model"},
@@ -28,8 +29,9 @@ ALLOWED = {  # importer -> the project's modules and packages that it may import
     "sample": {"folio", "model"},
     "prepare": {"folio", "model"},
     "data": {"folio", "model", "prepare"},  # nanoGPT's names of the prepare scripts
-    "tools": {"folio", "model", "train", "sample", "tools"},  # the bench scripts share two modules
-    "tests": {"folio", "model", "train", "sample", "prepare", "tools", "tests"},
+    "tools": {"folio", "model", "train", "sample", "lab"},
+    "lab": {"folio", "model", "train", "sample", "lab", "tools"},
+    "tests": {"folio", "model", "train", "sample", "prepare", "tools", "lab", "tests"},
 }
 
 # --- the packages of folio --------------------------------------------------------------------------------------------
@@ -241,7 +243,8 @@ CROSS_CUTTING = {  # test files without a module of the same name, and what they
     "tests/checkpoints/test_damage.py": "damaged checkpoints in every command",
     "tests/checkpoints/test_strangers.py": "hostile files in every command that opens files",
     "tests/prepare/test_prepare_scripts.py": "all scripts",
-    "tests/tools/test_bench.py": "tools/bench/",
+    "tests/lab/test_bench.py": "lab/bench/",
+    "tests/lab/test_check_gpu.py": "tools/check_gpu.py and lab/gpu/",
     "tests/tools/test_held_out.py": "every command that measures a run on validation data",
     "tests/training/test_soak.py": "a long run",
     "tests/web/test_api_clients.py": "the API with OpenAI's and others' clients",

@@ -8,8 +8,8 @@ from torch.distributed.run import get_args_parser as torchrun_options
 
 from folio.base.settings import load
 from folio.experiments.sweep.arguments import parse_sweep
+from lab.docs import pages, settings_class
 from tests.support.repository import ROOT, shell_commands, shipped
-from tools.docs import pages, settings_class
 from tools.sweep import SweepConfig
 from train import TrainConfig
 
@@ -58,7 +58,7 @@ def matches(pattern: str, *folders: str) -> set[str]:
 
 
 def test_pages_that_the_code_names_exist_and_tests_that_the_docs_name():
-    pages = matches(r"docs/[\w/-]+\.md", "folio", "prepare", "config", "tools")
+    pages = matches(r"docs/[\w/-]+\.md", "folio", "prepare", "config", "tools", "lab")
     assert pages and pages <= PAGES.keys(), pages - PAGES.keys()
     named = {test for content in PAGES.values() for test in re.findall(r"::(test_\w+)`", content)}
     existing = matches(r"def (test_\w+)", "tests")
@@ -113,7 +113,7 @@ def test_commands_name_files_and_settings_that_exist(name, command, monkeypatch)
 
 def check_script(script: str, arguments: list[str]) -> None:
     """Parse the options of a script. Raises UserError for one that does not exist, and for a wrong value."""
-    if script in ("docs/screenshots.py", "model.py") or script.startswith("tools/bench/"):  # without Settings
+    if script in ("docs/screenshots.py", "model.py") or script.startswith("lab/bench/"):  # without Settings
         assert (ROOT / script).exists()
     elif script == "tools/check_gpu.py":
         load(settings_class(script), [*arguments, "--device=cpu"])  # this machine may have no GPU

@@ -39,10 +39,10 @@ from folio.base.settings import NonEmptyStr, Settings, comma_separated  # noqa: 
 from folio.base.workers import child_options  # noqa: E402
 from folio.machine.memory import format_bytes  # noqa: E402
 from folio.machine.runtime import DEVICES  # noqa: E402
-from tools.bench.baselines import is_nanogpt  # noqa: E402
-from tools.bench.timing import unknown_names  # noqa: E402
-from tools.gpu import correctness, decoding, runs, speed  # noqa: E402
-from tools.gpu.part import Part, markdown  # noqa: E402
+from lab.bench.baselines import is_nanogpt  # noqa: E402
+from lab.bench.timing import unknown_names  # noqa: E402
+from lab.gpu import correctness, decoding, runs, speed  # noqa: E402
+from lab.gpu.part import Part, markdown  # noqa: E402
 
 
 class PartSpec(NamedTuple):

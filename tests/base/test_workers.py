@@ -34,7 +34,7 @@ from folio.base.workers import map_in_order
 from folio.data.find_data import run_script as prepare
 from folio.experiments.sweep import trial
 from tools import verify_resume
-from tools.bench.timing import busy_processes
+from lab.bench.timing import busy_processes
 
 multiprocessing.set_start_method("fork", force=True)  # Linux's default until Python 3.13
 results = map_in_order(time.sleep, [0] + [600] * 9, 2)

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folio import UserError
-from folio.base.settings import load
 from folio.data import leakage
 from folio.data.leakage import (
     BANDS,
@@ -30,9 +28,8 @@ from folio.data.leakage import (
 )
 from folio.data.shards import ShardWriter
 from folio.data.tokenizer import CharTokenizer
+from lab.bench.duplicates import change, jaccard, measure
 from tests.support.tolerances import binomial_range, normal_limit
-from tools.bench import duplicates as bench_duplicates
-from tools.bench.duplicates import DuplicatesBenchConfig, change, jaccard, measure
 
 # --- words and n-grams ------------------------------------------------------------------------------------------------
 
@@ -311,13 +308,3 @@ def test_a_long_document_is_read_in_parts(tmp_path, monkeypatch):
     documents = [np.append(tokenizer.encode(text), tokenizer.eot) for text in texts]
     _, signatures = read_in_ranges(tmp_path, tokenizer, documents, np.arange(8) >= 4, 100)
     assert np.array_equal(signatures, compute_signatures([text[:8].encode() for text in texts]))
-
-
-def test_the_duplicates_benchmark(tmp_path, capsys, seed):
-    (tmp_path / "text.txt").write_text(" ".join(random_words(random.Random(seed), 3000)), encoding="utf-8")
-    words = [str(tmp_path / "text.txt"), "--words=50", "--passages=20"]
-    bench_duplicates.main(load(DuplicatesBenchConfig, words))
-    out = capsys.readouterr().out
-    assert "| exact | 1.00 | 100.0% | 100.0% |" in out and "of 20 other passages are false positives" in out
-    with pytest.raises(UserError, match=r"60 passages of 50 words.* 2,000.*--passages"):
-        bench_duplicates.main(load(DuplicatesBenchConfig, words[:2]))

@@ -12,6 +12,7 @@ from folio.data.tokenizer import ByteTokenizer, CharTokenizer
 from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel
 from folio.decoding.quantize import quantized
 from folio.evaluation.text_loss import token_losses
+from lab.bench.baselines import transformers_model
 from model import GPT, POSITIONS, GPTConfig
 from sample import SampleConfig
 from tests.support.decoding import random_model
@@ -19,7 +20,6 @@ from tests.support.processes import ROOT
 from tests.support.sampling import sample_text
 from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.tolerances import logits_error, rounding_error, within
-from tools.bench.baselines import transformers_model
 from train import train
 
 

@@ -13,8 +13,8 @@ from folio.data.tokenizer import ByteTokenizer
 from folio.evaluation import benchmarks
 from folio.evaluation.benchmarks import MultipleChoice, Score, read_questions, score_endings
 from folio.machine.runtime import Runtime, resolve_runtime
+from lab.bench.baselines import transformers_model
 from tests.support.evaluations import loss_error, model_of, nats_of, replace_fetch
-from tools.bench.baselines import transformers_model
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def simulated_ratios(n: int, sigma: float, rho: float, texts: int) -> tuple[np.n
     """Values and weights, (texts, n) each, of documents whose expected ratio is 0.
 
     Lengths are lognormal with `sigma`; the means of documents have a correlation of rho with the logarithm. As in
-    tools/bench/intervals.py.
+    lab/bench/intervals.py.
     """
     rng = np.random.default_rng(0)  # not a new seed for each run: the bounds are for one sample of texts
     z = rng.normal(size=(texts, n))

@@ -25,10 +25,10 @@ from folio.evaluation.text_loss import (
     token_losses,
 )
 from folio.machine.runtime import Runtime, resolve_runtime
+from lab.bench.baselines import transformers_model
 from model import GPT
 from tests.support.evaluations import compare_models, half_width_of, loss_error, model_of, nats_of
 from tests.support.tiny_tokenizers import bpe
-from tools.bench.baselines import transformers_model
 
 
 @pytest.fixture(scope="module")

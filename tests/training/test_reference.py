@@ -1,7 +1,6 @@
 """folio/training/reference.py: the recorded recipes, and runs that are compared to them."""
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +9,10 @@ from folio.base.files import read_json, write_json
 from folio.base.roles import WITHOUT_EFFECT, names_without
 from folio.training import reference
 from folio.training.reference import Reference, find_reference, read_references
+from lab.bench import reference_losses
+from lab.bench.reference_losses import ReferenceConfig
 from tests.support.repository import ROOT
 from tests.support.simulated import SimulatedMachine
-from tools.bench import reference_losses
-from tools.bench.reference_losses import ReferenceConfig
 from train import TrainConfig, train
 
 
@@ -23,7 +22,7 @@ def test_the_settings_are_those_of_the_config_file(entry):
     config = asdict(cfg) | asdict(cfg.step_counts)
     assert entry.settings == {name: config[name] for name in names_without(TrainConfig, WITHOUT_EFFECT)}, (
         f"{entry.recipe} or a default has changed: train it with three seeds, and record the losses with "
-        "tools/bench/reference_losses.py"
+        "lab/bench/reference_losses.py"
     )
     assert str(cfg.max_iters) in entry.losses and all(len(losses) == 3 for losses in entry.losses.values())
 
@@ -76,12 +75,3 @@ def test_a_run_of_a_recipe_is_compared_once(tiny, tmp_path, monkeypatch, capsys)
     assert lines(dropout=0.2) == lines(max_iters=13) == []
     SimulatedMachine(monkeypatch, lambda step: 0.5, lambda step: 0.1, trains=True)
     assert lines(minutes=0.5, seed=4) == []
-
-
-def test_runs_that_differ_in_more_than_the_seed_are_refused(tiny, tmp_path):
-    changes = [dict(seed=1, dropout=0.0, out_dir=str(tmp_path / "a")), dict(seed=2, out_dir=str(tmp_path / "b"))]
-    for change in changes:
-        train(tiny(max_iters=1, **change))
-    with pytest.raises(settings.UserError, match="only in their seeds"):
-        reference_losses.main(ReferenceConfig(runs=tuple(change["out_dir"] for change in changes)))
-    assert Path(reference.FILE).is_file()

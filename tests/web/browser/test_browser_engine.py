@@ -1,20 +1,16 @@
 """The browser engine compared with model.py, folio.decoding and folio.web.playground."""
 
-import io
 import itertools
 import math
 import random
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import sample
 from folio import UserError
 from folio.base import settings
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
@@ -29,10 +25,6 @@ from tests.support.engine import Engine, engine_in
 from tests.support.questions import entries_of, sample_lines
 from tests.support.tiny_tokenizers import bpe
 from tests.support.tolerances import largest_logit, logits_error, rounding_error, within
-from tests.support.viewers import CHROMIUM
-from tests.support.waiting import in_thread
-from tools.bench import html_file as bench_html
-from tools.bench.html_file import HtmlBenchConfig, Size
 
 SCRIPTS = ("sampling.js", "gpt.js", "tokenizers.js", "questions.js", "playground.js", "host.js")
 MODES = pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
@@ -375,29 +367,3 @@ def test_tokenizing_does_not_wait_for_traces_or_stopped_texts(kind, engine):
     answer = run_host(engine, script, kind=kind)
     assert answer["slices"] < 1000
     assert answer["ended"] == ["tokens", "long"] if kind == "ask" else set(answer["ended"]) == {"tokens", "long"}
-
-
-# --- the benchmark ----------------------------------------------------------------------------------------------------
-
-
-def run_sample(command: list[str], **_: Any) -> SimpleNamespace:
-    """Takes the place of subprocess.run: `python sample.py` in this process, which has already imported torch."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        sample.main(settings.load(sample.SampleConfig, command[2:]))
-    return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
-    """The benchmark fails if the texts differ."""
-    shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
-    monkeypatch.setattr(bench_html, "MODELS", {"tiny": Size(shape, 0.3)})
-    monkeypatch.setattr(bench_html, "subprocess", SimpleNamespace(run=run_sample))
-    in_thread(bench_html.main, HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM))
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
-    _, sample_speed, file_speed, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))
-    speeds = [float(number.replace(",", "")) for number in (file_speed, sample_speed)]
-    assert float(ratio.split()[0]) == pytest.approx(speeds[0] / speeds[1], rel=0.01, abs=0.006)
-    assert bar == "0.5" and float(first_token) > 0 and most == "0.3"

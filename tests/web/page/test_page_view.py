@@ -4,18 +4,13 @@ import csv
 import io
 import math
 import re
-import shutil
 import struct
 import xml.etree.ElementTree
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
 import torch
 
-from folio import UserError
-from folio.base import settings
 from folio.decoding.sampling import Sampling, next_token_probabilities
 from folio.experiments.static_page import BASE_STYLE
 from folio.web.viewer import PAGE
@@ -25,9 +20,6 @@ from tests.support.tolerances import rounding_error
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import Place, Viewer, checks, serving
 from tests.support.waiting import wait_until
-from tools.bench import viewer as bench_view
-from tools.bench.viewer import ViewBenchConfig
-from tools.view import ViewConfig
 
 
 def losses(model: GPT, viewer: Viewer) -> list[float]:
@@ -633,37 +625,6 @@ def test_gpt2_size_with_a_full_context(new_viewer, serve, seed):
         viewer.press("[" if head < 7 else "]")
     heap = viewer.page.context.new_cdp_session(viewer.page).send("Runtime.getHeapUsage")
     assert heap["usedSize"] + heap.get("backingStorageSize", 0) < 300e6
-
-
-# --- the benchmark ----------------------------------------------------------------------------------------------------
-
-
-def test_the_benchmark_measures_everything(browser, monkeypatch, capsys):
-    @contextmanager
-    def serve_here(tool: str, run: str, *options: str) -> Iterator[tuple[int, str]]:
-        settings.load(ViewConfig, [run, *options])
-        with serving([run]) as served:
-            yield 0, served.url
-
-    shape = dict(block_size=24, vocab_size=257, n_layer=2, n_head=3, n_embd=12)
-    changed = {"MODELS": {"tiny": shape}, "SHORT": 8, "HOVER_TOKENS": 16, "running_server": serve_here}
-    for name, value in {**changed, "headless_chromium": lambda program: nullcontext(browser)}.items():
-        monkeypatch.setattr(bench_view, name, value)
-    bench_view.main(ViewBenchConfig(models="tiny", repeats=1))
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("|")}
-    for name, bar in {
-        "page usable": "1 s", "trace of 24 tokens": "4 s", "another head at T = 24": "0.2 s",
-        "hovering at T = 24: and layout": "", "JavaScript memory after 4 heads": "300 MB",
-    }.items():  # fmt: skip
-        median, worst, at_most = (cell.strip() for cell in rows[name])
-        assert 0 < float(median.split()[0]) <= float(worst.split()[0]) and at_most == bar, name
-
-
-def test_the_benchmark_needs_a_browser(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match=r"chromium and google-chrome were not found.*--browser="):
-        bench_view.main(ViewBenchConfig())
 
 
 def test_the_minified_style_sheet_has_the_same_rules(char_viewer):

@@ -1,7 +1,7 @@
-// Measures llama.cpp's generation speed on a CPU, for tools/bench/sampling.py --llama=FOLDER.
+// Measures llama.cpp's generation speed on a CPU, for lab/bench/sampling.py --llama=FOLDER.
 //
 //   npm install --prefix FOLDER node-llama-cpp
-//   node tools/bench/llama.mjs FOLDER model.gguf --threads=1 --rows=10 --prompt=464,2068 --tokens=64 --temperature=0
+//   node lab/bench/llama.mjs FOLDER model.gguf --threads=1 --rows=10 --prompt=464,2068 --tokens=64 --temperature=0
 //
 // Prints one line of JSON: the seconds from the prompt to the first tokens ("first") and to the last ones ("seconds"),
 // the seconds in llama_decode ("decode"), and the ids of the first row ("ids"). Dispatching to node's threads adds

@@ -1,7 +1,7 @@
 """Measure the viewer in headless Chromium: page load, traces, changing heads, hovering, and memory.
 
-    python tools/bench/viewer.py                             a small model, and random weights of GPT-2's 124M shape
-    python tools/bench/viewer.py --models="char 0.8M" --repeats=10
+    python lab/bench/viewer.py                             a small model, and random weights of GPT-2's 124M shape
+    python lab/bench/viewer.py --models="char 0.8M" --repeats=10
 
 The models have random weights. Requires Chromium, and playwright from requirements-dev.txt. Measure on a quiet machine.
 Page load is measured from outside the page, and everything else inside: from a question, a change, or an event.
@@ -26,8 +26,7 @@ from folio.checkpoints import checkpoint  # noqa: E402
 from folio.data.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
 from folio.training.guard import StepGuard  # noqa: E402
 from folio.training.planning.resolve import versions  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
-from tools.bench.timing import (  # noqa: E402
+from lab.bench.timing import (  # noqa: E402
     BenchConfig,
     busy_processes,
     describe_device,
@@ -36,6 +35,7 @@ from tools.bench.timing import (  # noqa: E402
     running_server,
     unknown_names,
 )
+from model import GPT, GPTConfig  # noqa: E402
 
 MODELS = {  # name -> arguments of GPTConfig
     "char 0.8M": dict(block_size=256, vocab_size=257, n_layer=4, n_head=4, n_embd=128, bias=False),

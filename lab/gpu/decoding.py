@@ -15,10 +15,10 @@ from folio.decoding.torch_decoder import CUDAGraphDecoder, TorchDecoder
 from folio.machine.memory import format_bytes
 from folio.machine.runtime import resolve_runtime
 from folio.web.engine import Engine
+from lab.gpu.correctness import small_model
+from lab.gpu.part import Part, name_of, supported_dtypes
+from lab.gpu.speed import GPT2, SMALL_GPT2, copy_rate
 from model import GPT, POSITIONS
-from tools.gpu.correctness import small_model
-from tools.gpu.part import Part, name_of, supported_dtypes
-from tools.gpu.speed import GPT2, SMALL_GPT2, copy_rate
 
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),

@@ -23,8 +23,7 @@ from folio.data.find_data import find_datasets
 from folio.training import setup
 from folio.training.run_log import read_lines
 from folio.training.state import TrainState
-from tools import verify_resume
-from tools.gpu.part import (
+from lab.gpu.part import (
     TINY_RUN,
     Part,
     Skip,
@@ -38,6 +37,7 @@ from tools.gpu.part import (
     supported_dtypes,
     tiny_run,
 )
+from tools import verify_resume
 
 # --- 3 control --------------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def check_control(part: Part) -> None:
 
 def check_run(part: Part, mode: bool | str, dtype: str) -> None:
     out_dir, what, failures = part.folder / f"run-{mode}-{dtype}", f"compile={mode}, {dtype}", part.failures
-    code = "import sys; from tools.gpu import runs; runs.train_watched(sys.argv[1:])"
+    code = "import sys; from lab.gpu import runs; runs.train_watched(sys.argv[1:])"
     run_python("-c", code, *tiny_run(part, out_dir.name, compile=mode, dtype=dtype))
     counts, losses = read_json(out_dir / "compiler.json"), logged(out_dir, "loss")
     first, last = statistics.mean(losses[:5]), statistics.mean(losses[-5:])

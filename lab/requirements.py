@@ -1,7 +1,7 @@
 """Write the requirements files from the packages in pyproject.toml. Needs Python 3.11.
 
-python tools/requirements.py
-python tools/requirements.py --check=True    changes nothing, and fails if a file differs
+python lab/requirements.py
+python lab/requirements.py --check=True    changes nothing, and fails if a file differs
 """
 
 import re
@@ -22,7 +22,7 @@ class RequirementsConfig(Settings):
     check: bool = False  # True: change nothing, and fail if a file differs
 
 
-HEADER = "# Written by tools/requirements.py from pyproject.toml."
+HEADER = "# Written by lab/requirements.py from pyproject.toml."
 
 
 def requirements_files(project: dict[str, Any]) -> dict[str, str]:
@@ -46,7 +46,7 @@ def main(cfg: RequirementsConfig) -> None:
         if path.exists() and path.read_text(encoding="utf-8") == content:
             continue
         if cfg.check:
-            raise UserError(f"{name} differs from pyproject.toml: run python tools/requirements.py")
+            raise UserError(f"{name} differs from pyproject.toml: run python lab/requirements.py")
         path.write_text(content, encoding="utf-8")
         print(name)
 

@@ -1,7 +1,7 @@
 """A plain training loop with transformers' GPT-2 or with JAX, to which training.py compares Folio.
 
-    python tools/bench/training_peers.py transformers --n_layer=3 --n_head=4 --n_embd=128 --block_size=128
-    python tools/bench/training_peers.py jax --dtype=bfloat16        after pip install jax optax
+    python lab/bench/training_peers.py transformers --n_layer=3 --n_head=4 --n_embd=128 --block_size=128
+    python lab/bench/training_peers.py jax --dtype=bfloat16        after pip install jax optax
 
 Each step has a batch of random tokens, the mean loss, clipped gradients, and AdamW. Each line is the time of a step.
 

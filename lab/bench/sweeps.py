@@ -1,7 +1,7 @@
 """Measure the false positive rate and the power of a sweep's significance test.
 
     python tools/sweep.py config/shakespeare_char.py learning_rate=8e-3,6e-3 --max_iters=100 --seeds=600 --out_dir=many
-    python tools/bench/sweeps.py many
+    python lab/bench/sweeps.py many
 
 The runs of a sweep with many seeds are divided into disjoint comparisons. Identical settings: all runs of a comparison
 have the same settings, and each "setting" is a group of runs with different seeds. Different settings: the sweep's
@@ -31,7 +31,7 @@ class SweepBenchConfig(Settings):
     def problems(self) -> list[tuple[str, str]]:
         """Require one folder with results."""
         if len(self.sweep) != 1:
-            return [("sweep", "name the folder of one sweep, as in python tools/bench/sweeps.py many")]
+            return [("sweep", "name the folder of one sweep, as in python lab/bench/sweeps.py many")]
         return [] if Path(self.sweep[0], "results.json").is_file() else [("sweep", "it has no results.json")]
 
 

@@ -1,8 +1,8 @@
 """Measure tools/serve.py: throughput, latency, memory, and speed against llama.cpp.
 
-    python tools/bench/serving.py out-shakespeare-char                            all but llama.cpp
-    python tools/bench/serving.py out-shakespeare-char --what=load --clients=1,50,200
-    python tools/bench/serving.py --what=llama --llama=../llama --repeats=1
+    python lab/bench/serving.py out-shakespeare-char                            all but llama.cpp
+    python lab/bench/serving.py out-shakespeare-char --what=load --clients=1,50,200
+    python lab/bench/serving.py --what=llama --llama=../llama --repeats=1
 
 load: concurrent streaming clients, against batch sampling with the same batch size, alternating. memory: of the server,
 over thousands of requests. llama: random weights of GPT-2's 124M shape, against llama.cpp (npm install --prefix FOLDER
@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT))
 from folio.base.settings import NonNegativeInt, PositiveInt, comma_separated, run_script  # noqa: E402
 from folio.data.tokenizer import CharTokenizer  # noqa: E402
 from folio.decoding.language_model import GenerationConfig, MeasuredModel  # noqa: E402
-from tools.bench.baselines import llama_speed, write_llama_model  # noqa: E402
-from tools.bench.timing import (  # noqa: E402
+from lab.bench.baselines import llama_speed, write_llama_model  # noqa: E402
+from lab.bench.timing import (  # noqa: E402
     BenchConfig,
     alternate,
     busy_processes,
@@ -47,7 +47,7 @@ from tools.bench.timing import (  # noqa: E402
     running_server,
     unknown_names,
 )
-from tools.bench.viewer import write_run  # noqa: E402
+from lab.bench.viewer import write_run  # noqa: E402
 
 PARTS = ("load", "memory", "llama")
 LLAMA_SHAPE = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768)  # GPT-2 124M
@@ -84,7 +84,7 @@ class ServeBenchConfig(BenchConfig):
         ]
         parts = comma_separated(self.what)
         if len(self.run) != 1 and parts != ["llama"]:
-            problems.append(("run", "name one run, as in python tools/bench/serving.py out-shakespeare-char"))
+            problems.append(("run", "name one run, as in python lab/bench/serving.py out-shakespeare-char"))
         if "llama" in parts and self.llama is None:
             problems.append(("what", "llama needs --llama=FOLDER, an installation of node-llama-cpp"))
         return problems

@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -6,15 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.autograd import DeviceType
 
+import sample
 from folio import UserError
 from folio.base import settings
 from folio.base.settings import ROOT, ConfigError
@@ -25,33 +30,46 @@ from folio.data.prepare import PrepareConfig, prepare
 from folio.data.shards import open_dataset
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import LanguageModel
+from folio.training import reference
+from lab.bench import (
+    baselines,
+    duplicates,
+    html_file,
+    intervals,
+    planted_faults,
+    preparation,
+    reference_losses,
+    sampling,
+    serving,
+    sweeps,
+    training,
+    training_peers,
+    viewer,
+)
+from lab.bench.baselines import BaselineConfig
+from lab.bench.duplicates import DuplicatesBenchConfig
+from lab.bench.html_file import HtmlBenchConfig, Size
+from lab.bench.intervals import IntervalBenchConfig
+from lab.bench.planted_faults import FAULTS, Fault, FaultsBenchConfig
+from lab.bench.preparation import DataBenchConfig
+from lab.bench.reference_losses import ReferenceConfig
+from lab.bench.sampling import SampleBenchConfig
+from lab.bench.serving import Answer, ServeBenchConfig
+from lab.bench.sweeps import SweepBenchConfig
+from lab.bench.training import Evaluation, TrainBenchConfig
+from lab.bench.training_peers import PeerConfig
+from lab.bench.viewer import ViewBenchConfig
 from tests.support import processes
 from tests.support.decoding import random_model
 from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.tiny_tokenizers import bpe
 from tests.support.tolerances import binomial_range, logits_error, normal_limit, within
 from tests.support.viewed_models import save_random_run
+from tests.support.viewers import CHROMIUM
+from tests.support.viewers import serving as serving_viewer
 from tests.support.waiting import in_thread
-from tools.bench import (
-    baselines,
-    intervals,
-    planted_faults,
-    preparation,
-    sampling,
-    serving,
-    sweeps,
-    training,
-    training_peers,
-)
-from tools.bench.baselines import BaselineConfig
-from tools.bench.intervals import IntervalBenchConfig
-from tools.bench.planted_faults import FAULTS, Fault, FaultsBenchConfig
-from tools.bench.preparation import DataBenchConfig
-from tools.bench.sampling import SampleBenchConfig
-from tools.bench.serving import Answer, ServeBenchConfig
-from tools.bench.sweeps import SweepBenchConfig
-from tools.bench.training import Evaluation, TrainBenchConfig
-from tools.bench.training_peers import PeerConfig
+from tools.view import ViewConfig
+from train import train
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -73,12 +91,12 @@ def test_lists_are_comma_separated():
         (TrainBenchConfig, ["--parts=sped"], "'sped'.*speed, race, profile"),
         (TrainBenchConfig, ["--libraries=torch"], "'torch'.*transformers, jax"),
         (DataBenchConfig, ["nothing.txt"], "no such file"),
-        (DataBenchConfig, [], "text: .*tools/bench/preparation.py"),
-        (ServeBenchConfig, [], "run: .*tools/bench/serving.py"),
+        (DataBenchConfig, [], "text: .*lab/bench/preparation.py"),
+        (ServeBenchConfig, [], "run: .*lab/bench/serving.py"),
         (ServeBenchConfig, ["a", "--what=loads"], "'loads'.*load, memory, llama"),
         (ServeBenchConfig, ["--what=llama"], "--llama="),
         (FaultsBenchConfig, ["--only=rolback"], "no fault contains this text"),
-        (BaselineConfig, ["only_one"], "paths=only_one: .*tools/bench/baselines.py"),
+        (BaselineConfig, ["only_one"], "paths=only_one: .*lab/bench/baselines.py"),
     ],
 )
 def test_bad_settings_are_an_error_in_one_line(cls, arguments, remedy, monkeypatch):
@@ -174,7 +192,7 @@ def greedy(seed, request):
 
 
 @pytest.mark.needs("transformers", "gguf")
-@pytest.mark.architecture("tools/bench/baselines.py: transformers_model")
+@pytest.mark.architecture("lab/bench/baselines.py: transformers_model")
 @pytest.mark.parametrize("greedy", [True, False], indirect=True, ids=["bias", "no bias"])
 def test_all_methods_generate_the_same(greedy):
     """The benchmarks compare the same work."""
@@ -496,3 +514,87 @@ def test_planted_faults_are_caught_or_not(tmp_path, monkeypatch, capsys):
     assert [line[:10].strip() for line in lines] == ["caught", "not caught", "no result", "stale"]
     assert lines[0].endswith("(tests/test_few.py::test_twice)") and total.startswith("1 of 4 faults caught in ")
     assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in files} == files
+
+
+# --- reference losses -------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_refused(tiny, tmp_path):
+    changes = [dict(seed=1, dropout=0.0, out_dir=str(tmp_path / "a")), dict(seed=2, out_dir=str(tmp_path / "b"))]
+    for change in changes:
+        train(tiny(max_iters=1, **change))
+    with pytest.raises(UserError, match="only in their seeds"):
+        reference_losses.main(ReferenceConfig(runs=tuple(change["out_dir"] for change in changes)))
+    assert Path(reference.FILE).is_file()
+
+
+# --- duplicates -------------------------------------------------------------------------------------------------------
+
+
+def test_the_duplicates_benchmark(tmp_path, capsys, seed):
+    rng = random.Random(seed)
+    text = " ".join(f"w{int(rng.paretovariate(0.7))}" for _ in range(3000))  # frequencies as in a natural text
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    words = [str(tmp_path / "text.txt"), "--words=50", "--passages=20"]
+    duplicates.main(settings.load(DuplicatesBenchConfig, words))
+    out = capsys.readouterr().out
+    assert "| exact | 1.00 | 100.0% | 100.0% |" in out and "of 20 other passages are false positives" in out
+    with pytest.raises(UserError, match=r"60 passages of 50 words.* 2,000.*--passages"):
+        duplicates.main(settings.load(DuplicatesBenchConfig, words[:2]))
+
+
+# --- the HTML file ----------------------------------------------------------------------------------------------------
+
+
+def run_sample(command: list[str], **_: Any) -> SimpleNamespace:
+    """Takes the place of subprocess.run: `python sample.py` in this process, which has already imported torch."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        sample.main(settings.load(sample.SampleConfig, command[2:]))
+    return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_the_html_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
+    """The benchmark fails if the texts differ."""
+    shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
+    monkeypatch.setattr(html_file, "MODELS", {"tiny": Size(shape, 0.3)})
+    monkeypatch.setattr(html_file, "subprocess", SimpleNamespace(run=run_sample))
+    in_thread(html_file.main, HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM))
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
+    _, sample_speed, file_speed, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))
+    speeds = [float(number.replace(",", "")) for number in (file_speed, sample_speed)]
+    assert float(ratio.split()[0]) == pytest.approx(speeds[0] / speeds[1], rel=0.01, abs=0.006)
+    assert bar == "0.5" and float(first_token) > 0 and most == "0.3"
+
+
+# --- the viewer -------------------------------------------------------------------------------------------------------
+
+
+def test_the_viewer_benchmark_measures_everything(browser, monkeypatch, capsys):
+    @contextmanager
+    def serve_here(tool: str, run: str, *options: str) -> Iterator[tuple[int, str]]:
+        settings.load(ViewConfig, [run, *options])
+        with serving_viewer([run]) as served:
+            yield 0, served.url
+
+    shape = dict(block_size=24, vocab_size=257, n_layer=2, n_head=3, n_embd=12)
+    changed = {"MODELS": {"tiny": shape}, "SHORT": 8, "HOVER_TOKENS": 16, "running_server": serve_here}
+    for name, value in {**changed, "headless_chromium": lambda program: nullcontext(browser)}.items():
+        monkeypatch.setattr(viewer, name, value)
+    viewer.main(ViewBenchConfig(models="tiny", repeats=1))
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("|")}
+    for name, bar in {
+        "page usable": "1 s", "trace of 24 tokens": "4 s", "another head at T = 24": "0.2 s",
+        "hovering at T = 24: and layout": "", "JavaScript memory after 4 heads": "300 MB",
+    }.items():  # fmt: skip
+        median, worst, at_most = (cell.strip() for cell in rows[name])
+        assert 0 < float(median.split()[0]) <= float(worst.split()[0]) and at_most == bar, name
+
+
+def test_the_viewer_benchmark_needs_a_browser(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"chromium and google-chrome were not found.*--browser="):
+        viewer.main(ViewBenchConfig())

@@ -1,6 +1,6 @@
 """Baselines for the benchmarks: the methods of nanoGPT, transformers and llama.cpp.
 
-    python tools/bench/baselines.py documents.jsonl FOLDER    prepare a data set as nanoGPT does
+    python lab/bench/baselines.py documents.jsonl FOLDER    prepare a data set as nanoGPT does
 
 preparation.py starts this command as a separate process. The other baselines are functions: nanoGPT's batches,
 generation without a cache, transformers' GPT-2 and llama.cpp with Folio's weights, and the scripts of a nanoGPT
@@ -52,7 +52,7 @@ class BaselineConfig(Settings):
     def problems(self) -> list[tuple[str, str]]:
         """Require two paths."""
         if len(self.paths) != 2:
-            return [("paths", "give two, as in python tools/bench/baselines.py documents.jsonl FOLDER")]
+            return [("paths", "give two, as in python lab/bench/baselines.py documents.jsonl FOLDER")]
         return []
 
 
@@ -187,7 +187,7 @@ def write_llama_model(model: Any, path: Path, matrices: str) -> float:
 def run_llama(
     folder: Path, file: Path, threads: int, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> dict[str, Any]:
-    """Run tools/bench/llama.mjs, and return its output. folder: installation of node-llama-cpp. Raises UserError.
+    """Run lab/bench/llama.mjs, and return its output. folder: installation of node-llama-cpp. Raises UserError.
 
     It generates `count` tokens after each of `rows` copies of the prompt, but not beyond the model's last position.
     """

@@ -16,11 +16,11 @@ from folio.machine.kernels import adapt, describe_attention
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.planning.forecast import Memory, training_memory
+from lab.bench.baselines import copy_checkout
+from lab.bench.timing import time_calls, wait_for
+from lab.bench.training import largest_operations, make_step, matmul_rate, nanogpt_speed
+from lab.gpu.part import Part, name_of, supported_dtypes
 from model import GPT, GPTConfig
-from tools.bench.baselines import copy_checkout
-from tools.bench.timing import time_calls, wait_for
-from tools.bench.training import largest_operations, make_step, matmul_rate, nanogpt_speed
-from tools.gpu.part import Part, name_of, supported_dtypes
 
 # --- 1 hardware -------------------------------------------------------------------------------------------------------
 

@@ -19,14 +19,14 @@ from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
 from folio.machine.kernels import ChunkedCrossEntropy, choose_attention
 from folio.training.optim import Muon
+from lab.bench import training
+from lab.gpu import correctness, decoding, runs, speed
+from lab.gpu.part import Part, Skip
 from model import POSITIONS, AttentionKernel, GPTConfig, Mask
 from tests.support.repository import ROOT
 from tests.support.simulated_gpu import SimulatedGPU
 from tools import check_gpu, verify_resume
-from tools.bench import training
 from tools.check_gpu import CheckConfig, PartSpec, Report, main
-from tools.gpu import correctness, decoding, runs, speed
-from tools.gpu.part import Part, Skip
 from train import train
 
 

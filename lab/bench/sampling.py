@@ -1,8 +1,8 @@
 """Measure generation speed against baselines, alternating in one run.
 
-    python tools/bench/sampling.py --models="char 10.7M" --peer=../nanoGPT
-    python tools/bench/sampling.py --models="GPT-2 124M" --llama=../llama --temperature=0 --prompt_tokens=1000
-    python tools/bench/sampling.py --models="GPT-2 124M" --device=cuda --rows=1,64
+    python lab/bench/sampling.py --models="char 10.7M" --peer=../nanoGPT
+    python lab/bench/sampling.py --models="GPT-2 124M" --llama=../llama --temperature=0 --prompt_tokens=1000
+    python lab/bench/sampling.py --models="GPT-2 124M" --device=cuda --rows=1,64
 
 The models have random weights, which are the same for Folio, transformers' `generate`, and the baseline: one text after
 another, without a cache. With --peer, a checkout of nanoGPT, the baseline is nanoGPT's `generate`. With --llama, a
@@ -29,9 +29,8 @@ sys.path.insert(0, str(ROOT))
 from folio.base.settings import NonNegativeFloat, NonNegativeInt, comma_separated, run_script  # noqa: E402
 from folio.data.tokenizer import CharTokenizer  # noqa: E402
 from folio.decoding.language_model import GenerationConfig, LanguageModel  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
-from tools.bench import baselines  # noqa: E402
-from tools.bench.timing import (  # noqa: E402
+from lab.bench import baselines  # noqa: E402
+from lab.bench.timing import (  # noqa: E402
     BenchConfig,
     alternate,
     busy_processes,
@@ -43,6 +42,7 @@ from tools.bench.timing import (  # noqa: E402
     time_calls,
     unknown_names,
 )
+from model import GPT, GPTConfig  # noqa: E402
 
 MODELS = {  # name -> (arguments of GPTConfig, tokens to generate)
     "char 0.8M": (dict(block_size=64, vocab_size=65, n_layer=4, n_head=4, n_embd=128, bias=False), 400),
@@ -182,7 +182,7 @@ def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_
 def generate_folio(
     model: LanguageModel, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> list[list[int]]:
-    """Generate with Folio, like the methods of tools/bench/baselines.py."""
+    """Generate with Folio, like the methods of lab/bench/baselines.py."""
     config = GenerationConfig(max_new_tokens=count, temperature=temperature, top_k=baselines.TOP_K)
     (batch,) = model.batches([(prompt, sample) for sample in range(rows)], config.replace(batch_size=rows))
     steps = [step.tokens for step in batch.steps]

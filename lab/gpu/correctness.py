@@ -28,8 +28,8 @@ from torch import Tensor
 from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss, pad_vocabulary
 from folio.machine.runtime import Runtime
 from folio.training.optim import LearningRates, make_optimizer, state_tensors, update
+from lab.gpu.part import Part, can_compile, compiler_counters, name_of, quick_compiler, supported_dtypes
 from model import GPT, POSITIONS, GPTConfig
-from tools.gpu.part import Part, can_compile, compiler_counters, name_of, quick_compiler, supported_dtypes
 
 B, T, V = 5, 64, 500
 CHUNK = 100 * V  # logits per chunk: at most 128 of the 320 tokens

@@ -1,7 +1,7 @@
 """Measure training against nanoGPT: the commands of both, alternating in one run.
 
-    python tools/bench/training.py --peer=../nanoGPT
-    python tools/bench/training.py --peer=../nanoGPT --parts=speed --models="GPT-2 124M" --device=cuda
+    python lab/bench/training.py --peer=../nanoGPT
+    python lab/bench/training.py --peer=../nanoGPT --parts=speed --models="GPT-2 124M" --device=cuda
 
 speed:   tokens per second on the same model and batch, alternating; with --libraries=transformers,jax also of the plain
          loops in training_peers.py.
@@ -45,15 +45,14 @@ from folio.machine.kernels import adapt, pad_vocabulary  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.optim import make_optimizer  # noqa: E402
 from folio.training.setup import make_loss  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
-from tools.bench import training_peers  # noqa: E402
-from tools.bench.baselines import (  # noqa: E402
+from lab.bench import training_peers  # noqa: E402
+from lab.bench.baselines import (  # noqa: E402
     NANOGPT_A100_LOSS,
     NANOGPT_CPU_LOSS,
     NANOGPT_CPU_RECIPE,
     copy_checkout,
 )
-from tools.bench.timing import (  # noqa: E402
+from lab.bench.timing import (  # noqa: E402
     BenchConfig,
     alternate,
     busy_processes,
@@ -66,6 +65,7 @@ from tools.bench.timing import (  # noqa: E402
     unknown_names,
     wait_for,
 )
+from model import GPT, GPTConfig  # noqa: E402
 
 MODELS = {  # name -> (data set, settings of both programs); other settings are from their config files
     "char 0.6M": (  # the model of config/shakespeare_char.py

@@ -1,7 +1,7 @@
 """Write the generated parts of the documentation: tables of settings, and the line numbers of references to code.
 
-    python tools/docs.py                 after changing a setting, or moving code that the pages refer to
-    python tools/docs.py --check=True    changes nothing, and fails if a page differs
+    python lab/docs.py                 after changing a setting, or moving code that the pages refer to
+    python lab/docs.py --check=True    changes nothing, and fails if a page differs
 
 A table stands between <!-- settings: SCRIPT NAME ... --> and <!-- end -->; without names, it has all settings of the
 script's own class. A reference is `NAME` ([PATH:LINE](LINK)), where NAME is defined in the file PATH, as train_step or
@@ -38,14 +38,14 @@ def main(cfg: DocsConfig) -> None:
         if (updated := update(content, name)) == content:
             continue
         if cfg.check:
-            raise UserError(f"{name} differs from the code that it describes: run python tools/docs.py")
+            raise UserError(f"{name} differs from the code that it describes: run python lab/docs.py")
         page.write_text(updated, encoding="utf-8")
         print(name)
 
 
 def pages() -> list[Path]:
     """The Markdown files of the repository."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), ROOT / "lab" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def update(content: str, page: Path) -> str:

@@ -1,8 +1,8 @@
 """Measure generation of an HTML file in headless Chromium against sample.py, alternating in one run.
 
-    python tools/bench/html_file.py                      random weights of three sizes
-    python tools/bench/html_file.py out-shakespeare-char  a run
-    python tools/bench/html_file.py model.html           a file from tools/export.py, without sample.py
+    python lab/bench/html_file.py                      random weights of three sizes
+    python lab/bench/html_file.py out-shakespeare-char  a run
+    python lab/bench/html_file.py model.html           a file from tools/export.py, without sample.py
 
 Tokens per second are for one text with the default settings of sample.py, far beyond the context. Both must generate
 the same text, because the weights are stored as float32. The time to the first token includes opening the file, in
@@ -28,8 +28,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base.settings import PositiveInt, comma_separated, run_script  # noqa: E402
 from folio.data.tokenizer import CharTokenizer  # noqa: E402
-from tools import export  # noqa: E402
-from tools.bench.timing import (  # noqa: E402
+from lab.bench.timing import (  # noqa: E402
     BenchConfig,
     alternate,
     busy_processes,
@@ -40,7 +39,8 @@ from tools.bench.timing import (  # noqa: E402
     print_table,
     unknown_names,
 )
-from tools.bench.viewer import write_run  # noqa: E402
+from lab.bench.viewer import write_run  # noqa: E402
+from tools import export  # noqa: E402
 from tools.export import ExportConfig  # noqa: E402
 
 

@@ -1,7 +1,7 @@
 """Measure data preparation and batch loading against nanoGPT's methods, alternating in one run.
 
-    python tools/bench/preparation.py enwik8 --split_on="  <page>"
-    python tools/bench/preparation.py novel.txt --split_on="\\n\\n" --repeats=5
+    python lab/bench/preparation.py enwik8 --split_on="  <page>"
+    python lab/bench/preparation.py novel.txt --split_on="\\n\\n" --repeats=5
 
 Both methods tokenize the same JSON lines with GPT-2's BPE. The baseline runs `datasets.map` over `encode_ordinary` with
 one process per core, stores ids as lists, and copies them into one memmap. For each batch, it opens the memmap and
@@ -37,9 +37,9 @@ from folio.base.workers import child_options, cores  # noqa: E402
 from folio.data.shards import open_dataset  # noqa: E402
 from folio.data.tokenizer import gpt2_tokenizer  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
-from tools.bench import baselines  # noqa: E402
-from tools.bench.baselines import memmap_batch  # noqa: E402
-from tools.bench.timing import alternate, format_median, format_ratios, print_table, time_calls  # noqa: E402
+from lab.bench import baselines  # noqa: E402
+from lab.bench.baselines import memmap_batch  # noqa: E402
+from lab.bench.timing import alternate, format_median, format_ratios, print_table, time_calls  # noqa: E402
 
 MB = 1_000_000
 
@@ -55,7 +55,7 @@ class DataBenchConfig(Settings):
     def problems(self) -> list[tuple[str, str]]:
         """Require one existing text file."""
         if len(self.text) != 1:
-            return [("text", "name one text file, as in python tools/bench/preparation.py novel.txt")]
+            return [("text", "name one text file, as in python lab/bench/preparation.py novel.txt")]
         return [] if Path(self.text[0]).is_file() else [("text", "no such file")]
 
 

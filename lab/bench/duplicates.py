@@ -1,7 +1,7 @@
 """Measure the recall of near-duplicate detection on modified copies of passages of your text.
 
-    python tools/bench/duplicates.py speeches/ --words=300
-    python tools/bench/duplicates.py pages.jsonl --passages=500
+    python lab/bench/duplicates.py speeches/ --words=300
+    python lab/bench/duplicates.py pages.jsonl --passages=500
 
 The documents are passages of consecutive words. Copies are exact, have a fraction of their words replaced by random
 words of the text, or are truncated. Other passages of the text have no near duplicate, unless the text repeats itself.
@@ -29,7 +29,7 @@ from folio.data.blocks import iterate_texts  # noqa: E402
 from folio.data.corpus import Corpus  # noqa: E402
 from folio.data.inputs import find_sources  # noqa: E402
 from folio.data.leakage import SHINGLE, SIMILARITY, compute_signatures, find_similar  # noqa: E402
-from tools.bench.timing import print_table  # noqa: E402
+from lab.bench.timing import print_table  # noqa: E402
 
 STRICT = 0.8  # threshold of Lee et al. 2021, for comparison
 REPLACED_FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.3)  # of the words

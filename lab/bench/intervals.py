@@ -1,7 +1,7 @@
 """Measure how often the 95 % intervals of tools/evaluate.py contain the true loss, on simulated texts.
 
-    python tools/bench/intervals.py
-    python tools/bench/intervals.py --spread=0.1 --texts=1000
+    python lab/bench/intervals.py
+    python lab/bench/intervals.py --spread=0.1 --texts=1000
 
 The lengths of the documents of a text are lognormal: the standard deviation of the logarithm is `sigma`, and the median
 is 1,000 tokens. The mean loss of a document is normal, and its standard deviation is `spread`; the correlation of the

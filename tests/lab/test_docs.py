@@ -1,4 +1,4 @@
-"""tools/docs.py: tables of settings, and the line numbers of references to code."""
+"""lab/docs.py: tables of settings, and the line numbers of references to code."""
 
 import inspect
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from folio import UserError
 from folio.base.settings import help_text, setting_names
+from lab import docs
 from model import GPT
-from tools import docs
 from train import TrainConfig
 
 PAGE = Path("docs/page.md")
@@ -19,7 +19,7 @@ def test_the_pages_are_up_to_date():
     stale = [
         page for page in docs.pages() if docs.update(page.read_text(encoding="utf-8"), page) != page.read_text("utf-8")
     ]
-    assert not stale, "run python tools/docs.py"
+    assert not stale, "run python lab/docs.py"
 
 
 def test_a_table_has_the_settings_of_the_help():

@@ -1,7 +1,7 @@
 """Record the losses of a recipe's runs with several seeds, to which train.py compares other runs of the recipe.
 
     python train.py config/shakespeare_char.py --seed=1 --out_dir=out-1       and so on
-    python tools/bench/reference_losses.py out-1 out-2 out-3 --recipe=config/shakespeare_char.py
+    python lab/bench/reference_losses.py out-1 out-2 out-3 --recipe=config/shakespeare_char.py
 
 Writes the validation losses after each evaluation to folio/training/reference_losses.json.
 """
@@ -29,7 +29,7 @@ class ReferenceConfig(Settings):
 
     def problems(self) -> list[tuple[str, str]]:
         """Require two runs."""
-        example = "python tools/bench/reference_losses.py out-1 out-2 out-3 --recipe=config/shakespeare_char.py"
+        example = "python lab/bench/reference_losses.py out-1 out-2 out-3 --recipe=config/shakespeare_char.py"
         return [] if len(self.runs) > 1 else [("runs", f"name two or more runs, as in {example}")]
 
 

@@ -1,7 +1,7 @@
 """Plant one-line faults in a copy of the repository, and run the tests of each one's module, which must fail.
 
-    python tools/bench/planted_faults.py
-    python tools/bench/planted_faults.py --only=rollback
+    python lab/bench/planted_faults.py
+    python lab/bench/planted_faults.py --only=rollback
 
 A fault replaces a part of a line that occurs once in its file; if it no longer does, the fault is stale. The tests are
 those of the module, up to the first failure. A fault that no test catches is a hole in the suite: add the test. The
