@@ -5,10 +5,10 @@
     python tools/sweep.py config/shakespeare_char.py n_layer=2,3,4 --tokens=2e6 --seeds=5 --jobs=4
     python tools/sweep.py config/mine.py lr_schedule=cosine,wsd --out_dir=/shared/sweep   on each machine
 
-Each combination of settings is a trial, which is trained with every seed. Lists of values form a grid; processes and
-machines that run the same command in the same folder share its runs. With --trials, optuna searches lists and ranges,
-and prunes trials by their first run. Any setting of train.py can be varied, or set for all trials as --name=value. Each
-run of train.py has its own folder, such as OUT_DIR/trial-000-seed-1337.
+Each combination of settings is a trial, which is trained with every seed. Lists of values form a grid. With --trials,
+optuna searches lists and ranges, and prunes trials by their first run. Any setting of train.py can be varied, or set
+for all trials as --name=value. Each run of train.py has its own folder, such as OUT_DIR/trial-000-seed-1337. Processes
+and machines that run the same command in the same folder share its runs.
 
 Ctrl-C, SIGTERM or closing the terminal stops the runs at a checkpoint; the same command resumes them, and adds runs
 with more --seeds or --trials. At the end, a table shows the mean and the 95 % interval of each trial over its seeds,
@@ -17,7 +17,7 @@ and its difference from the best. OUT_DIR/sweep.html shows the curves, and resul
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +37,7 @@ from folio.experiments.sweep.outcome import TrialSource  # noqa: E402
 from folio.experiments.sweep.results import as_json, format_table, notes, summarize  # noqa: E402
 from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
 from folio.experiments.sweep.runner import Runner  # noqa: E402
-from folio.experiments.sweep.sweep_folder import (  # noqa: E402
-    checked_definition,
-    copy_config_files,
-    report_write_errors,
-    reserve_folder,
-)
+from folio.experiments.sweep.sweep_folder import checked_definition, copy_config_files, report_write_errors  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 
@@ -58,8 +53,7 @@ class SweepConfig(Settings):
     # --- machines and output ---
     out_dir: NonEmptyStr | None = None  # folder of the sweep; None: sweep-NAME, after the config file
     jobs: PositiveInt | None = None  # number of concurrent runs; None: one per GPU, or 1 without GPUs
-    storage: NonEmptyStr | None = None  # database to share a search among machines; None: OUT_DIR/study.db
-    grace_period: PositiveInt = 120  # seconds without a heartbeat after which a worker is considered dead (--storage)
+    storage: NonEmptyStr | None = None  # database of a search on machines without a shared folder; None: in OUT_DIR
 
 
 def main(argv: list[str]) -> None:
@@ -69,8 +63,7 @@ def main(argv: list[str]) -> None:
     cfg, sweep = parse_sweep(SweepConfig, TrainConfig, argv)
     if sweep.is_search:
         require("--trials", "optuna", "sqlalchemy")
-    is_shared = bool(cfg.storage) or not sweep.is_search
-    with reserve_folder(sweep.out_dir, is_shared), open_trials(cfg, sweep) as trials:
+    with open_trials(cfg, sweep) as trials:
         runner = Runner(copy_config_files(sweep), trials, cfg.jobs)
         stopped = runner.run()
         states = {outcome.state for outcome in trials.outcomes()}
@@ -85,32 +78,17 @@ def main(argv: list[str]) -> None:
 
 @contextmanager
 def open_trials(cfg: SweepConfig, sweep: Sweep) -> Iterator[TrialSource]:
-    """Open the trials of a sweep. Raises UserError, also if the database of a search fails in the block."""
-    if not sweep.is_search:
+    """Open the trials of a sweep. Raises UserError, also if the storage of a search fails in the block."""
+    with ExitStack() as stack:
+        if sweep.is_search:
+            from folio.experiments.sweep.study import open_study, storage_errors
+
+            stack.enter_context(storage_errors())
         with checked_definition(sweep):
-            trials = FolderQueue(sweep)
+            trials = open_study(sweep, cfg.storage, cfg.prune) if sweep.is_search else FolderQueue(sweep)
             if cfg.retry_failed:
                 trials.retry_failed()
         yield trials
-        return
-    from folio.experiments.sweep.study import database_errors, open_storage, open_study, sqlite_url
-
-    url = cfg.storage or sqlite_url(sweep.out_dir / "study.db")
-    with database_errors():
-        with checked_definition(sweep):
-            study = open_study(
-                open_storage(url, cfg.grace_period if cfg.storage else None),
-                sweep.name,
-                sweep.definition,
-                sweep.space,
-                sweep.points,
-                sweep.seeds,
-                prune_after=sweep.evaluations // 3 if cfg.prune else None,
-                exclusive=cfg.storage is None,  # this process holds the lock of the folder
-            )
-            if cfg.retry_failed:
-                study.retry_failed()
-        yield study
 
 
 def show_results(sweep: Sweep, trials: TrialSource) -> None:

@@ -228,8 +228,8 @@ FAULTS = (
     # --- experiments ---
     Fault(
         "folio/experiments/sweep/folder_queue.py",
-        'if not self.take(trial, stack) or self.recorded(trial).state != "waiting":',
-        "if not self.take(trial, stack):",
+        'if not self.locks.take(trial.key, stack) or self.recorded(trial).state != "waiting":',
+        "if not self.locks.take(trial.key, stack):",
     ),
     Fault(
         "folio/experiments/selection.py",

@@ -23,7 +23,7 @@ from folio.experiments.sweep.trial import read_progress
 from prepare import text as prepare_text
 from tests.support import processes
 from tests.support.runs import assert_same_run, read_metrics
-from tests.support.sweeps import small_sweep
+from tests.support.sweeps import parse, small_sweep
 from tests.support.waiting import wait_until
 from tools import sweep
 from train import TrainConfig
@@ -128,8 +128,9 @@ def test_unpruned_trials_of_a_search_are_trained_with_all_seeds(arguments, in_pr
         (["--n_head=2,4"], "; write n_head=2,4 without --"),
         (["n_head=2,4", "--out_dir=latest"], "out_dir=latest.*choose another --out_dir"),
         (["n_head=2,4", "--trials=8", "--storage=nothing"], "storage=nothing.*postgresql://"),
-        (["n_head=2,4", "--trials=8", "--storage=postgresql://a:secret@localhost:1/b"], "storage=postgresql.*reached"),
-        (["n_head=2,4", "--storage=sqlite:///a"], "storage=sqlite:///a.*--out_dir"),
+        (["n_head=2,4", "--trials=8", "--storage=postgresql://a:secret@localhost:1/b"], "storage=postgresql.*repeat"),
+        (["n_head=2,4", "--trials=8", "--storage=sqlite:///a"], "storage=sqlite:///a.*--out_dir"),
+        (["n_head=2,4", "--storage=postgresql://a@localhost/b"], "storage=postgresql.*only a search.*--out_dir"),
         (["n_head=2,4", "--dataset=none_such"], "no such data set"),
     ],
 )
@@ -168,23 +169,10 @@ def test_a_folder_with_another_run_is_not_used_as_a_trials(arguments, in_process
     assert "failed" in (output := capsys.readouterr().out) and "another run; remove it" in output
 
 
-@pytest.mark.needs("optuna", "sqlalchemy", "scipy")
-def test_a_database_may_have_any_path_and_a_damaged_one_is_an_error(arguments, in_process, tmp_path):
-    """SQLAlchemy parsed "?" as the end of the path, so the sweeps of "a?b" and "a?c" shared the file "a"."""
-    folder = tmp_path / "a?b=%20#c d"
-    sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
-    assert (folder / "study.db").stat().st_size and not (tmp_path / "a").exists()
-    (folder / "study.db").write_text("this is not a database" * 100)
-    with pytest.raises(UserError, match="file is not a database; remove this file, or choose another --out_dir"):
-        sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
-
-
-def test_a_sweep_in_the_current_folder_has_the_folders_name(arguments, in_process, tmp_path, monkeypatch):
+def test_a_sweep_in_the_current_folder_has_the_folders_name(arguments, tmp_path, monkeypatch):
     """All sweeps with --out_dir=. had an empty name in a shared database."""
-    optuna = pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
-    sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, "--out_dir=."])
-    assert optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}") == [tmp_path.name]
+    assert parse(["n_layer=1", *arguments, "--out_dir=."])[1].name == tmp_path.name
 
 
 def test_shared_settings_may_be_invalid_without_the_varied_ones(arguments, in_process, tmp_path):
@@ -230,13 +218,16 @@ def test_a_command_with_fewer_seeds_or_trials_trains_only_these(arguments, in_pr
     assert [name for name, _ in in_process[1:]] == ["trial-001-seed-1337"]
 
 
-def start_sweep(words: list[str], output: Path, **env: str) -> processes.BaseProcess:
-    return processes.start([ROOT / "tools" / "sweep.py", *words], [os.devnull, output, output], daemon=False, **env)
+def start_sweep(words: list[str], output: Path, script=ROOT / "tools" / "sweep.py", **env) -> processes.BaseProcess:
+    return processes.start([script, *words], [os.devnull, output, output], daemon=False, **env)
 
 
-def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_a_checkpoint(arguments, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["grid", pytest.param("search", marks=pytest.mark.needs("optuna", "sqlalchemy"))])
+def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_a_checkpoint(kind, arguments, tmp_path, monkeypatch):
     """The trial of both processes ends with the same weights as one that is stopped once. It is never finished."""
     words = ["n_layer=1", "--seeds=1", *arguments, "--max_iters=100_000", "--eval_interval=50_000"]
+    run_options = words[2:]
+    words += ["--trials=1"] if kind == "search" else []
     folder, output = tmp_path / "sweep" / "trial-000-seed-1337", tmp_path / "second"
     first = start_sweep(words, tmp_path / "first")
     wait_until(lambda: first.exitcode is not None or (folder / "trial.json").exists())
@@ -266,7 +257,7 @@ def test_a_process_resumes_a_killed_ones_trial_and_ctrl_c_stops_at_a_checkpoint(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(train, "train_step", step_and_stop)
-    train.train(settings.load(TrainConfig, [*words[2:], "--seed=1337", f"--out_dir={tmp_path / 'once'}"]))
+    train.train(settings.load(TrainConfig, [*run_options, "--seed=1337", f"--out_dir={tmp_path / 'once'}"]))
     assert_same_run(str(folder), str(tmp_path / "once"))
 
 
@@ -320,15 +311,28 @@ def postgres(folder: Path):
             server.wait(30)
 
 
+WITH_FAST_HEARTBEATS = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from folio.base.settings import run_script
+from folio.experiments.sweep import study
+from tools.sweep import main
+study.HEARTBEAT_SECONDS = 2
+run_script(main, needs_output=False)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not POSTGRES, reason="needs PostgreSQL: apt install postgresql")
 def test_two_workers_share_a_database_and_one_resumes_the_killed_ones_trial(arguments, tmp_path):
     with postgres(tmp_path / "postgres") as url:
         words = ["learning_rate=1e-3..3e-3", "--trials=2", "--seeds=2", *arguments, "--max_iters=6000"]
-        words += ["--eval_interval=1000", f"--storage={url}", "--grace_period=4", "--save_interval_minutes=0.02"]
-        first, second = (start_sweep(words, tmp_path / name, OMP_NUM_THREADS="1") for name in ("first", "second"))
+        words += ["--eval_interval=1000", f"--storage={url}", "--save_interval_minutes=0.02"]
+        script = tmp_path / "fast_sweep.py"
+        script.write_text(WITH_FAST_HEARTBEATS)
+        first, second = (start_sweep(words, tmp_path / name, script, OMP_NUM_THREADS="1") for name in ("1st", "2nd"))
         folders = [tmp_path / "sweep" / f"trial-{point:03d}-seed-1337" for point in range(2)]
-        wait_until(lambda: all(list(folder.glob("step-*")) for folder in folders), seconds=300)
+        wait_until(lambda: first.exitcode or all(list(folder.glob("step-*")) for folder in folders), seconds=300)
         os.kill(first.pid, signal.SIGKILL)
         processes.wait(first)
         for child in training_processes(tmp_path / "sweep", except_parent=second.pid):

@@ -4,9 +4,11 @@ A point is one value for each varied setting. A trial is one run of train.py: a 
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 State = Literal["failed", "waiting", "running", "pruned", "finished"]
 
@@ -58,8 +60,10 @@ class Trial:
         return Outcome(self.point, self.seed, self.params, state, **fields)
 
 
-class TrialSource(Protocol):
-    """The trials of a sweep: a grid's FolderQueue, or a search's Study."""
+class TrialSource(ABC):
+    """The trials of a sweep, which processes and machines share: a grid's FolderQueue, or a search's Study."""
+
+    poll_seconds = 1.0  # between looks at the trials of other workers
 
     def run(
         self,
@@ -74,11 +78,37 @@ class TrialSource(Protocol):
         starts; an error sets it. after_trial: called after each trial, and regularly while waiting for other workers.
         """
 
+        def work() -> None:
+            try:
+                while not stopping.is_set():
+                    has_run = self.run_next(train)
+                    after_trial()
+                    if not has_run:
+                        if all(outcome.state not in ("waiting", "running") for outcome in self.outcomes()):
+                            return
+                        stopping.wait(self.poll_seconds)  # other threads or processes have taken the others
+            except BaseException:
+                stopping.set()  # for the other threads
+                raise
+
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(work) for _ in range(jobs - 1)]
+            work()
+            for future in futures:
+                future.result()
+
+    @abstractmethod
+    def run_next(self, train: Callable[[Trial], Outcome]) -> bool:
+        """Call `train` with the next waiting trial. Returns False if other threads or processes have taken them all."""
+
+    @abstractmethod
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of each trial, sorted by point and seed."""
 
+    @abstractmethod
     def retry_failed(self) -> None:
         """Requeue the failed trials."""
 
+    @abstractmethod
     def importances(self) -> dict[str, float]:
         """Return the importance of each setting in descending order; empty if unknown."""

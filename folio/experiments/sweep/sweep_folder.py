@@ -1,4 +1,4 @@
-"""The folder of a sweep: its lock, its definition, and copies of its config files."""
+"""The folder of a sweep: its definition, and copies of its config files."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,18 +13,6 @@ from folio.experiments.sweep.definition import Sweep
 from folio.training.out_dir import cannot_write
 
 OPENING_SECONDS = 60.0  # timeout for other processes that are opening the sweep
-
-
-@contextmanager
-def reserve_folder(out_dir: Path, is_shared: bool) -> Iterator[None]:
-    """Create the folder, and lock it during the block unless it is shared. Raises UserError."""
-    busy = f"another process is running the sweep in {out_dir}; wait for it, or choose another --out_dir"
-    with ExitStack() as stack:
-        with report_write_errors(out_dir):
-            out_dir.mkdir(parents=True, exist_ok=True)
-            if not is_shared:
-                stack.enter_context(locked(out_dir / ".sweep.lock", busy))
-        yield
 
 
 @contextmanager

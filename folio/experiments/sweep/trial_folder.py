@@ -1,19 +1,52 @@
-"""The folder of a trial: its description, the machine that ran it, and whether it finished or failed."""
+"""The folder of a trial: its lock, its description, the machine that ran it, and whether it finished or failed."""
 
 import socket
-from contextlib import suppress
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from folio import UserError
-from folio.base.files import read_json, write_json
+from folio.base.files import is_locked, locked, read_json, write_json
 from folio.checkpoints import run_folder
 from folio.experiments.runs import Run
+from folio.experiments.sweep.definition import Sweep
 from folio.experiments.sweep.outcome import TrialFailed
+from folio.experiments.sweep.sweep_folder import report_write_errors
 
-LOCK = ".trial.lock"  # held by the sweep process that runs a grid's trial; train.py holds .lock
+LOCK = ".trial.lock"  # held by the sweep process that runs the trial; train.py holds .lock
 DESCRIPTION = "trial.json"
 FAILURE = "failed.json"
+
+
+class TrialLocks:
+    """The locks of a sweep's trials, by point and seed, each held by the process that runs the trial.
+
+    If a process is killed, the operating system releases its locks.
+    """
+
+    def __init__(self, sweep: Sweep):
+        self.sweep = sweep
+        self.taken: set[tuple[int, int]] = set()  # by threads of this process
+        self.lock = threading.Lock()  # protects `taken`
+
+    def is_taken(self, key: tuple[int, int]) -> bool:
+        """Return whether a thread or process holds the lock of a trial."""
+        return key in self.taken or bool(is_locked(self.sweep.folder(*key) / LOCK))
+
+    def take(self, key: tuple[int, int], stack: ExitStack) -> bool:
+        """Acquire the lock of a trial until the stack closes. Returns False if another thread or process holds it."""
+        with self.lock:  # needed for threads on a file system without locks
+            if key in self.taken:
+                return False
+            self.taken.add(key)
+        stack.callback(self.taken.discard, key)
+        with report_write_errors(self.sweep.out_dir):
+            try:
+                stack.enter_context(locked(self.sweep.folder(*key) / LOCK, "another process runs this trial"))
+            except UserError:
+                return False
+        return True
 
 
 def claim(folder: Path, description: dict[str, Any]) -> None:

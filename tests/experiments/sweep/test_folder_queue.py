@@ -11,7 +11,7 @@ import pytest
 
 from folio import UserError
 from folio.base.settings import ROOT
-from folio.experiments.sweep import folder_queue
+from folio.experiments.sweep import trial_folder
 from folio.experiments.sweep.folder_queue import FolderQueue
 from folio.experiments.sweep.outcome import Outcome, Trial
 from folio.experiments.sweep.trial_folder import LOCK, claim
@@ -23,7 +23,13 @@ from tests.support.sweeps import parse, run, run_with_two_workers, small_sweep
 def new_worker(data_dir, tmp_path):
     """Return a function that creates a worker of the same grid: two values with two seeds."""
     words = [word for word in small_sweep(data_dir, tmp_path / "sweep") if "n_layer" not in word]
-    return lambda *more: FolderQueue(parse(["n_layer=1,2", "--seeds=2", *words, *more])[1], poll_seconds=0.01)
+
+    def worker(*more: str) -> FolderQueue:
+        queue = FolderQueue(parse(["n_layer=1,2", "--seeds=2", *words, *more])[1])
+        queue.poll_seconds = 0.01
+        return queue
+
+    return worker
 
 
 KEYS = [(0, 1337), (1, 1337), (0, 1338), (1, 1338)]  # in the order of running
@@ -73,8 +79,8 @@ def test_two_workers_with_threads_run_each_trial_once(new_worker, jobs):
 
 @pytest.mark.parametrize("jobs", [2, 8])
 def test_threads_run_each_trial_once_without_locks_in_the_file_system(new_worker, jobs, monkeypatch):
-    monkeypatch.setattr(folder_queue, "locked", lambda path, busy: nullcontext())
-    monkeypatch.setattr(folder_queue, "is_locked", lambda path: None)
+    monkeypatch.setattr(trial_folder, "locked", lambda path, busy: nullcontext())
+    monkeypatch.setattr(trial_folder, "is_locked", lambda path: None)
     queue, started = new_worker("--seeds=8"), Counter()
 
     def train(trial: Trial) -> Outcome:

@@ -1,50 +1,77 @@
-"""The trials of a search in their database, without training."""
+"""The runs of a search in a journal or database, without training."""
 
 import itertools
 import sys
-import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 optuna = pytest.importorskip("optuna")
 
+from optuna.trial import TrialState
+
 from folio import UserError
+from folio.experiments.sweep.definition import Sweep
 from folio.experiments.sweep.outcome import Outcome, Trial
-from folio.experiments.sweep.space import Range, Values
-from folio.experiments.sweep.study import Study, database_errors, open_storage, open_study
-from tests.support.sweeps import run, run_with_two_workers
-
-SPACE = [Values("n_layer", (1, 2, 3))]
-POINTS = 3
-SEEDS = [5, 6]
+from folio.experiments.sweep.space import Values
+from folio.experiments.sweep.study import Study, open_database, open_study, storage_errors
+from folio.experiments.sweep.sweep_folder import checked_definition
+from tests.support.sweeps import parse, run, run_with_two_workers, small_sweep
 
 
-def new_worker(tmp_path, exclusive: bool = False, seed: int = 5, grace_period: int | None = None) -> Study:
-    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", grace_period)
-    return open_study(storage, "sweep", {"seed": seed}, SPACE, POINTS, SEEDS, prune_after=None, exclusive=exclusive)
+@pytest.fixture
+def new_worker(data_dir, tmp_path) -> Callable[..., Study]:
+    """Return a function that opens the same search in a folder: three points with two seeds, 5 and 6."""
+    words = ["--seed=5", *(word for word in small_sweep(data_dir, tmp_path / "sweep") if "n_layer" not in word)]
+
+    def worker(*more: str, space: str = "n_layer=1,2,3") -> Study:
+        _, sweep = parse([space, "--trials=3", "--seeds=2", *words, *more])
+        with checked_definition(sweep):
+            study = open_study(sweep, url=None, prune=False)
+        study.poll_seconds = 0.01
+        return study
+
+    return worker
 
 
 def finish(trial: Trial) -> Outcome:
     return trial.outcome("finished", loss=float(trial.params["n_layer"]))
 
 
+def states_of(study: Study) -> dict[tuple[int, int], str]:
+    return {(outcome.point, outcome.seed): outcome.state for outcome in study.outcomes()}
+
+
+ALL_FINISHED = dict.fromkeys(itertools.product(range(3), (5, 6)), "finished")
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_two_workers_run_each_trial_once(tmp_path, jobs, monkeypatch):
-    """With two threads and SQLite, optuna gave both the same trial."""
-    sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))  # while the other one trains
-    started, (first, second) = run_with_two_workers(
-        lambda: new_worker(tmp_path), lambda study, trial: finish(trial), jobs
-    )
-    assert started == {(point, seed): 1 for point in range(POINTS) for seed in SEEDS}
-    assert first == second  # both wait for the last trial
-    assert [(outcome.point, outcome.seed) for outcome in first] == sorted(started)
-    assert {outcome.state for outcome in first} == {"finished"}
+def test_two_workers_in_a_folder_run_each_trial_once(new_worker, jobs):
+    """Only one process could run a search without a database."""
+    started, outcomes = run_with_two_workers(new_worker, lambda study, trial: finish(trial), jobs)
+    assert started == dict.fromkeys(ALL_FINISHED, 1)
+    assert outcomes[0] == outcomes[1]  # both wait for the last trial
+    assert states_of(new_worker()) == ALL_FINISHED and [*ALL_FINISHED] == [(o.point, o.seed) for o in outcomes[0]]
 
 
-def test_an_interrupted_trial_is_requeued_and_a_failed_one_is_not(tmp_path):
-    study, attempts = new_worker(tmp_path, exclusive=True), Counter()
+def test_runs_that_two_workers_queue_at_the_same_time_are_trained_once(new_worker):
+    first, second, started = new_worker(), new_worker(), Counter()
+    first.queue_waiting()
+    for outcome in first.outcomes():
+        second.queue(outcome)
+
+    def train(trial: Trial) -> Outcome:
+        started[trial.key] += 1
+        return finish(trial)
+
+    run(second, train)
+    assert started == dict.fromkeys(ALL_FINISHED, 1) and states_of(first) == ALL_FINISHED
+
+
+def test_an_interrupted_trial_is_requeued_and_a_failed_one_is_not(new_worker):
+    study, attempts = new_worker(), Counter()
 
     def train(trial: Trial) -> Outcome:
         attempts[trial.key] += 1
@@ -55,39 +82,74 @@ def test_an_interrupted_trial_is_requeued_and_a_failed_one_is_not(tmp_path):
         return finish(trial)
 
     run(study, train)
-    states = {(outcome.point, outcome.seed): outcome.state for outcome in study.outcomes()}
+    states = states_of(study)
     assert states.pop((1, 5)) == "failed" and set(states.values()) == {"finished"} and len(states) == 4
     assert attempts[0, 5] == 2 and attempts.total() == 6
     study.retry_failed()
     run(study, train)
     assert attempts[1, 5] == 2 and attempts.total() == 8  # with the second seed, which a failed point lacks
-    assert {outcome.state for outcome in study.outcomes()} == {"finished"} and len(study.outcomes()) == 6
+    assert states_of(study) == ALL_FINISHED
 
 
-def test_an_exclusive_worker_resumes_the_trials_of_a_killed_one(tmp_path):
-    killed = new_worker(tmp_path, exclusive=True)
+def test_a_worker_resumes_the_trials_of_a_killed_one(new_worker):
+    killed = new_worker()
+    killed.queue_waiting()
     running, ended = killed.study.ask(), killed.study.ask()  # the kill leaves the first trial running
-    killed.suggest(running)
-    killed.study.tell(ended, state=optuna.trial.TrialState.FAIL)  # and the second one before it was requeued
-    study = new_worker(tmp_path, exclusive=True)
+    values = killed.suggest(running)
+    killed.study.tell(ended, state=TrialState.FAIL)  # and the second one before it was requeued
+    study = new_worker()
+    assert states_of(study) == {(0, 5): "running", (1, 5): "waiting", (2, 5): "waiting"}
     run(study, finish)
-    assert [outcome.state for outcome in study.outcomes()] == ["finished"] * 6
+    assert states_of(study) == ALL_FINISHED and study.outcomes()[0].params == values
 
 
-def test_a_worker_without_heartbeats_loses_its_trial_and_continues(tmp_path):
+def test_a_worker_trains_only_the_runs_of_its_command_and_leaves_the_others(new_worker):
+    first, second, trained = new_worker("--trials=2"), new_worker("--trials=3"), []
+    second.queue_waiting()
+
+    def train(trial: Trial) -> Outcome:
+        trained.append(trial.key)
+        return finish(trial)
+
+    run(first, train)
+    assert sorted(trained) == [key for key in ALL_FINISHED if key[0] < 2]
+    run(second, finish)
+    assert states_of(second) == ALL_FINISHED
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_worker_whose_trial_is_taken_over_continues(tmp_path):
     """A ValueError of optuna, which could not record the lost trial, ended the sweep."""
-    study, other = (new_worker(tmp_path, grace_period=100) for _ in range(2))
+    sweep = Sweep(None, [], [Values("n_layer", (1, 2, 3))], tmp_path, [5, 6], 3, None)
+    study = Study(optuna.create_study(), sweep)
     taken: list[tuple[int, int]] = []
 
     def train(trial: Trial) -> Outcome:
         if not taken:
             taken.append(trial.key)
-            other.exclusive = True  # as after the grace period
-            other.resume_interrupted()
+            study.study.tell(0, state=TrialState.FAIL)  # as another worker does if there are no heartbeats
         return finish(trial)
 
     run(study, train)
-    assert [outcome.state for outcome in study.outcomes()] == ["finished"] * 6
+    assert states_of(study) == ALL_FINISHED and study.last_attempts()[0, 5].number > 0
+
+
+def test_a_worker_in_a_folder_may_lose_a_trial_before_it_has_its_lock(new_worker, monkeypatch):
+    study, other, trained = new_worker(), new_worker(), []
+    take = study.take
+
+    def take_late(trial: optuna.Trial, stack) -> bool:
+        if trial.number == 0:
+            other.fail_dead()
+        return take(trial, stack)
+
+    def train(trial: Trial) -> Outcome:
+        trained.append(trial.key)
+        return finish(trial)
+
+    monkeypatch.setattr(study, "take", take_late)
+    run(study, train)
+    assert sorted(trained) == [*ALL_FINISHED] and states_of(study) == ALL_FINISHED
 
 
 def test_importances_do_not_depend_on_the_order_and_need_some_trials():
@@ -97,9 +159,9 @@ def test_importances_do_not_depend_on_the_order_and_need_some_trials():
     losses = {(layers, heads, seed): 10 * layers + 0.1 * heads + seed for layers, heads, seed in points}
     results = []
     for keys in (list(losses), list(losses)[::-1], list(losses)[:19]):
-        study = Study(optuna.create_study(), space, 9, list(seeds), exclusive=True)
+        study = Study(optuna.create_study(), Sweep(None, [], space, Path("sweep"), list(seeds), 9, None))
         for layers, heads, seed in keys:
-            study.add([(2 * layers + heads, {"n_layer": layers, "n_head": heads})], [seed])
+            study.queue(Outcome(2 * layers + heads, seed, {"n_layer": layers, "n_head": heads}, "waiting"))
             trial = study.study.ask()
             study.suggest(trial)
             study.study.tell(trial, losses[layers, heads, seed])
@@ -108,46 +170,60 @@ def test_importances_do_not_depend_on_the_order_and_need_some_trials():
     assert list(results[0]) == ["n_layer", "n_head"]
 
 
-def test_different_settings_are_an_error(tmp_path):
-    new_worker(tmp_path)
-    with pytest.raises(UserError, match=r"^sweep was started with seed=5, not 6"):
-        new_worker(tmp_path, seed=6)
+def test_different_settings_are_an_error(new_worker):
+    new_worker()
+    with pytest.raises(UserError, match=r"^sweep was started with n_embd=16, not 32"):
+        new_worker("--n_embd=32")
 
 
-def test_workers_that_start_together_search_different_values(tmp_path):
-    """Their samplers had the same seed, so both searched the same values."""
-    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", None)
-    options = (storage, "sweep", {"seed": 5}, [Range("dropout", 0.0, 0.5)], 6, [5])
-    # the first adds the trials
-    _, *workers = [open_study(*options, prune_after=None, exclusive=False) for _ in range(3)]
-    values = [worker.suggest(worker.study.ask())["dropout"] for _ in range(3) for worker in workers]
-    assert len(set(values)) == 6
+def test_the_folder_of_a_search_may_be_renamed(new_worker, tmp_path):
+    """The search started again, because the study had the name of the folder."""
+    run(new_worker(), finish)
+    (tmp_path / "sweep").rename(tmp_path / "renamed")
+    assert states_of(new_worker(f"--out_dir={tmp_path / 'renamed'}")) == ALL_FINISHED
 
 
-def test_a_missing_driver_is_an_error_with_its_package(monkeypatch):
+def test_workers_and_jobs_search_different_values_that_depend_only_on_the_point(new_worker):
+    """Samplers with the same seed searched the same values. The jobs of a process used each other's samplers."""
+    words = dict(space="dropout=0..0.5")
+    values = []
+    for jobs in (1, 8):
+        study = new_worker("--trials=10", "--seeds=1", f"--out_dir={new_worker().sweep.out_dir}-{jobs}", **words)
+        run(study, lambda trial: trial.outcome("finished", loss=trial.params["dropout"]), jobs)
+        values.append([outcome.params["dropout"] for outcome in study.outcomes()])
+    assert values[0] == values[1] and len(set(values[0])) == 10
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://me:secret@localhost:1/sweeps", r'pip install "psycopg'),
+        ("mysql://me@localhost:1/sweeps", r"not installed \([^()]*\)$"),
+        ("sqlite:///study.db", r"SQLite.*leave out --storage"),
+    ],
+)
+def test_a_database_without_a_driver_or_without_row_locks_is_an_error(url, message, monkeypatch):
+    """With SQLite, optuna gave two threads the same trial."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(UserError, match=r'^storage=postgresql.*pip install "psycopg'):
-        open_storage("postgresql://me:secret@localhost:1/sweeps", None)
-    with pytest.raises(UserError, match=r"^storage=mysql.*not installed \([^()]*\)$"):
-        open_storage("mysql://me@localhost:1/sweeps", None)
+    with pytest.raises(UserError, match=rf"^storage={url.partition(':')[0]}.*{message}"):
+        open_database(url)
 
 
-def test_a_worker_survives_a_failed_heartbeat(tmp_path):
-    """optuna's thread ended with a traceback, so the worker sent no more heartbeats."""
-    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", 100)
-    (tmp_path / "study.db").write_bytes(b"not a database" * 1000)
-    storage.record_heartbeat(1)
-
-
-def test_a_lost_database_is_a_user_error(tmp_path):
+def test_a_damaged_or_lost_storage_is_an_error(new_worker):
     """The user saw optuna's UnboundLocalError."""
-    study = new_worker(tmp_path, exclusive=True)
+    study = new_worker()
+    path = study.sweep.out_dir / "study.journal"
 
     def train(trial: Trial) -> Outcome:
-        (tmp_path / "study.db").write_bytes(b"not a database" * 1000)
+        path.write_bytes(path.read_bytes() + b"no journal\n" * 2)
         return finish(trial)
 
-    with pytest.raises(UserError, match=r"the sweep's database.*repeat the command"), database_errors():
+    with pytest.raises(UserError, match=r"the study of the search.*repeat the command"), storage_errors():
         run(study, train)
-    with pytest.raises(ZeroDivisionError), database_errors():
+    with pytest.raises(UserError, match=r"study\.journal is damaged.*remove the line; otherwise choose another"):
+        new_worker()
+    with pytest.raises(UserError, match=r"the study of the search failed: .*no such table"), storage_errors():
+        storage = optuna.storages.RDBStorage("sqlite://", skip_table_creation=True, skip_compatibility_check=True)
+        optuna.create_study(storage=storage)
+    with pytest.raises(ZeroDivisionError), storage_errors():
         _ = 1 / 0
