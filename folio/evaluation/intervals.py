@@ -29,6 +29,13 @@ class Estimate(NamedTuple):
 
 
 NORMAL_975 = NormalDist().inv_cdf(0.975)
+# The logarithm of Student's 97.5 % quantile is a smooth function of 1 / degrees of freedom, from the normal
+# distribution's at 0 to Cauchy's at 1. These are the coefficients of its polynomial of degree 8, highest power first,
+# by least squares on scipy's quantiles at 200 Chebyshev nodes.
+LOG_T_975 = (
+    *(0.025162767, -0.13909858, 0.27673379, -0.15776915, -0.19950591),
+    *(0.14500422, 0.70829889, 1.2103381, 0.67292626),
+)
 NEARLY_ALL = 1e-6  # with less weight in the other samples, they tell nothing about the variance
 
 
@@ -210,17 +217,6 @@ def _t_test(value: float, standard_error: float, degrees_of_freedom: float) -> E
     return Estimate(value, half_width, float(2 * stats.t(degrees_of_freedom).sf(abs(value) / standard_error)))
 
 
-@lru_cache
 def student_t_975(degrees_of_freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t, by Newton's method on the integral of its density (Simpson's rule)."""
-    v = degrees_of_freedom
-    scale = math.exp(math.lgamma((v + 1) / 2) - math.lgamma(v / 2)) / math.sqrt(v * math.pi)
-    weights = np.array([1.0, *[4.0, 2.0] * 500, 4.0, 1.0])
-    quantile, step = NORMAL_975, 1.0  # below the result, so that Newton's method converges
-    while abs(step) > 1e-12 * quantile:
-        x = np.linspace(0, quantile, len(weights))
-        density = scale * (1 + x * x / v) ** (-(v + 1) / 2)
-        area = float(weights @ density) * quantile / (3 * (len(weights) - 1))
-        step = (0.475 - area) / float(density[-1])
-        quantile += step
-    return quantile
+    """Return the 97.5 % quantile of Student's t for at least 1 degree of freedom, within a relative error of 2e-7."""
+    return math.exp(np.polyval(LOG_T_975, 1 / degrees_of_freedom))

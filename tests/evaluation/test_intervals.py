@@ -8,6 +8,7 @@ import torch
 stats = pytest.importorskip("scipy.stats")
 
 from folio.evaluation.intervals import (
+    LOG_T_975,
     Estimate,
     _tukey_differences,
     differences_to_best,
@@ -22,7 +23,7 @@ from folio.evaluation.intervals import (
     welch_difference,
 )
 from folio.evaluation.scores import Measure
-from tests.support.evaluations import half_width_of
+from tests.support.evaluations import QUANTILE_ERROR, half_width_of
 from tests.support.tolerances import binomial_range, rounding_error
 
 
@@ -42,12 +43,15 @@ def test_means_and_differences_match_scipy(seed):
 
 
 def test_quantiles_of_students_t_match_scipy():
-    for degrees_of_freedom in (1, 1.5, 2, 3, 7, 29.4, 100, 5152, 1e6):
+    for degrees_of_freedom in (*1 / np.linspace(1e-6, 1, 500), 1.5, 29.4, 5152):
         expected = stats.t(degrees_of_freedom).ppf(0.975)
-        # Newton's method stops at a step of 1e-12, and Simpson's rule errs by less. The density has the rounding of two
-        # values of lgamma, and the quantile about four times as much: 0.475 / (density * quantile).
-        error = 1e-11 + 4 * 2 * np.spacing(math.lgamma((degrees_of_freedom + 1) / 2))
-        assert student_t_975(degrees_of_freedom) == pytest.approx(expected, rel=error)
+        assert student_t_975(degrees_of_freedom) == pytest.approx(expected, rel=QUANTILE_ERROR)
+
+
+def test_the_coefficients_of_the_quantile_are_reproducible():
+    u = (1 - np.cos(np.pi * (np.arange(200) + 0.5) / 200)) / 2
+    fit = np.polynomial.Chebyshev.fit(u, np.log(stats.t(1 / u).ppf(0.975)), len(LOG_T_975) - 1, domain=[0, 1])
+    assert fit.convert(kind=np.polynomial.Polynomial).coef[::-1] == pytest.approx(LOG_T_975, rel=1e-6)
 
 
 def test_intervals_of_shares_match_scipy(seed):

@@ -13,6 +13,8 @@ from folio.evaluation.scores import Coverage, Evaluation, Measure
 from model import GPT, GPTConfig
 from tests.support.tolerances import logits_error
 
+QUANTILE_ERROR = 2e-7  # relative, of intervals.student_t_975
+
 
 def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: str = "learned") -> GPT:
     """Random weights, large enough that tokens differ in probability; std=0: all tokens are equally likely."""
