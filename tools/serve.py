@@ -1,4 +1,4 @@
-"""Serve a model through OpenAI's API, for clients such as openai, llm, LangChain, and lm-eval.
+"""Serve a model through OpenAI's API, for clients such as openai, llm, and LangChain.
 
     python tools/serve.py out-shakespeare-char             a run; http://127.0.0.1:8080/v1 for clients on this computer
     python tools/serve.py gpt2 --port=9000                 any model that --init_from takes

@@ -3,7 +3,6 @@
     GET  /v1/models, /v1/models/ID      the model
     POST /v1/completions                text completions
     POST /v1/chat/completions           for models trained on chats or pairs; 404 otherwise
-    POST /tokenize, /detokenize         and GET /tokenizer_info: the tokenizer, in the format of vLLM and lm-eval
     GET  /health                        number of rows in use; needs no key
 
 docs/use/serving.md is the documentation. The protocol is in folio/web/completions.py, the fields that it accepts or
@@ -19,8 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from folio.data.sources.chats import CHAT_TEMPLATES
-from folio.data.tokenizer import EOT_TEXT
 from folio.decoding.language_model import LanguageModel
 from folio.web import completions, server
 from folio.web.chat import ChatTemplate
@@ -28,7 +25,6 @@ from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_co
 from folio.web.engine import Engine
 from folio.web.server import OriginCheck, RequestError, json_response, read_json
 from folio.web.streaming import GenerationResponse, Responses
-from folio.web.unused_fields import TOKENIZER_REFUSED, check_unused_fields
 
 
 @dataclass(eq=False)
@@ -58,15 +54,6 @@ class ServedModel:
         answer = answer_type(parsed, self.model_id, self.fingerprint, self.gpt.tokenizer)
         return GenerationResponse(self.responses, self.engine, answer, self.timeout)
 
-    async def read_field(self, request: Request, name: str) -> Any:
-        """Read a request of /tokenize or /detokenize, which has one field besides the model. Raises RequestError."""
-        body = await read_json(request)
-        if not isinstance(body, dict):
-            raise RequestError(f'the body must be an object such as {{"{name}": ...}}')
-        check_unused_fields(body, ("model", name), TOKENIZER_REFUSED)
-        self.check_model(body.get("model"))
-        return body.get(name)
-
     def check_model(self, name: Any) -> None:
         if name is not None and not isinstance(name, str):
             raise RequestError("model must be a string", "model")
@@ -87,7 +74,6 @@ def make_app(
     served: ServedModel, hosts: frozenset[str], origins: frozenset[str] = frozenset(), key: str | None = None
 ) -> OriginCheck:
     """Build the application. Its shutdown closes the engine. hosts, origins, key: see server.make_app."""
-    tokenizer = served.gpt.tokenizer
 
     async def health(request: Request) -> Response:
         engine = served.engine
@@ -110,32 +96,6 @@ def make_app(
             raise RequestError(message, code="chat_not_supported", status=404)
         return await served.respond(request, served.chat)
 
-    async def tokenize(request: Request) -> Response:
-        text = await served.read_field(request, "prompt")
-        if not isinstance(text, str):
-            raise RequestError("prompt must be a string", "prompt")
-        tokens = await run_in_threadpool(completions.encode, text, "prompt", tokenizer) if text else []
-        counts = {"count": len(tokens), "max_model_len": served.gpt.model.config.block_size}
-        return json_response({**counts, "tokens": tokens})
-
-    async def detokenize(request: Request) -> Response:
-        tokens = await served.read_field(request, "tokens")
-        if not isinstance(tokens, list) or not all(map(completions.is_id, tokens)):
-            raise RequestError("tokens must be a list of token ids", "tokens")
-
-        def decode() -> Response:
-            completions.check_ids(tokens, "tokens", tokenizer)
-            return json_response({"prompt": tokenizer.decode_prompt(tokens)})
-
-        return await run_in_threadpool(decode)
-
-    async def tokenizer_info(request: Request) -> Response:
-        special = None if tokenizer.eot is None else EOT_TEXT
-        info = {"tokenizer_class": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
-        info |= {"model_max_length": served.gpt.model.config.block_size, "bos_token": special, "eos_token": special}
-        template = served.chat and CHAT_TEMPLATES[served.chat.prompt_format]
-        return json_response({**info, "pad_token": None, "chat_template": template})
-
     post = ["POST"]
     routes = [
         Route("/health", health),
@@ -143,8 +103,5 @@ def make_app(
         Route("/v1/models/{name:path}", model),
         Route("/v1/completions", complete, methods=post),
         Route("/v1/chat/completions", chat, methods=post),
-        Route("/tokenize", tokenize, methods=post),
-        Route("/detokenize", detokenize, methods=post),
-        Route("/tokenizer_info", tokenizer_info),
     ]
     return server.make_app(routes, error_content, hosts, origins, key, close=served.engine.close)

@@ -31,7 +31,7 @@ from folio.web.server import RequestError
 from folio.web.streaming import CompletionReader, ResponseFormat
 from folio.web.unused_fields import check_unused_fields
 
-MAX_STOPS = 16  # OpenAI allows 4; tasks of lm-eval use more
+MAX_STOPS = 16  # OpenAI allows 4
 MAX_STOP_LENGTH = 1000  # characters; the search for a longer one would be slow
 MAX_LOGIT_BIASES = 300
 MAX_LOGPROBS = 20

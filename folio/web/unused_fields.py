@@ -116,34 +116,23 @@ REFUSED: dict[str, Refusal] = {
     **_refused(SHAPE, "response_fields", []),
 }
 
-TOKENIZER_REFUSED: dict[str, Refusal] = {  # of /tokenize and /detokenize
-    **REFUSED,
-    **_refused("use prompt in /tokenize, or tokens in /detokenize", "prompt tokens messages input inputs content text"),
-    **_refused("/tokenize encodes <|endoftext|> as the special token", "parse_special", True),  # llama.cpp
-    **_refused("/detokenize writes the special token as <|endoftext|>", "skip_special_tokens", False),
-    **_refused("the answer has only ids; POST each to /detokenize", "return_token_strs with_pieces", False),
-}
 
-
-def check_unused_fields(body: dict[str, Any], used: Iterable[str], table: dict[str, Refusal] = REFUSED) -> None:
-    """Raise RequestError for a field that is not in `used` and may change the answer. null is always accepted.
-
-    table: the fields that are refused by name.
-    """
+def check_unused_fields(body: dict[str, Any], used: Iterable[str]) -> None:
+    """Raise RequestError for a field that is not in `used` and may change the answer. null is always accepted."""
     used = list(used)
     for name, value in body.items():
-        if name in used or name in HARMLESS or value is None or is_neutral(name, value, body, table):
+        if name in used or name in HARMLESS or value is None or is_neutral(name, value, body):
             continue
-        if name in table:
-            raise RequestError(f"{name} is not supported: {table[name].reason}, or leave it out", name)
+        if name in REFUSED:
+            raise RequestError(f"{name} is not supported: {REFUSED[name].reason}, or leave it out", name)
         name = shorten(name, MAX_NAME_LENGTH)
         close = get_close_matches(name, used, n=1)
         hint = f"did you mean {close[0]}?" if close else "leave it out"
         raise RequestError(f"{name} is not a field of this request; {hint}", name)
 
 
-def is_neutral(name: str, value: Any, body: dict[str, Any], table: dict[str, Refusal]) -> bool:
+def is_neutral(name: str, value: Any, body: dict[str, Any]) -> bool:
     """Whether a field asks for what the server does anyway. Tools that must not be called are such a field."""
     if name in CHOICES and body.get(CHOICES[name]) == "none":
         return True
-    return name in table and value in table[name].neutral
+    return name in REFUSED and value in REFUSED[name].neutral

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from folio.data.sources.chats import CHAT_TEMPLATES
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel, Request
 from folio.decoding.scheduler import Completion
@@ -201,11 +200,6 @@ def test_completions_do_not_depend_on_concurrent_requests(gpt, seed):
         ("POST", "/v1/completions", "[]", 400, None),
         ("POST", "/v1/completions", '{"max_tokens": 100}', 400, "context_length_exceeded"),
         ("POST", "/v1/chat/completions", '{"messages": []}', 404, "chat_not_supported"),
-        ("POST", "/tokenize", "[]", 400, None),
-        ("POST", "/tokenize", "{}", 400, None),
-        ("POST", "/tokenize", '{"prompt": "x"}', 400, None),
-        ("POST", "/detokenize", '{"tokens": [1, "a"]}', 400, None),
-        ("POST", "/detokenize", '{"tokens": [99]}', 400, None),
     ],
 )
 def test_errors_have_openais_format(client, method, path, body, status, code):
@@ -232,7 +226,7 @@ def test_allowed_origins(gpt):
 def test_the_key_is_required_except_for_health(gpt):
     with serving(gpt, key="sécret") as client:
         right = "Bearer sécret".encode().decode("latin-1")
-        paths = ["/v1/models", "/tokenizer_info", "/nothing", "/health/", "//health"]
+        paths = ["/v1/models", f"/v1/models/{ID}", "/nothing", "/health/", "//health"]
         wrong = ["Bearer ", right + "x", "sécret", right.replace("Bearer", "Basic")]
         for headers in ({}, *({"authorization": value} for value in wrong)):
             for path in paths:
@@ -332,44 +326,6 @@ def test_the_model_is_listed(client):
     assert client.request("GET", "/health").json() == {"status": "ok", "rows": 32, "active": 0, "waiting": 0}
 
 
-def test_tokenizer_routes_of_lm_eval(client, gpt):
-    info = client.request("GET", "/tokenizer_info").json()
-    assert info["eos_token"] == info["bos_token"] == "<|endoftext|>"
-
-    def encode(text: str) -> list[int]:
-        return client.request("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
-
-    assert encode(info["eos_token"]) == [gpt.tokenizer.eot] and encode("") == []
-    text = "é日<|endoftext|>abc\n" * 3000  # long enough to be encoded in a thread
-    assert client.request("POST", "/detokenize", {"tokens": encode(text)}).json() == {"prompt": text}
-
-
-@pytest.mark.parametrize(
-    "path, fields, param, remedy",
-    [
-        ("/tokenize", {"messages": []}, "messages", "use prompt in /tokenize"),
-        ("/tokenize", {"prompt": "a", "promt": "b"}, "promt", "did you mean prompt?"),
-        ("/tokenize", {"prompt": "a", "model": "other"}, "model", "/v1/models"),
-        ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, "skip_special_tokens", "<|endoftext|>"),
-        ("/detokenize", {"prompt": "a"}, "prompt", "tokens in /detokenize"),
-    ],
-)
-def test_the_tokenizer_routes_refuse_fields_that_they_do_not_use(client, path, fields, param, remedy):
-    """They ignored all other fields, also the name of another model."""
-    error = client.request("POST", path, fields).error()
-    assert error["param"] == param and remedy in error["message"]
-
-
-def test_the_tokenizer_routes_accept_fields_that_change_nothing(client, gpt):
-    neutral = {"model": ID, "add_special_tokens": True, "add_special": False, "parse_special": True, "user": "me"}
-    neutral |= {"return_token_strs": False, "with_pieces": False, "skip_special_tokens": False, "unknown": None}
-    text = "a<|endoftext|>b"
-    answer = client.request("POST", "/tokenize", {"prompt": text, **neutral}).json()
-    assert answer["tokens"] == gpt.encode_prompt(text).ids
-    answer = client.request("POST", "/detokenize", {"tokens": answer["tokens"], **neutral}).json()
-    assert answer == {"prompt": text}
-
-
 def test_chat_completions():
     gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
     with serving(gpt, chat=ChatTemplate("chat")) as client:
@@ -385,7 +341,6 @@ def test_chat_completions():
         assert others[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
         response = client.request("POST", "/v1/chat/completions", {"messages": []})
         assert response.status == 400 and response.error()["param"] == "messages"
-        assert client.request("GET", "/tokenizer_info").json()["chat_template"] == CHAT_TEMPLATES["chat"]
 
 
 # --- fuzzing ----------------------------------------------------------------------------------------------------------
@@ -462,9 +417,9 @@ def damaged_bodies(draw: st.DrawFn) -> bytes:
 
 
 @FEW
-@hypothesis.given(st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), damaged_bodies())
-def test_arbitrary_bodies_do_not_cause_server_errors(client, path, body):
-    response = client.request("POST", path, body)
+@hypothesis.given(damaged_bodies())
+def test_arbitrary_bodies_do_not_cause_server_errors(client, body):
+    response = client.request("POST", "/v1/completions", body)
     assert response.status == 200 or (response.status in (400, 404) and response.error())
 
 

@@ -3,24 +3,19 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from folio.decoding.language_model import LanguageModel
-from folio.evaluation.benchmarks import MultipleChoice, hellaswag, score_endings
-from folio.evaluation.text_loss import token_losses
 from folio.web.api import ServedModel, make_app
 from folio.web.engine import Engine
 from tests.support.decoding import random_model
 from tests.support.servers import serving_app
 from tests.support.tiny_tokenizers import trained
-from tests.support.tolerances import largest_logit, logits_error
 from tests.support.waiting import in_thread
 
-pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai", "lm_eval")
+pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai")
 
 MODEL, KEY = "the-run", "key-of-the-tests"
 PROMPT = "hello wör"
@@ -137,98 +132,3 @@ def test_llm_prompts_and_streams(url, gpt, tmp_path, monkeypatch):
         response = model.prompt(PROMPT, stream=stream, max_tokens=20, seed=7, temperature=1, logprobs=2)
         assert response.text() == expected
         assert response.json()["usage"]["completion_tokens"] == 20
-
-
-# --- lm-eval ----------------------------------------------------------------------------------------------------------
-
-QUESTIONS = [
-    MultipleChoice(context, [f" {ending}" for ending in endings], correct)
-    for context, endings, correct in (
-        ("hello", ["world", "worlds hello", "w"], 0),
-        ("The world's", ["hello", "wörld 日本", "end"], 2),
-        ("hello hello hello\n日本", ["🎉", "hello", "it was said, world"], 1),
-    )
-]
-
-
-def write_task(
-    folder: Path, name: str, rows: list[dict], kind: str, target: str, metric: str, aggregation: str, **fields: Any
-) -> None:
-    """Write a task of lm-eval over a local file."""
-    data = folder / f"{name}.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    task = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
-        "test_split": "test",
-        "output_type": kind,
-        "doc_to_target": target,
-        "metric_list": [{"metric": metric, "aggregation": aggregation, "higher_is_better": True}],
-        "metadata": {"version": 1.0},
-        **fields,
-    }
-    (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is valid YAML
-
-
-@pytest.fixture(scope="module")
-def lm_eval_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write three tasks: multiple choice, rolling log-likelihood, and generation."""
-    folder = tmp_path_factory.mktemp("tasks")
-    rows = [
-        {
-            "text": text,
-            "endings": [ending[1:] for ending in endings],
-            "correct": correct,
-            "full_text": text + endings[0],
-        }
-        for text, endings, correct in QUESTIONS
-    ]
-    choices = dict(doc_to_text="{{text}}", doc_to_choice="{{endings}}")
-    write_task(folder, "choices", rows, "multiple_choice", "{{correct}}", "acc", "mean", **choices)
-    texts = ("loglikelihood_rolling", "{{full_text}}", "bits_per_byte", "bits_per_byte")
-    write_task(folder, "texts", rows, *texts, doc_to_text="")
-    greedy = {"until": ["o"], "do_sample": False, "temperature": 0.0, "max_gen_toks": 12}
-    answers = dict(doc_to_text="{{text}}", generation_kwargs=greedy)
-    write_task(folder, "answers", rows, "generate_until", "x", "exact_match", "mean", **answers)
-    return folder
-
-
-@pytest.mark.parametrize("tokenized, batch_size, concurrent", [(True, 2, 1), (False, 1, 4)])
-def test_lm_eval_agrees_with_our_evaluation(url, gpt, lm_eval_tasks, monkeypatch, tokenized, batch_size, concurrent):
-    """With token ids or text, several prompts per request or several concurrent requests."""
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    arguments = dict(model=MODEL, base_url=f"{url}/completions", tokenizer_backend="remote")
-    arguments |= dict(tokenized_requests=tokenized, num_concurrent=concurrent, max_retries=1, max_length=64)
-    results = simple_evaluate(
-        model="local-completions",
-        model_args={**arguments, "auth_token": KEY},
-        tasks=["choices", "texts", "answers"],
-        task_manager=TaskManager(include_path=str(lm_eval_tasks), include_defaults=False),
-        batch_size=batch_size,
-        bootstrap_iters=0,
-    )
-    error = 2 * logits_error(gpt.model.config, 64) * largest_logit(gpt.model)  # per token, of a logit and of their sum
-    samples = {task: sorted(rows, key=lambda row: row["doc_id"]) for task, rows in results["samples"].items()}
-
-    scores = score_endings(gpt.model, gpt.tokenizer, gpt.runtime, "choices", QUESTIONS)
-    for question, expected, sample in zip(QUESTIONS, scores, samples["choices"], strict=True):
-        for ending, score, (nats, greedy) in zip(question.endings, expected, sample["filtered_resps"], strict=True):
-            tokens = len(gpt.tokenizer.encode(ending))
-            assert -float(nats) == pytest.approx(score.nats, rel=0, abs=error * tokens)
-            assert greedy == score.greedy
-    (accuracy, _) = hellaswag("hellaswag", QUESTIONS, scores)
-    assert results["results"]["choices"]["acc,none"] == pytest.approx(accuracy.ratio)
-
-    for question, sample in zip(QUESTIONS, samples["texts"], strict=True):
-        ids = [gpt.tokenizer.eot, *gpt.encode_prompt(question.context + question.endings[0]).ids]
-        losses = token_losses(gpt.model, np.array(ids), gpt.runtime, 64)
-        (nats,) = sample["filtered_resps"]
-        assert -float(nats) == pytest.approx(losses.sum(), rel=0, abs=error * len(losses))
-
-    for question, sample in zip(QUESTIONS, samples["answers"], strict=True):
-        expected_text = gpt.generate(question.context, max_new_tokens=12, temperature=0.0, stop="o")
-        assert sample["filtered_resps"] == [expected_text]

@@ -339,7 +339,7 @@ def test_chat_log_probabilities_do_not_depend_on_how_tokens_arrive(stop, seed):
 @pytest.mark.parametrize(
     "tokenizer, scored, expected",
     [
-        # Keys would collide. lm-eval compares the largest value with that of the chosen token.
+        # Keys would collide. Clients compare the largest value with that of the chosen token.
         (CharTokenizer("a?\ud800"), TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]), {"?": -0.5}),  # both become ?
         (CHARACTERS, TokenLogprobs(-math.inf, [(2, -math.inf)]), {"b": -9999}),  # impossible tokens
     ],

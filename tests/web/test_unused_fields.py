@@ -18,7 +18,7 @@ from folio.web.completions import (
     field_names,
     read_request,
 )
-from folio.web.unused_fields import HARMLESS, REFUSED, TOKENIZER_REFUSED
+from folio.web.unused_fields import HARMLESS, REFUSED
 from tests.support.decoding import random_model
 
 GPT = LanguageModel(random_model(1, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
@@ -114,5 +114,5 @@ def test_the_docs_list_every_field():
     used = {*field_names(TextFields), *field_names(ChatFields)} - {"suffix"}  # which must be empty
     assert used <= names(requests)
     assert HARMLESS.keys() == names(accepted)
-    known = TOKENIZER_REFUSED.keys()  # and REFUSED
+    known = REFUSED.keys()
     assert known - used <= names(refused) <= known | {"logit_bias", "model"}
