@@ -42,7 +42,7 @@ from folio.machine.runtime import Runtime
 from folio.training.planning.resolve import model_config
 from folio.training.planning.resume import merge_checkpoint
 from folio.training.setup import build_weights
-from folio.web.completions import CompletionAnswer, Limits, read_request
+from folio.web.completions import CompletionAnswer, Limits, read_request, token_text
 from folio.web.engine import Engine as BatchEngine
 from folio.web.html_file import ENGINE_SCRIPTS, read_html
 from folio.web.questions import TraceProvider
@@ -50,7 +50,7 @@ from folio.web.viewed_model import ViewedModel
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
 from prepare import text as prepare_text
 from prepare.text import TextConfig
-from tests.support.decoding import GREEDY, decoder_in
+from tests.support.decoding import GREEDY, decoder_in, run_scheduler
 from tests.support.engine import engine_in
 from tests.support.exports import output_path, run_export
 from tests.support.questions import sample_lines
@@ -252,12 +252,10 @@ def save_masked_run(folder: Path, position: str, tokenizer: Tokenizer = CHARACTE
 
 def decoded(run: str, dtype: str) -> np.ndarray:
     gpt = LanguageModel.load(run, device="cpu", dtype=dtype)
-    completion = Completion(IDS, Sampling(), 0, logprobs=0, prompt_logprobs=True)
-    scheduler = Scheduler(gpt.decoder, rows=1)
-    scheduler.add(completion)
-    while scheduler.is_busy:
-        scheduler.step()
-    return np.array([-entry.logprob for entry in completion.prompt_token_logprobs[1:]])
+    completions = [Completion(IDS[:n], GREEDY, 1, logprobs=gpt.model.config.vocab_size) for n in range(1, len(IDS))]
+    run_scheduler(Scheduler(gpt.decoder, rows=4), *completions)
+    predictions = [dict(completion.token_logprobs[0].top) for completion in completions]
+    return np.array([-logprobs[token] for logprobs, token in zip(predictions, IDS[1:], strict=True)])
 
 
 def decoded_with_torch(run: str) -> np.ndarray:
@@ -268,9 +266,13 @@ def decoded_with_torch(run: str) -> np.ndarray:
 
 def served(run: str) -> np.ndarray:
     gpt = LanguageModel.load(run, device="cpu", dtype="float32")
-    request = read_request({"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 0}, gpt, Limits())
+    prompts, bias = [IDS[:n] for n in range(1, len(IDS))], {str(gpt.tokenizer.eot): -100}  # else, no token is scored
+    body = {"prompt": prompts, "max_tokens": 1, "logprobs": 20, "logit_bias": bias}
+    request = read_request(body, gpt, Limits())
     (answer,) = sample_lines(BatchEngine(gpt, rows=2), CompletionAnswer(request, "run", "", gpt.tokenizer))
-    return -np.array(answer["choices"][0]["logprobs"]["token_logprobs"][1:])
+    predictions = [choice["logprobs"]["top_logprobs"][0] for choice in answer["choices"]]
+    names = [token_text(token, gpt.tokenizer) for token in IDS[1:]]
+    return np.array([-logprobs[name] for logprobs, name in zip(predictions, names, strict=True)])
 
 
 def viewed(run: str, step: int | None = None) -> np.ndarray:

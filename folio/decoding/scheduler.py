@@ -44,12 +44,10 @@ class Completion:
     sample: int = 0  # number of the sample: random numbers are a function of (seed, sample, position)
     context_stride: int | None = None  # see `generate`
     logprobs: int | None = None  # None: no log-probabilities; k: those of each token and of the k most likely ones
-    prompt_logprobs: bool = False  # also return those of the prompt's tokens
     notify: Callable[[], None] | None = None  # called by an Engine's thread when there are new results
     # --- results ---
     tokens: list[int] = field(default_factory=list)  # without the end-of-text token
     token_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, appended before it
-    prompt_token_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # None for the first one
     finish_reason: Literal["stop", "length", "cancelled", "error"] | None = None  # set last; stop: end of text
     error: str = ""  # the message, if finish_reason is "error"
     row: int | None = None  # its row of the batch, while it has one
@@ -117,10 +115,7 @@ class Scheduler:
             count = prefix.length if prefix else 0
             part = context[: count + remaining]
             remaining -= len(part) - count
-            if self.completions[row].prompt_logprobs and not self.completions[row].tokens:
-                self.contexts[row] = self._score(self.completions[row], part, context, count)
-            else:
-                self.contexts[row] = contexts[row] = part
+            self.contexts[row] = contexts[row] = part
             if prefix:
                 prefixes[row] = prefix
             self.partial_prefill = (row, context, len(part)) if len(part) < len(context) else None
@@ -140,11 +135,8 @@ class Scheduler:
         if not self.waiting or not self.free_rows:
             return None
         completion = self.waiting[0]
-        if completion.prompt_logprobs:
-            context, prefix = list(completion.prompt[-self.block_size :]), None
-        else:
-            context = split_documents(completion.prompt, self.document_token)[-1][-self.block_size :]
-            prefix = self._longest_prefix(context, chunk)
+        context = split_documents(completion.prompt, self.document_token)[-1][-self.block_size :]
+        prefix = self._longest_prefix(context, chunk)
         if prefix and prefix.row in chunk:  # the prefix is not computed yet
             return None
         self.waiting.popleft()
@@ -178,35 +170,15 @@ class Scheduler:
         return row
 
     def _finish_prefill(self, rows: list[int]) -> dict[int, Completion]:
-        """Queue completely prefilled rows for sampling. Returns the completions that end instead, by row."""
+        """Queue completely prefilled rows for sampling. Returns the completions that fail instead, by row."""
         has_nan = self.batch.logits[rows].isnan().any(dim=-1)
         failed = {row for row, nan in zip(rows, has_nan.tolist(), strict=True) if nan} if has_nan.any() else set()
-        ended = {
-            row: self.completions[row] for row in rows if row in failed or self.completions[row].max_new_tokens == 0
-        }
-        for row, completion in ended.items():
-            if row in failed:
-                completion.error = NAN
-            self._end(completion, "error" if row in failed else "length")
+        ended = {row: self.completions[row] for row in rows if row in failed}
+        for completion in ended.values():
+            completion.error = NAN
+            self._end(completion, "error")
         self.prefilled += [row for row in rows if row not in ended]
         return ended
-
-    def _score(self, completion: Completion, part: list[int], context: list[int], count: int) -> list[int]:
-        """Prefill the ids of `part` after the first `count`, and record log-probabilities of the ids that follow them.
-
-        part: the beginning of the context. Returns the ids of its last document, which are in the cache now.
-        """
-        if count == 0:
-            completion.prompt_token_logprobs = [None] * (len(completion.prompt) - len(context) + 1)
-        begin = 0
-        for document in split_documents(part, self.document_token):
-            end = begin + len(document)
-            if count < end:
-                targets = context[max(count, begin) + 1 : end + 1]
-                logits = self.batch.score(completion.row, document, max(count - begin, 0))[: len(targets)]
-                completion.prompt_token_logprobs += self._logprobs(logits, targets, completion.logprobs or 0)
-            begin = end
-        return document
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

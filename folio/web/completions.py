@@ -4,7 +4,6 @@ A request asks for n choices per prompt. Choice k of prompt p has index p * n + 
 sample.py with the same settings.
 """
 
-import codecs
 import json
 import secrets
 import time
@@ -48,7 +47,7 @@ class Limits:
     choices: int = 128  # prompts * n
     new_tokens: int = 2**16  # max_tokens * choices
     prompt_tokens: int = 2**18  # sum over all prompts
-    log_probabilities: int = 2**20  # scored tokens * logprobs; each takes about 100 bytes
+    log_probabilities: int = 2**20  # max_tokens * choices * logprobs; each takes about 100 bytes
 
 
 def error_content(problem: RequestError) -> dict[str, Any]:
@@ -97,9 +96,8 @@ class Fields(Settings):
 class TextFields(Fields):
     """Fields of /v1/completions."""
 
-    max_tokens: NonNegativeInt = 16
+    max_tokens: PositiveInt = 16
     best_of: Count | None = None
-    echo: bool = False
     logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
     suffix: str = ""
 
@@ -109,8 +107,6 @@ class TextFields(Fields):
             problems.append(("best_of", "it must equal n: this server does not rank choices"))
         if self.suffix:
             problems.append(("suffix", "it is not supported: the model cannot fill in text before a suffix"))
-        if self.max_tokens == 0 and not self.echo:
-            problems.append(("max_tokens", "it must be at least 1, or 0 with echo"))
         return problems
 
 
@@ -201,21 +197,16 @@ def read_stream_options(body: dict[str, Any]) -> bool:
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-class RequestPrompt(NamedTuple):
-    ids: list[int]  # at least one
-    is_empty: bool  # whether the request has no prompt, so that `ids` is the default prompt
-
-
 def is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_ids(ids: list[int], param: str, tokenizer: Tokenizer) -> None:
+def check_ids(ids: list[int], tokenizer: Tokenizer) -> None:
     """Raise RequestError for an id that the tokenizer does not have."""
     for token in ids:
         if not 0 <= token < tokenizer.vocab_size:
-            message = f"{param}: {str(token)[:20]} is not a token id from 0 to {tokenizer.vocab_size - 1:,}"
-            raise RequestError(message, param)
+            message = f"prompt: {str(token)[:20]} is not a token id from 0 to {tokenizer.vocab_size - 1:,}"
+            raise RequestError(message, "prompt")
 
 
 def encode(text: str, param: str, tokenizer: Tokenizer) -> list[int]:
@@ -247,8 +238,8 @@ def token_text(token: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + content.decode("utf-8", "backslashreplace")
 
 
-def read_prompts(value: Any, tokenizer: Tokenizer, max_prompts: int) -> list[RequestPrompt]:
-    """Parse `prompt`: a string, a list of token ids, or a list of those. Raises RequestError."""
+def read_prompts(value: Any, tokenizer: Tokenizer, max_prompts: int) -> list[list[int]]:
+    """Return the ids of `prompt`: a string, a list of token ids, or a list of those. Raises RequestError."""
     value = "" if value is None else value
     single = isinstance(value, str) or (isinstance(value, list) and value and all(map(is_id, value)))
     prompts = [value] if single else value
@@ -264,10 +255,10 @@ def read_prompts(value: Any, tokenizer: Tokenizer, max_prompts: int) -> list[Req
     if not all(isinstance(prompt, kind) and (kind is str or all(map(is_id, prompt))) for prompt in prompts):
         raise RequestError("prompt must not mix strings, token ids, and lists of token ids", "prompt")
     if kind is str:
-        return [RequestPrompt(encode(text, "prompt", tokenizer), not text) for text in prompts]
+        return [encode(text, "prompt", tokenizer) for text in prompts]
     for ids in prompts:
-        check_ids(ids, "prompt", tokenizer)
-    return [RequestPrompt(ids or encode("", "prompt", tokenizer), not ids) for ids in prompts]
+        check_ids(ids, tokenizer)
+    return [ids or encode("", "prompt", tokenizer) for ids in prompts]
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -306,37 +297,32 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
             text = chat.prompt(body.get("messages"))
         except UserError as problem:
             raise RequestError(str(problem), "messages") from None
-        prompts = [RequestPrompt(encode(text, "messages", tokenizer), False)]
+        prompts = [encode(text, "messages", tokenizer)]
         max_tokens = fields.max_completion_tokens or fields.max_tokens
-        logprobs, echo, stop = fields.top_logprobs if fields.logprobs else None, False, (*stop, *chat.stop)
+        logprobs, stop = fields.top_logprobs if fields.logprobs else None, (*stop, *chat.stop)
     else:
         prompts = read_prompts(body.get("prompt"), tokenizer, limits.choices)
-        max_tokens, logprobs, echo = fields.max_tokens, fields.logprobs, fields.echo
-    scores_prompts = echo and logprobs is not None
-    slides = fields.context_stride is not None and not scores_prompts
-    lengths = [len(prompt.ids) for prompt in prompts]
+        max_tokens, logprobs = fields.max_tokens, fields.logprobs
+    lengths = [len(prompt) for prompt in prompts]
     config = gpt.model.config
-    documents = [split_documents(prompt.ids, config.document_token)[-1] for prompt in prompts]
-    contexts = lengths if scores_prompts else map(len, documents)
-    new_tokens = check_context(max(contexts), max_tokens, config.block_size, slides)
-    check_size(limits, lengths, fields.n, new_tokens, logprobs, scores_prompts)
+    context = max(len(split_documents(prompt, config.document_token)[-1]) for prompt in prompts)
+    new_tokens = check_context(context, max_tokens, config.block_size, fields.context_stride is not None)
+    check_size(limits, lengths, fields.n, new_tokens, logprobs)
     sampling = fields.sampling(read_biases(body, tokenizer.vocab_size))
     seed = secrets.randbelow(2**63) if fields.seed is None else fields.seed
     choices = [
         Choice(
             index * fields.n + sample,
             Completion(
-                prompt.ids,
+                prompt,
                 sampling,
                 max_new_tokens=max_tokens,
                 seed=seed,
                 sample=sample,
                 context_stride=fields.context_stride,
                 logprobs=logprobs,
-                prompt_logprobs=scores_prompts,
             ),
             TextStream(tokenizer, stop),
-            echo=prompt.ids if echo and not prompt.is_empty else [],
             skip=chat.answer_prefix if chat else "",
         )
         for index, prompt in enumerate(prompts)
@@ -359,22 +345,19 @@ def check_context(prompt_tokens: int, max_tokens: int | None, block_size: int, s
         if available > 0:
             problem += f", so max_tokens can be at most {available:,}, not {new_tokens:,}"
             remedy = "shorten the prompt or lower max_tokens"
-        slide = "set context_stride to slide the context (not with echo and logprobs)"
-        raise RequestError(f"{problem}; {remedy}, or {slide}", "prompt", "context_length_exceeded")
+        message = f"{problem}; {remedy}, or set context_stride to slide the context"
+        raise RequestError(message, "prompt", "context_length_exceeded")
     return new_tokens
 
 
-def check_size(
-    limits: Limits, lengths: list[int], n: int, new_tokens: int, logprobs: int | None, scores_prompts: bool
-) -> None:
+def check_size(limits: Limits, lengths: list[int], n: int, new_tokens: int, logprobs: int | None) -> None:
     """Raise RequestError if a request is too large. lengths: tokens per prompt. new_tokens: per choice."""
-    tokens, choices = sum(lengths), len(lengths) * n
-    scored = choices * new_tokens + n * tokens * scores_prompts
+    choices = len(lengths) * n
     for param, what, value, limit in (
         ("n", "choices (prompts * n)", choices, limits.choices),
         ("max_tokens", "new tokens (prompts * n * max_tokens)", choices * new_tokens, limits.new_tokens),
-        ("prompt", "prompt tokens", tokens, limits.prompt_tokens),
-        ("logprobs", "log-probabilities", scored * (logprobs or 0), limits.log_probabilities),
+        ("prompt", "prompt tokens", sum(lengths), limits.prompt_tokens),
+        ("logprobs", "log-probabilities", choices * new_tokens * (logprobs or 0), limits.log_probabilities),
     ):
         if value > limit:
             raise RequestError(f"a request can have at most {limit:,} {what}, not {value:,}", param)
@@ -388,7 +371,7 @@ class Token(NamedTuple):
 
     id: int
     offset: int  # characters of the choice's text before it, including the skipped prefix
-    logprobs: TokenLogprobs | None  # None for the first token of a prompt
+    logprobs: TokenLogprobs
 
 
 class ChoiceDelta(NamedTuple):
@@ -401,18 +384,17 @@ class ChoiceDelta(NamedTuple):
 class Choice(CompletionReader):
     """One choice of a response: text and log-probabilities of a completion, read as they are generated."""
 
-    def __init__(self, index: int, completion: Completion, text: TextStream, echo: list[int], skip: str):
-        """echo: ids of the prompt to repeat, or []. skip: prefix to remove from the text."""
+    def __init__(self, index: int, completion: Completion, text: TextStream, skip: str):
+        """skip: prefix to remove from the text."""
         super().__init__(completion, text)
-        self.index, self.echo, self.skip = index, echo, skip
+        self.index, self.skip = index, skip
         self.characters = 0  # length of the text so far
         self.pending: deque[Token] = deque()  # tokens whose text is not complete
         self.deltas: list[ChoiceDelta] = []
 
     def delta(self) -> ChoiceDelta:
         """Return what was generated since the last call."""
-        text = self._read_echo() if self.echo else ""
-        held_back = self.text.held_back
+        text, held_back = "", self.text.held_back
         for token in self.read():
             if token.id is not None and self.completion.logprobs is not None:
                 self.pending.append(Token(token.id, self.characters + len(text) + len(held_back), token.logprobs))
@@ -428,16 +410,6 @@ class Choice(CompletionReader):
                 tokens.append(self.pending.popleft())
         self.deltas.append(ChoiceDelta(text, tokens))
         return self.deltas[-1]
-
-    def _read_echo(self) -> str:
-        """Return the text of the prompt. Its log-probabilities are complete before the first new token."""
-        ids, self.echo = self.echo, []
-        decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
-        for token, logprobs in zip(ids, self.completion.prompt_token_logprobs or [None] * len(ids), strict=True):
-            if self.completion.logprobs is not None:
-                self.pending.append(Token(token, len(text), logprobs))
-            text += decoder.decode(token_bytes(token, self.text.tokenizer))
-        return text + decoder.decode(b"", final=True)
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -511,8 +483,8 @@ class CompletionAnswer(ResponseFormat):
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         return {
             "tokens": [token_text(token.id, self.tokenizer) for token in tokens],
-            "token_logprobs": [token.logprobs and clip(token.logprobs.logprob) for token in tokens],
-            "top_logprobs": [token.logprobs and self.top_logprobs(token) for token in tokens],
+            "token_logprobs": [clip(token.logprobs.logprob) for token in tokens],
+            "top_logprobs": [self.top_logprobs(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
 

@@ -87,9 +87,7 @@ REFUSED: dict[str, Refusal] = {
     **_refused("use repetition_penalty, which counts the whole text", "repeat_last_n", -1),
     **_refused("use temperature=0 for greedy decoding", "do_sample", True),
     **_refused("use logprobs", "top_logprobs n_probs top_n_tokens", 0),
-    **_refused("use echo and logprobs in /v1/completions", "prompt_logprobs"),
-    **_refused("use echo and logprobs in /v1/completions", "decoder_input_details", False),
-    **_refused("use echo in /v1/completions", "echo return_full_text", False),
+    **_refused("only the new tokens have log-probabilities; folio.load computes those of a text", "prompt_logprobs"),
     **_refused("the context length is the model's; use context_stride", "num_ctx truncate_prompt_tokens"),
     **_refused("give its fields next to the others", "options parameters extra_body", {}),
     # --- sampling, and the end of an answer ---
@@ -109,6 +107,7 @@ REFUSED: dict[str, Refusal] = {
     **_refused(PROMPT, "add_generation_prompt", True),
     **_refused(PROMPT, "continue_final_message raw", False),
     **_refused("the model cannot fill in text before a suffix", "suffix", ""),
+    **_refused("the answer is only the new text", "echo return_full_text decoder_input_details", False),
     **_refused("the answer ends before the stop string", "include_stop_str_in_output no_stop_trim", False),
     **_refused(SHAPE, "skip_special_tokens", True),
     **_refused(SHAPE, "return_token_ids return_tokens return_tokens_as_token_ids", False),

@@ -9,7 +9,7 @@ import torch
 from folio.decoding import torch_decoder
 from folio.decoding.cpu_decoder import CPUBatch
 from folio.decoding.sampling import Sampling
-from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs, generate
+from folio.decoding.scheduler import Completion, Scheduler, generate
 from folio.machine.runtime import resolve_runtime
 from model import GPT
 from tests.support import decoding
@@ -28,11 +28,6 @@ DTYPES = ["float32", "bfloat16", "int8", "torch float32"]
 EOT = 3
 
 
-def all_logprobs(completion: Completion) -> list[TokenLogprobs]:
-    """The log-probabilities of the prompt and of the tokens."""
-    return [entry for entry in (*completion.prompt_token_logprobs, *completion.token_logprobs) if entry]
-
-
 def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Completion]:
     """Prompts with common prefixes, longer or shorter than the context of 24 tokens, with random settings."""
     prefix = [rng.randrange(V) for _ in range(20)]
@@ -48,12 +43,11 @@ def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Compl
         yield Completion(
             prompt,
             sampling,
-            rng.choice([0, 1, 2, 30, 60]),
+            rng.choice([1, 2, 30, 60]),
             rng.randrange(3),
             rng.randrange(3),
             rng.choice([None, None, 1, 5]),
             logprobs=rng.choice([None, 0, 3]),
-            prompt_logprobs=rng.random() < 0.3,
         )
 
 
@@ -82,7 +76,7 @@ def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, docume
         scheduler.step()
     assert not scheduler.completions and len(scheduler.free_rows) == len(scheduler.contexts)
     for completion in completions:
-        alone = replace(completion, tokens=[], token_logprobs=[], prompt_token_logprobs=[], finish_reason=None)
+        alone = replace(completion, tokens=[], token_logprobs=[], finish_reason=None)
         run_scheduler(Scheduler(decoder, rows=1, eot=EOT), alone)
         expected = alone.tokens[: len(completion.tokens)] if completion in cancelled else alone.tokens
         settings = dict(sampling=completion.sampling, samples=[completion.sample], seed=completion.seed, eot=EOT)
@@ -92,12 +86,10 @@ def test_a_completion_is_independent_of_the_batch(dtype, ahead, position, docume
             assert completion.finish_reason == "cancelled"
         elif completion.tokens == expected:  # otherwise, rounding decided
             assert completion.finish_reason == ("length" if len(expected) == completion.max_new_tokens else "stop")
-            actual = [entry.logprob for entry in all_logprobs(completion)]
-            assert actual == pytest.approx([entry.logprob for entry in all_logprobs(alone)], abs=tolerance, rel=0)
-            assert all(len(entry.top) == (completion.logprobs or 0) for entry in all_logprobs(completion))
-            assert len(actual) == (len(expected) if completion.logprobs is not None else 0) + (
-                min(23, len(completion.prompt) - 1) if completion.prompt_logprobs else 0
-            )
+            actual = [entry.logprob for entry in completion.token_logprobs]
+            assert actual == pytest.approx([entry.logprob for entry in alone.token_logprobs], abs=tolerance, rel=0)
+            assert all(len(entry.top) == completion.logprobs for entry in completion.token_logprobs)
+            assert len(actual) == (len(expected) if completion.logprobs is not None else 0)
 
 
 def test_a_long_prompt_does_not_block_the_others(seed):
@@ -164,23 +156,23 @@ def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
 def test_log_probabilities_match_the_model(dtype, seed):
-    """For prompt and tokens, before penalties, temperature, and filters, against a forward pass and NumPy's softmax.
+    """Before penalties, temperature, and filters, against a forward pass and NumPy's softmax.
 
     The padding of the vocabulary has a probability, as in the loss, but is not returned.
     """
     model = random_model(seed, block_size=160)
     prompt = torch.randint(17, (100,)).tolist()
     sampling = Sampling(repetition_penalty=1.3, temperature=0.5, top_k=3, presence_penalty=1.0)
-    completion = Completion(prompt, sampling, 30, logprobs=4, prompt_logprobs=True)
+    completion = Completion(prompt, sampling, 30, logprobs=4)
     others = [Completion([5, n], sampling, 60) for n in range(3)]
     run_scheduler(Scheduler(decoder_in(dtype, model), rows=3, vocab_size=17), *others[:2], completion, others[2])
     ids = [*prompt, *completion.tokens]
     logits = model.logits(torch.tensor([ids]))[0].detach().double().numpy()
     logprobs = (logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))[:, :17]
-    assert completion.prompt_token_logprobs[0] is None and len(completion.tokens) == 30
-    actual = [*completion.prompt_token_logprobs[1:], *completion.token_logprobs]
+    assert len(completion.tokens) == 30
+    scored = zip(completion.token_logprobs, completion.tokens, logprobs[len(prompt) - 1 : -1], strict=True)
     tolerance = 2 * within(logits, logits_error(model.config, len(ids)))["atol"]  # of a logit, and of a log-sum-exp
-    for (logprob, top), token, expected in zip(actual, ids[1:], logprobs[:-1], strict=True):
+    for (logprob, top), token, expected in scored:
         assert logprob == pytest.approx(expected[token], abs=tolerance)
         assert [value for _, value in top] == pytest.approx(sorted(expected)[:-5:-1], abs=tolerance)
         assert [expected[id] for id, _ in top] == pytest.approx(sorted(expected)[:-5:-1], abs=tolerance)

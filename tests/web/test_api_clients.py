@@ -69,8 +69,8 @@ def test_openai_completes_and_streams(client, gpt):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     assert texts == expected and last.choices == [] and last.usage == answer.usage
-    (choice,) = client.completions.create(**request | {"n": 1}, logprobs=3, echo=True).choices
-    assert choice.text == PROMPT + expected[0] and len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+    (choice,) = client.completions.create(**request | {"n": 1}, logprobs=3).choices
+    assert choice.text == expected[0] and len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == 20
 
 
 def test_openai_raises_its_errors(client):

@@ -55,7 +55,7 @@ def test_defaults_are_openais():
 def test_all_fields():
     penalties = {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5}
     filters = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1}
-    body = {"prompt": ["a", "b"], "n": 2, "best_of": 2, "max_tokens": 3, "seed": 7, "logprobs": 20, "echo": True}
+    body = {"prompt": ["a", "b"], "n": 2, "best_of": 2, "max_tokens": 3, "seed": 7, "logprobs": 20}
     body |= {"stop": ["x", "yz"], "stream": True, "stream_options": {"include_usage": True}, "context_stride": 4}
     request = read({**body, **penalties, **filters, "logit_bias": {"1": -100, "2": 5.5}})
     assert request.stream and request.include_usage and request.prompt_tokens == 2
@@ -63,7 +63,7 @@ def test_all_fields():
         assert choice.index == index and completion.prompt == [1 + index // 2] and completion.sample == index % 2
         assert completion.sampling == Sampling(**penalties, **filters, logit_bias=((1, -100.0), (2, 5.5)))
         assert (completion.seed, completion.max_new_tokens, completion.context_stride) == (7, 3, 4)
-        assert completion.logprobs == 20 and completion.prompt_logprobs
+        assert completion.logprobs == 20
         assert choice.text.stop == ("x", "yz")
 
 
@@ -90,7 +90,7 @@ def test_prompts_are_strings_or_ids(prompt, ids):
         ("prompt", "vocabulary: 'x' 'y' '本'", ["axbyx本"]),
         ("prompt", r"'\ud800'", ["\ud800"]),
         ("prompt", "at most 128 prompts", [["x"] * 129]),
-        ("max_tokens", "0 with echo", [0]),
+        ("max_tokens", "at least 1", [0]),
         ("temperature", "1e-6", [1e-9]),
         ("n", "integer", ["2" * 1000]),
         ("best_of", "must equal n", [3]),
@@ -126,22 +126,15 @@ def test_prompt_and_new_tokens_must_fit_in_the_context():
         assert f"{CONTEXT} tokens, and the prompt has {length}" in str(raised.value)
         assert (f"at most {available}, not {available + 1}" in str(raised.value)) == (available > 0)
         assert read({"prompt": "a" * length, "max_tokens": 99, "context_stride": 8}).prompt_tokens == length
-    scored = {"echo": True, "logprobs": 0}
-    read({"prompt": "a" * CONTEXT, "max_tokens": 0, **scored})
-    for extra in ({"max_tokens": 0}, {"max_tokens": 0, "context_stride": 1}):
-        with pytest.raises(RequestError, match="the prompt has 25"):
-            read({"prompt": "a" * (CONTEXT + 1), **scored, **extra})
 
 
 def test_with_a_mask_of_documents_only_the_last_one_must_fit_in_the_context():
-    """Unless the log-probabilities of the whole prompt are requested."""
     eot = CHARACTERS.eot
     model = random_model(1, vocab_size=CHARACTERS.vocab_size, block_size=CONTEXT, document_token=eot)
     gpt, body = LanguageModel(model, CHARACTERS, "cpu"), {"prompt": [*[1] * CONTEXT, eot, 2, 3], "max_tokens": 5}
     assert read(body, gpt).completions[0].prompt == body["prompt"]
-    for other, changes in ((gpt, {"echo": True, "logprobs": 0}), (GPT, {})):
-        with pytest.raises(RequestError, match=f"the prompt has {CONTEXT + 3}"):
-            read(body | changes, other)
+    with pytest.raises(RequestError, match=f"the prompt has {CONTEXT + 3}"):
+        read(body, GPT)
 
 
 def test_request_size_is_limited():
@@ -150,10 +143,10 @@ def test_request_size_is_limited():
         with pytest.raises(RequestError) as raised:
             read({"prompt": ["a", "b"], "n": 3, "max_tokens": 5}, **limits)
         assert raised.value.param == param
-    scored = {"prompt": "abc", "max_tokens": 2, "echo": True, "logprobs": 4, "n": 2}
-    read(scored, log_probabilities=40)
-    with pytest.raises(RequestError, match="at most 39 log-probabilities, not 40"):
-        read(scored, log_probabilities=39)
+    scored = {"prompt": "abc", "max_tokens": 2, "logprobs": 4, "n": 2}
+    read(scored, log_probabilities=16)
+    with pytest.raises(RequestError, match="at most 15 log-probabilities, not 16"):
+        read(scored, log_probabilities=15)
     for n in (10**9, 2**62):
         with pytest.raises(RequestError, match="at most 128"):
             read({"n": n})
@@ -198,8 +191,6 @@ def logprobs_of(token: int) -> TokenLogprobs:
 def generate(answer: CompletionAnswer, tokens: list[int], rng: random.Random) -> bytes:
     """Add tokens to the completion of an answer, a few at a time, and return the bytes sent."""
     (completion,) = answer.request.completions
-    if completion.prompt_logprobs:
-        completion.prompt_token_logprobs += [None, *(logprobs_of(token) for token in completion.prompt[1:])]
     remaining, sent = list(tokens), b""
     while not answer.readers[0].has_ended:
         for token in remaining[: rng.randint(1, 3)]:
@@ -218,22 +209,21 @@ def events_of(sent: bytes) -> list[dict]:
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-@pytest.mark.parametrize("echo", [False, True])
-def test_text_and_log_probabilities_do_not_depend_on_how_tokens_arrive(echo, seed):
+def test_text_and_log_probabilities_do_not_depend_on_how_tokens_arrive(seed):
     """Streamed parts add up to the complete answer. Tokens begin at their offsets and end with the text."""
     rng = random.Random(seed)
     for _ in range(200):
         text = "".join(rng.choices("aé日🎉 ", k=rng.randint(0, 6)))
         stop = rng.choice([None, "é", "a ", "日🎉"])
         prompt = rng.choice(["é", "a日", ""])
-        body = {"prompt": prompt, "echo": echo, "logprobs": 2, "stop": stop, "stream_options": {"include_usage": True}}
+        body = {"prompt": prompt, "logprobs": 2, "stop": stop, "stream_options": {"include_usage": True}}
         requests = [read({**body, "max_tokens": 1, "stream": stream}, GPT_BYTES) for stream in (False, True)]
         tokens = [*text.encode()]
         answers = [CompletionAnswer(request, "m", "fp_1", GPT_BYTES.tokenizer) for request in requests]
         sent, events = (generate(answer, tokens, rng) for answer in answers)
         answer = json.loads(sent)
         (choice,) = answer["choices"]
-        expected = (prompt if echo else "") + (text.split(stop)[0] if stop else text)
+        expected = text.split(stop)[0] if stop else text
         assert choice["text"] == expected
         assert choice["finish_reason"] == ("stop" if stop and stop in text else "length")
 
@@ -241,11 +231,8 @@ def test_text_and_log_probabilities_do_not_depend_on_how_tokens_arrive(echo, see
         assert logprobs["tokens"] == [token_text(token) for token in expected.encode()]
         positions = [position for position, c in enumerate(expected) for _ in c.encode()]
         assert logprobs["text_offset"] == positions
-        unscored = bool(echo and prompt)
-        scored = [-token / 7 for token in expected.encode()][unscored:]
-        assert logprobs["token_logprobs"] == [None] * unscored + scored
-        assert logprobs["top_logprobs"][:unscored] == [None] * unscored
-        for name, logprob, top in list(zip(*list(logprobs.values())[:3], strict=True))[unscored:]:
+        assert logprobs["token_logprobs"] == [-token / 7 for token in expected.encode()]
+        for name, logprob, top in zip(*list(logprobs.values())[:3], strict=True):
             assert top[name] == logprob and list(top)[:2] == ["\x00", "\x01"]
 
         usage = answer["usage"]
