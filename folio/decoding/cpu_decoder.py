@@ -342,8 +342,9 @@ class CPUBatch:
             part = tokens[start : start + PREFILL]
             self.run_tokens(part, [n for n, (_, row, position) in enumerate(part) if (row, position) in ends])
 
-    def score(self, row: int, context: list[int], count: int) -> Tensor:
-        tokens, logits = self.new_tokens(row, context, count), []
+    def score(self, context: list[int]) -> Tensor:
+        """Fill row 0 with ids at positions 0, 1, ... Returns the logits after each of these T ids: (T, V)."""
+        tokens, logits = self.new_tokens(0, context, 0), []
         for start in range(0, len(tokens), PREFILL):
             part = tokens[start : start + PREFILL]
             self.run_tokens(part, list(range(len(part))))

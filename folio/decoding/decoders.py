@@ -34,11 +34,6 @@ class Batch(Protocol):
         prefixes: by row, the part of the context that is cached. The other rows stay as they are.
         """
 
-    def score(self, row: int, context: list[int], count: int) -> Tensor:
-        """Like `prefill`, for a row whose first `count` ids are cached. Returns the logits after each of the other ids,
-        (ids, V).
-        """
-
     def sample(self, rows: list[int]) -> Callable[[], list[int]]:
         """Sample the next token of these rows from their logits.
 

@@ -337,7 +337,7 @@ class LanguageModel:
         if self.dtype in QUANTIZED:  # only the decoder has the weights
             batch = self.decoder.batch(1)
             documents = split_documents(ids, self.model.config.document_token)
-            logits = torch.cat([batch.score(0, document, 0) for document in documents])
+            logits = torch.cat([batch.score(document) for document in documents])
         else:
             with inference_context(self.model, self.runtime):
                 (logits,) = self.model.logits(torch.tensor([ids], device=self.runtime.device))

@@ -90,15 +90,6 @@ class TorchBatch:
                 logits = next_logits(self.model, cache, idx)  # (n, V)
             self.fill(rows, cache, length, logits)
 
-    @torch.inference_mode()
-    def score(self, row: int, context: list[int], count: int) -> Tensor:
-        cache, idx = self.empty_cache(1), torch.tensor([context], device=self.runtime.device)
-        with inference_context(self.model, self.runtime):
-            logits = self.model.logits(idx, kernel=cache)[0].float()  # (T, V)
-        self.logits = self.logits.clone()
-        self.fill([row], cache, len(context), logits[-1:])
-        return logits[count:]
-
     def empty_cache(self, rows: int) -> KVCache:
         return KVCache(self.model.config, rows, self.cache.kv.dtype, self.runtime.device)
 
