@@ -23,7 +23,6 @@ from folio.decoding.prompts import encode_prompt, prompt_warnings
 from folio.decoding.scheduler import Step
 from folio.decoding.text_stream import TextStream
 from folio.evaluation.answers import answer_pairs
-from folio.evaluation.benchmarks import encode_endings, read_questions
 from folio.evaluation.texts import open_files
 from folio.web import completions
 from folio.web.chat import ChatTemplate
@@ -108,11 +107,13 @@ def by_pairs(tokenizer, text, folder, monkeypatch, seen):
     return seen[0]
 
 
-def by_question(tokenizer, text, folder, *_):
-    row = {"text": f"{text} a"}
-    (question,) = read_questions("lambada", file_of(json.dumps(row), folder, "questions.jsonl"))
-    (ending,) = encode_endings(tokenizer, "lambada", question, 64)
-    return ending.ids[:-2]  # without " a"
+def by_benchmark(tokenizer, text, *_):
+    instance = pytest.importorskip("lm_eval.api.instance")
+    from folio.evaluation.benchmarks import HarnessModel
+
+    model = HarnessModel(model_of(tokenizer).model, tokenizer, None, None)
+    ids, n = model._encode(instance.Instance("loglikelihood", {}, (text, " a"), 0, ("task", 0, 1)))
+    return ids[:-n]
 
 
 INPUTS: dict[str, Input] = {
@@ -130,7 +131,7 @@ INPUTS: dict[str, Input] = {
     "viewer": by_viewer,
     "evaluate --text": by_text_file,
     "evaluate --pairs": by_pairs,
-    "evaluate --questions": by_question,
+    "evaluate --tasks": by_benchmark,
 }
 CHAT = by_request(lambda text: {"messages": [{"role": "user", "content": text}]}, ChatTemplate("pairs"))
 

@@ -3,19 +3,17 @@
     python tools/evaluate.py out-shakespeare-char
     python tools/evaluate.py gpt2 gpt2-medium --text=novel.txt --stride=512
     python tools/evaluate.py out-learned out-rotary --context=512     by position, even beyond block_size
-    python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
-    python tools/evaluate.py out-mine --tasks=hellaswag --questions=mine.jsonl
+    python tools/evaluate.py gpt2 --tasks=hellaswag,lambada_openai --limit=1000   tasks of lm-evaluation-harness
+    python tools/evaluate.py out-mine --tasks=questions.yaml                      your own, in its format
     python tools/evaluate.py out-translate --tasks=pairs              answers to held-out prompts
     python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
     python tools/evaluate.py out-chorales --tasks=music               generated and held-out pieces
 
 Text (the validation set of the run's data, or --text): loss, perplexity and bits per byte, beside the bits per byte of
-xz on a validation set; with --context=N, the loss by position in windows of N + 1 consecutive tokens. LAMBADA: the
-accuracy of greedy decoding on the last word of a passage, and the perplexity of that word. HellaSwag: the accuracy of
-choosing one of several endings, by total log-likelihood (acc) and by log-likelihood per byte (acc_norm). Pairs of
-prompts and completions (the validation set, or --pairs): exact match of greedy decoding, chrF, BLEU, and ROUGE. Music:
-how many of 200 generated pieces parse, how well they keep meter and key, the distance of their intervals and durations
-from held-out pieces, and how much they copy.
+xz on a validation set; with --context=N, the loss by position in windows of N + 1 consecutive tokens. Tasks of
+lm-evaluation-harness: their metrics, with Folio's intervals. Pairs of prompts and completions (the validation set, or
+--pairs): exact match of greedy decoding, chrF, BLEU, and ROUGE. Music: how many of 200 generated pieces parse, how well
+they keep meter and key, the distance of their intervals and durations from held-out pieces, and how much they copy.
 
 The 95 % intervals are over documents, which may differ in length, or over blocks or windows of a text with fewer than 5
 documents. They describe the variance over other text of the same kind, not over training seeds. To find out which of

@@ -357,10 +357,15 @@ class LanguageModel:
         """Encode a prompt with the model's tokenizer; see prompts.encode_prompt."""
         return encode_prompt(self.tokenizer, text, on_unknown)
 
-    def batches(self, requests: Iterable[Request], config: GenerationConfig) -> Iterator[TextBatch]:
+    def batches(
+        self, requests: Iterable[Request], config: GenerationConfig, stop: Sequence[str] = ()
+    ) -> Iterator[TextBatch]:
         """Generate the texts that follow the prompts of requests, config.batch_size at a time, or as many as fit in
         memory. A request is the ids of a prompt, and the number of the sample, on which its random numbers depend.
+
+        stop: texts before which a text ends, besides config.stop.
         """
+        stops = [*stop, config.stop] if config.stop else stop
         device, requests, first = self.runtime.device, iter(requests), 0
         available = memory.free(device) or memory.free(torch.device("cpu"))  # Apple's GPUs share the CPU's memory
         rows = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))  # that fit
@@ -370,7 +375,7 @@ class LanguageModel:
             note(f"batch_size={config.batch_size:,}: {reason}, so {texts} generated at a time")
         requests, rows = chain(batch, requests), min(len(batch), rows)
         while batch := list(islice(requests, rows)):
-            streams, ended = [TextStream(self.tokenizer, config.stop) for _ in batch], [False for _ in batch]
+            streams, ended = [TextStream(self.tokenizer, stops) for _ in batch], [False for _ in batch]
             yield TextBatch(range(first, first + len(batch)), self._steps(batch, config, ended), streams, ended)
             first += len(batch)
 

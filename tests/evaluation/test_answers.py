@@ -236,7 +236,7 @@ def test_comparing(agreeing, tmp_path, capsys):
     "words, message",
     [
         (["out", "--pairs=a.jsonl"], "pairs=a.jsonl.*--tasks=pairs"),
-        (["out", "--tasks=lambada", "--stop=x"], "stop=x.*--tasks=pairs"),
+        (["out", "--tasks=hellaswag", "--stop=x"], "stop=x.*--tasks=pairs"),
         (["out", "--baseline=first_sentence"], "baseline=first_sentence.*--tasks=pairs"),
         (["out", "--tasks=pairs", "--baseline=lead"], "baseline=lead: "),
         (["out", "--tasks=pairs", "--pairs=a", "--dataset=b"], "pairs=a.*--dataset"),

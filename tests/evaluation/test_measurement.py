@@ -13,7 +13,8 @@ from folio.evaluation.answers import EXACT
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load_model, name_problems, write_results
 from folio.evaluation.scores import LOSS
 from folio.machine import data_parallel
-from tests.support.evaluations import loss_error, replace_fetch
+from tests.support.benchmark_tasks import LAST_WORDS, write_task
+from tests.support.evaluations import loss_error
 
 CPU = dict(device="cpu", dtype="float32")
 
@@ -52,22 +53,22 @@ def test_quantization_prints_the_change_of_the_loss(run, capsys):
 def test_workers_measure_texts_but_not_tasks(run, set_threads, monkeypatch):
     set_threads(2)
     monkeypatch.setattr(data_parallel, "MIN_ELEMENTS", 1)
-    for tasks, workers in ((None, 2), ("lambada", 1)):
+    for tasks, workers in ((None, 2), ("hellaswag", 1)):
         assert load_model(run, MeasurementConfig(tasks=tasks)).runtime.workers == workers
 
 
-@pytest.mark.needs("sacrebleu", "rouge_score")
-def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
+@pytest.mark.needs("lm_eval", "sacrebleu", "rouge_score")
+def test_tasks_are_measured_in_the_given_order(run, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "the king", "completion": " and"}) + "\n")
-    passages = [{"text": text} for text in ("The king and his love", "fair crown")]
-    replace_fetch(monkeypatch, tmp_path, {"4aa8": "\n".join(map(json.dumps, passages)).encode()})
+    words = [{"text": "The king and his", "endings": ["love"], "gold": 0}] * 2
+    task = write_task(tmp_path, "words", LAST_WORDS, rows=words)
     pairs = str(tmp_path / "pairs.jsonl")
     source = f"pairs of {pairs}"
-    for tasks, sources in (("lambada,pairs", ["lambada", source]), ("pairs, lambada", [source, "lambada"])):
+    for tasks, sources in ((f"{task},pairs", ["words", source]), (f"pairs, {task}", [source, "words"])):
         evaluation = evaluate_model(run, MeasurementConfig(tasks=tasks, pairs=pairs, limit=1, **CPU))
         assert [*evaluation.coverage] == sources
         measured = {(measure.source, measure.name): len(measure.values) for measure in evaluation.measures}
-        assert measured["lambada", "accuracy"] == measured[source, EXACT] == 1
+        assert measured["words", "acc"] == measured[source, EXACT] == 1
     cfg = MeasurementConfig(answers=str(tmp_path / "answers.jsonl"), json=str(tmp_path / "results.json"))
     write_results(cfg, [evaluation], {"results": []})
     (row,) = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
@@ -75,18 +76,6 @@ def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "results.json").read_text()) == {"results": []}
 
 
-def test_questions_in_a_file_are_measured_under_its_name(run, tmp_path):
-    file = tmp_path / "own.jsonl"
-    rows = [{"text": "the king and", "ctx": "the king", "endings": ["and", "by"], "label": 0}] * 2
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    for task, names in (("lambada", {"accuracy", "loss of the word, nats", "perplexity of the word"}),
-                        ("hellaswag", {"acc", "acc_norm"})):  # fmt: skip
-        evaluation = evaluate_model(run, MeasurementConfig(tasks=task, questions=str(file), limit=1, **CPU))
-        (source,) = evaluation.coverage
-        assert source == f"{task} of {file}"
-        assert {(m.source, m.name, len(m.values)) for m in evaluation.measures} == {(source, n, 1) for n in names}
-
-
 def test_a_task_among_the_runs_is_an_error():
     assert name_problems("runs", ["out", "gpt2"]) == []
-    assert name_problems("runs", ["out", "hellaswag"])[0][1].startswith("hellaswag is a task")
+    assert name_problems("runs", ["out", "pairs"])[0][1].startswith("pairs is a task")

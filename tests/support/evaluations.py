@@ -1,13 +1,8 @@
 """Small models, measures with given values, and comparisons."""
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 
-from folio import UserError
-from folio.evaluation import benchmarks
 from folio.evaluation.comparison import Design, compare
 from folio.evaluation.scores import Coverage, Evaluation, Measure
 from model import GPT, GPTConfig
@@ -59,15 +54,3 @@ def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
     """The comparison of two checkpoints a and b, given what was measured of each."""
     sides = [[Evaluation("a", first, {"text": Coverage()})], [Evaluation("b", second, {"text": Coverage()})]]
     return compare(sides, Design([["a"], ["b"]]))
-
-
-def replace_fetch(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes]) -> None:
-    """Replace `fetch` by a function that returns only these files, keyed by the first four digits of their sha256."""
-
-    def fetch(name: str, digest: str, sources: list) -> Path:
-        if digest[:4] not in files:
-            raise UserError(f"{name} could not be fetched")
-        (folder / digest).write_bytes(files[digest[:4]])
-        return folder / digest
-
-    monkeypatch.setattr(benchmarks, "fetch", fetch)

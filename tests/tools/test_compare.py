@@ -1,6 +1,5 @@
 """The output and errors of tools/compare.py."""
 
-import json
 import shutil
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ import pytest
 from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import load
-from tests.support.evaluations import replace_fetch
+from tests.support.benchmark_tasks import LAST_WORDS, write_task
 from tools import compare
 from tools.compare import CompareConfig
 from train import train
@@ -29,19 +28,25 @@ def compared(tmp_path, capsys) -> Callable[..., tuple[str, dict]]:
     return run_tool
 
 
-def test_two_checkpoints(run, tmp_path, monkeypatch, compared):
-    """A task counts the characters that are left out."""
+def test_two_checkpoints(run, tmp_path, compared):
     text, copy = tmp_path / "new.txt", shutil.copytree(run, f"{run}-copy")
     text.write_text("the king shall love\n\n" * 30 + "his crown and swear", encoding="utf-8")
     out, output = compared(run, copy, "--text", str(text), "--split_on=\\n\\n", "--stride", "4")
     assert "31 documents |" in out and "do not differ significantly" in out
     assert len(output["results"]) == 6 and output["comparisons"][0]["p"] == 1
     assert output["results"][0]["low"] < output["results"][0]["value"] < output["results"][0]["high"]
-    passages = ["The king said é to his love", "fair no3 crown"]
-    replace_fetch(monkeypatch, tmp_path, {"4aa8": "\n".join(json.dumps({"text": t}) for t in passages).encode()})
-    out, _ = compared(run, copy, "--tasks=lambada", "--limit=1")
-    assert f"{run} left out 1 of the 27 characters of lambada (3.70%)" in out
-    assert "lambada, accuracy: on this text, the checkpoints" in out and "| 1 passages |" in out
+
+
+@pytest.mark.needs("lm_eval")
+def test_two_checkpoints_on_a_benchmark(run, tmp_path, compared):
+    """The characters that are left out are counted."""
+    copy = shutil.copytree(run, f"{run}-copy")
+    rows = [{"text": "The king said é to his", "endings": ["love"], "gold": 0}] * 2
+    task = write_task(tmp_path, "words", LAST_WORDS, rows=rows)
+    out, output = compared(run, copy, f"--tasks={task}", "--limit=1")
+    assert f"{run} left out 1 of the 27 characters of words (3.70%)" in out
+    assert "words, acc: on this text, the checkpoints" in out and "| 1 examples |" in out
+    assert [row["run"] for row in output["benchmarks"]] == [run, copy]
 
 
 def test_two_settings(tiny, tmp_path, compared):
@@ -69,7 +74,7 @@ def test_two_settings(tiny, tmp_path, compared):
     [
         (["a", "b", "c"], r"two sides.* 3 .*tools/compare\.py"),
         (["a", "b", "--tasks=music"], r"tasks=music.*tools/evaluate\.py"),
-        (["a", "b", "--tasks", "lambada", "hellaswag"], "hellaswag.*--tasks=lambada,"),
+        (["a", "b", "--tasks", "hellaswag", "pairs"], "pairs.*--tasks=pairs,"),
     ],
 )
 def test_bad_settings_are_an_error(words, message, compared):
