@@ -36,7 +36,7 @@ from folio import UserError
 from folio.base.progress import note, progress_bar
 from folio.data.tokenizer import Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
-from folio.decoding.prompts import default_prompt, encode_text
+from folio.decoding.prompts import default_prompt, encode_text, unknown_characters
 from folio.evaluation.scores import Coverage, Evaluation, Measure, count_characters
 from folio.evaluation.text_loss import BATCH_TOKENS
 from folio.machine.runtime import Runtime
@@ -172,11 +172,20 @@ class HarnessModel(LM):
         return self._score([self._encode(request) for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Return the log-likelihood of each text in nats. Each token is predicted once, in disjoint contexts."""
+        """Return the log-likelihood of each text in nats. Each token is predicted once, in disjoint contexts.
+
+        Raises UserError for unknown characters: lm-eval divides by the number of bytes or words of the whole text.
+        """
         windows, counts = [], []
         for request in requests:
-            self.requests[request.task_name] += 1
-            ids = encode_text(self.tokenizer, request.args[0])
+            self._count(request, is_truncated=False)
+            (text,) = request.args
+            if unknown := next(unknown_characters(self.tokenizer, text), None):
+                raise UserError(
+                    f"{request.task_name}: it measures whole texts, but {unknown!r} is not in the vocabulary of this "
+                    f"model; use one with another tokenizer, or --text with --on_unknown=skip"
+                )
+            ids = encode_text(self.tokenizer, text)
             pairs = list(get_rolling_token_windows(ids, self.prefix, self.block_size, context_len=1))
             windows += [([*context, predicted[-1]], len(predicted)) for context, predicted in pairs]
             counts.append(len(pairs))

@@ -226,6 +226,13 @@ def test_an_ending_without_a_known_character_is_an_error(tmp_path):
         evaluated(path, CharTokenizer("dehlorw"))
 
 
+def test_a_text_with_unknown_characters_has_no_loss(tmp_path):
+    """Characters that were left out counted in the bytes, so the bits per byte were too low."""
+    path = write_task(tmp_path, "texts", TEXTS, [PER_BYTE])
+    with pytest.raises(UserError, match=r"^texts: .* 'I' is not in the vocabulary"):
+        evaluated(path, CharTokenizer(" ,dehlorw"))
+
+
 def test_a_text_without_a_context_follows_the_default_prompt(tmp_path):
     """An empty context, or one of unknown characters, has no token from which the first one could be predicted."""
     rows = [{"text": text, "endings": ["hello", "held"], "gold": 0} for text in ("", "é")]
