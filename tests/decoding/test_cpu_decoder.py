@@ -17,7 +17,7 @@ import torch
 
 from folio.checkpoints.build_model import crop_block_size
 from folio.decoding import cpu_decoder, decode_step
-from folio.decoding.cpu_decoder import CPUBatch, CPUDecoder, computes_model
+from folio.decoding.cpu_decoder import PREFILL, CPUBatch, CPUDecoder, computes_model
 from folio.decoding.decoders import make_decoder
 from folio.decoding.quantize import quantized
 from folio.decoding.sampling import Sample, Sampling
@@ -175,14 +175,16 @@ def test_the_memory_behind_addresses_is_kept(seed):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_row_bytes_is_the_memory_of_a_row(dtype):
-    """It determines how many texts are generated at once."""
-    decoder = CPUDecoder(random_model(1, vocab_size=3000, block_size=64, n_embd=32, n_head=2), dtype)
-    few, many = batch_of(decoder, 64), batch_of(decoder, 164)
+    """It determines how many texts are generated at once. Not counted are the activations of a token."""
+    V, C = 3000, 32  # more logits than outputs of a layer, and heads without padding
+    decoder = CPUDecoder(random_model(1, vocab_size=V, block_size=64, n_embd=C, n_head=2), dtype)
+    few, many = (batch_of(decoder, PREFILL + rows) for rows in (0, 100))
     few, many = (
         sum(tensor.nbytes for tensor in (batch.cache, batch.logits, batch.output, *batch.memory))
         for batch in (few, many)
     )
-    assert 0.8 < decoder.row_bytes / ((many - few) / 100) < 1.1
+    activations = 4 * (1 + 2 + 4 + 3) * C  # float32: the stream, inputs of layers, the MLP's, and queries, keys, values
+    assert many - few == 100 * (decoder.row_bytes + activations)
 
 
 def test_the_memory_of_a_sliding_context_does_not_grow(seed):

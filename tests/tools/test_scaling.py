@@ -11,13 +11,14 @@ from folio.base import settings
 from folio.base.settings import ConfigError
 from folio.data.find_data import open_mixture
 from folio.data.windows import Mixture
+from folio.training.planning.choice import TRAINING_SHARE
 from folio.training.planning.law import RunSize, ScalingLaw, fit
 from folio.training.planning.measured_law import MeasuredLaw, typical_law
-from folio.training.planning.shapes import Shape
+from folio.training.planning.shapes import Shape, step_tokens
 from folio.training.planning.step_times import StepTimes
 from tools import scaling
 from tools.scaling import MeasuredRun, ScalingConfig
-from train import TrainConfig
+from train import TrainConfig, train
 
 LAW = ScalingLaw(E=1.1, A=25.0, alpha=0.38, B=250.0, beta=0.45)
 
@@ -40,15 +41,18 @@ def chosen_for(cfg: ScalingConfig, minutes: str) -> TrainConfig:
 
 
 @pytest.fixture
-def trained(monkeypatch) -> list[MeasuredRun]:
-    """The measured runs. Their losses are those of LAW, at 2e11 FLOP/s, which takes no time."""
+def trained(monkeypatch, request) -> list[MeasuredRun]:
+    """The measured runs. Their losses are those of LAW. They take no time, but as much on a simulated clock as on the
+    typical machine, times the fixture's parameter.
+    """
     runs, now = [], [0.0]
 
     def train_one(cfg, data, shape, tokens):
-        speed = 2e11 / shape.flops_per_token(data.vocab_size)
-        now[0] += tokens / speed + 1.0
-        size = RunSize(shape.matrix_weights(data.vocab_size), tokens, tokens // 2048, data.training_tokens)
-        runs.append(MeasuredRun(shape, size, LAW.losses([size])[0], speed))
+        batch = step_tokens(tokens)
+        seconds_per_step = getattr(request, "param", 1.0) * StepTimes(data.vocab_size)(shape, batch)
+        now[0] += tokens / batch * seconds_per_step + scaling.OVERHEAD_SECONDS
+        size = RunSize(shape.matrix_weights(data.vocab_size), tokens, tokens // batch, data.training_tokens)
+        runs.append(MeasuredRun(shape, size, LAW.losses([size])[0], batch / seconds_per_step))
         return runs[-1]
 
     monkeypatch.setattr(scaling, "train_one", train_one)
@@ -56,17 +60,19 @@ def trained(monkeypatch) -> list[MeasuredRun]:
     return runs
 
 
-@pytest.mark.parametrize("slower", [0.6, 1.0, 4.0])
-def test_shapes_are_measured_within_the_time(slower, cfg, data, trained, monkeypatch):
+@pytest.mark.parametrize("trained", [0.25, 1.0, 1.6], indirect=True, ids=lambda ratio: f"{ratio} of the typical time")
+def test_shapes_are_measured_within_the_time(cfg, data, trained):
     """Also on a machine that is slower or faster than expected."""
     data.training_tokens = 10**7
-    monkeypatch.setattr(scaling, "StepTimes", lambda vocab_size: StepTimes(vocab_size, {128: 3.0 / slower}))
     runs = scaling.measure(cfg, data)
-    seconds = sum(run.size.tokens / run.tokens_per_second for run in runs)
-    assert runs == trained and 60 < seconds < 200
+    step_seconds = runs[-1].size.tokens / runs[-1].size.steps / runs[-1].tokens_per_second
+    seconds = sum(run.size.tokens / run.tokens_per_second + scaling.OVERHEAD_SECONDS for run in runs)
+    limit = 60 * cfg.minutes  # the last run takes its share of the time that is left, in whole steps
+    assert runs == trained and TRAINING_SHARE * limit - step_seconds <= seconds <= limit
     assert runs[-1].shape == max(runs, key=lambda run: run.size.weights).shape
     assert len({run.shape for run in runs}) >= 3 and len({(run.shape, run.size.tokens) for run in runs}) == len(runs)
-    assert all(run.size.steps >= 490 and run.size.tokens >= 2 * run.size.weights for run in runs)
+    assert all(run.size.steps >= scaling.MIN_STEPS for run in runs)
+    assert all(run.size.tokens >= scaling.TOKENS_PER_WEIGHT * run.size.weights for run in runs)
 
 
 def test_more_minutes_measure_larger_shapes(data):
@@ -99,10 +105,14 @@ def test_the_answers_are_files_that_train_accepts(cfg, data, trained, capsys):
     assert "a H100, by its data sheet" in Path(cfg.out_dir, "minutes-30.py").read_text()
 
 
-def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, data, capsys):
+def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, data, capsys, monkeypatch):
+    results = []
+    monkeypatch.setattr(scaling, "train", lambda run_cfg: results.append(train(run_cfg)) or results[-1])
     run = scaling.train_one(cfg, data, Shape.of(32), 8 * 2048)
     assert run.size == RunSize(Shape.of(32).matrix_weights(43), 8 * 2048, 8, 18_581)
-    assert 2.0 < run.loss < 4.0 and run.tokens_per_second > 0 and capsys.readouterr().out == ""
+    ((loss, *steps, _, _),) = results
+    assert run.loss == loss and steps == [8, 8]
+    assert run.tokens_per_second > 0 and capsys.readouterr().out == ""
 
 
 def test_a_time_without_a_model_is_an_error(cfg, trained):
