@@ -156,8 +156,8 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
     forecast += 4 * tokens * 1000 if chunks == 1 else s * (tokens + 1000) * 64
     if recompute:
         forecast -= tokens * saved_bytes_per_token(config, dtype, "cuda")
-    # At least, each block keeps the results of matmuls and attention that the backward pass needs (q, k, v, heads, and
-    # the MLP's 4 C), which are not recomputed, or only its input; the cast weights; and the loss its logits or gradients.
+    # A block keeps at least the results of matmuls and attention that its backward pass needs, which are not recomputed
+    # (q, k, v, heads, and the MLP's 4 C), or its input; the loss, the logits or gradients; and there are cast weights.
     values = s * tokens * 64 * (1 if recompute else 3 + 1 + 4) * config.n_layer
     values += s * 12 * 64**2 * config.n_layer + s * 1000 * 64 if s == 2 else 0
     values += s * (tokens * 1000 if chunks == 1 else (tokens + 1000) * 64)
