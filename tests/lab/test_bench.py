@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import math
 import os
@@ -134,8 +135,9 @@ def test_memory_includes_all_processes(tmp_path):
     in_child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {allocate!r}], check=True)"
     (tmp_path / "script.py").write_text(f"{in_child}; open('{tmp_path}/out', 'wb').write(bytes(5000))")
     usage = preparation.measure_command([str(tmp_path / "script.py")], tmp_path)
-    assert 200e6 < usage.memory < 300e6 and usage.seconds > 1
-    assert preparation.process_memory(os.getpid()) > 1e6 and preparation.folder_size(tmp_path) > 5000
+    assert 200e6 < usage.memory < 2 * 200e6  # the data of the child, counted once; Python takes far less
+    assert usage.seconds >= 1  # the child sleeps
+    assert preparation.process_memory(os.getpid()) > 0 and preparation.folder_size(tmp_path) > 5000
 
 
 @pytest.mark.network
@@ -299,10 +301,20 @@ def test_the_parts_of_a_stream_are_joined():
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_output_are_timestamped(tmp_path):
-    (tmp_path / "works.py").write_text("import time; print(1); time.sleep(0.2); print(2)")
-    (first, one), (second, two) = training.run_timestamped(["works.py"], tmp_path)
-    assert (one, two) == ("1", "2") and 0 < first < second - 0.1
+def test_lines_of_output_are_timestamped(tmp_path, monkeypatch):
+    """When they are printed: the script prints its second line after the clock was read for the first one."""
+    readings = itertools.count()
+
+    def read_clock():
+        reading = next(readings)
+        (tmp_path / f"reading-{reading}").touch()
+        return float(reading)
+
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=read_clock))
+    wait = "while not os.path.exists('reading-1') and time.monotonic() < end: time.sleep(0.01)"
+    script = f"import os, time\nend = time.monotonic() + 60\nprint(1)\n{wait}\nprint(os.path.exists('reading-1'))"
+    (tmp_path / "works.py").write_text(script)
+    assert training.run_timestamped(["works.py"], tmp_path) == [(1.0, "1"), (2.0, "True")]
     (tmp_path / "fails.py").write_text("print('a reason'); exit(1)")
     with pytest.raises(SystemExit, match=r"fails.py failed:\na reason"):
         training.run_timestamped(["fails.py"], tmp_path)
@@ -388,7 +400,8 @@ def test_other_libraries_learn(library, dtype):
     losses = [step(tokens) for _ in range(20)]
     deviation = 0.02 * math.sqrt(32)  # of the logits at the start, which add half of its square to the loss
     error = deviation**2 / 2 + normal_limit() * deviation / math.sqrt(65)  # each token has its own logits
-    assert losses[0] == pytest.approx(math.log(65), rel=0, abs=error) and losses[-1] < losses[0] - 0.2
+    assert losses[0] == pytest.approx(math.log(65), rel=0, abs=error)
+    assert losses[-1] < math.log(65) - error  # which no model has by chance
 
 
 def test_a_missing_library_is_an_error_that_says_how_to_install_it(data_dir, monkeypatch):
