@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio.base import settings
 from folio.checkpoints import checkpoint
@@ -23,6 +22,7 @@ from folio.training.planning import resolve
 from folio.training.setup import OpenRun, new_state, wrap
 from model import GPT, GPTConfig
 from tests.support.models import SMALL
+from tests.support.operators import MATMULS, OperatorRecorder
 from tests.support.runs import read_metrics, same_tensors
 from tests.support.tolerances import gradients_error
 from train import TrainConfig, train
@@ -95,23 +95,6 @@ def test_a_checkpoint_does_not_contain_the_padding_of_the_vocabulary(parallel, p
         assert (weight - continued[0][name]).norm() < error, name
 
 
-class Products(TorchDispatchMode):
-    """Records the leading dimensions of the matrices in matmuls: the stride of the dimension that is not contiguous."""
-
-    def __init__(self):
-        super().__init__()
-        self.leading: list[tuple[str, tuple[int, ...], int]] = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if operator.name().split("::")[1].split(".")[0] in ("mm", "addmm", "bmm", "baddbmm"):
-            for matrix in [result, *(arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() > 1)]:
-                strides = matrix.stride()[-2:]
-                assert 1 in strides
-                self.leading.append((operator.name(), tuple(matrix.shape), max(strides)))
-        return result
-
-
 @pytest.mark.parametrize("config", sorted((settings.ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("vocab_size", [65, 50257])
 def test_training_on_cuda_multiplies_matrices_with_aligned_rows(config, vocab_size):
@@ -119,14 +102,22 @@ def test_training_on_cuda_multiplies_matrices_with_aligned_rows(config, vocab_si
     cfg = settings.load(TrainConfig, [str(config)])
     shape = {name: getattr(cfg, name) for name in checkpoint.MODEL_SETTINGS} | {"n_layer": 1, "dropout": 0.0}
     runtime = Runtime(torch.device("cuda"), torch.float32, False, "")
+    leading = []  # operator, shape, and the stride of the dimension that is not contiguous, of each matrix in a matmul
+
+    def record(name, args, result):
+        if name in MATMULS:
+            for matrix in [result, *(arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() > 1)]:
+                assert 1 in matrix.stride()[-2:]
+                leading.append((name, tuple(matrix.shape), max(matrix.stride()[-2:])))
+
     with torch.device("meta"):
         model, idx = GPT(GPTConfig(vocab_size=vocab_size, **shape)), torch.zeros(cfg.batch_size, cfg.block_size).long()
         pad_vocabulary(model, runtime.size_multiple)
         adapt(model, runtime)
-        with Products() as products:
+        with OperatorRecorder(record):
             model(idx, idx)[1].backward()
-    assert len(products.leading) >= 3 * 3 * 6  # a block's four matrices, the output matrix; forward and backward
-    assert {name for name, shape, leading in products.leading if leading % 8} == set(), products.leading
+    assert len(leading) >= 3 * 3 * 6  # a block's four matrices, the output matrix; forward and backward
+    assert [matrix for matrix in leading if matrix[-1] % 8] == []
 
 
 @pytest.mark.filterwarnings("ignore")  # from torch
