@@ -48,16 +48,26 @@ def describe_run(plan: Plan) -> list[str]:
 
 
 def describe_resumed_schedule(saved: SavedRun, schedule: Schedule) -> str:
-    """Describe the learning rate before and after a run is resumed."""
-    step, last = saved.step, saved.learning_rate
-    next_, final = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
-    line = (
-        f"learning rate: {last:.3g} at the last step, {next_:.3g} at the next one, {final:.3g} at step "
-        f"{schedule.max_iters:,} ({schedule.lr_schedule})"
-    )
-    if next_ > 1.5 * last and step > schedule.counts.warmup_iters:
+    """Describe the learning rates before and after a run is resumed."""
+    step, max_iters = saved.step, schedule.max_iters
+    last, next_, final = saved.learning_rates, *map(schedule.learning_rates_at, (step, max_iters - 1))
+    line = f"learning rate: {describe_rates(last[0], next_[0], final[0], max_iters)}"
+    if schedule.muon_learning_rate:
+        line += f"; Muon's: {describe_rates(last[1], next_[1], final[1], max_iters)}"
+    line += f" ({schedule.lr_schedule})"
+    if next_.exceed(last, 1.5) and step > schedule.counts.warmup_iters:
         line += "; it increases, so the loss will increase at first"
+    if schedule.lr_factor != 1:
+        # The command line may repeat the rate that the run was started with, or set that of one optimizer only, so the
+        # factor, which prevents that the run diverges again, stays also if a rate is set. The line says how to undo it.
+        peaks = {"learning_rate": schedule.learning_rate, "muon_learning_rate": schedule.muon_learning_rate}
+        options = [f"--{name}={peak / schedule.lr_factor:g}" for name, peak in peaks.items() if peak]
+        line += f"; rollbacks multiply learning rates by {schedule.lr_factor:g} (to undo this: {' '.join(options)})"
     return line
+
+
+def describe_rates(last: float, next_: float, final: float, max_iters: int) -> str:
+    return f"{last:.3g} at the last step, {next_:.3g} at the next one, {final:.3g} at step {max_iters:,}"
 
 
 def describe_unfit_pairs(dataset: Dataset, windows: TrainingWindows, eot: int | None) -> Iterator[str]:

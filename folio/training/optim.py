@@ -19,6 +19,10 @@ class LearningRates(NamedTuple):
     learning_rate: float
     muon_learning_rate: float  # of Muon's matrices
 
+    def exceed(self, before: "LearningRates", factor: float = 1 + 1e-9) -> bool:
+        """Whether one of them is larger than before, by this factor. The default only ignores rounding."""
+        return any(rate > factor * rate_before for rate, rate_before in zip(self, before, strict=True))
+
 
 def make_optimizer(
     model: nn.Module,

@@ -74,7 +74,7 @@ class Session:
         self.evaluations, self.reader = state.evaluations, StepReader(state.guard)
         self.signals, self.requests = SignalHandler(), SharedFlags(self.group)
         # A higher learning rate than at the end of the run so far lets the loss rise at first.
-        self.last_learning_rate = plan.saved.learning_rate if plan.saved else None
+        self.last_learning_rates = plan.saved.learning_rates if plan.saved else None
         if self.record["parts"][-1]["changes"] and self.rate_was_raised:
             self.evaluations.recent = []
         self.reference = find_reference(self.record["config"], type(self.cfg), self.data.hash)
@@ -144,10 +144,10 @@ class Session:
 
     @property
     def rate_was_raised(self) -> bool:
-        """Whether the best evaluation was at a lower learning rate, before the run was extended."""
-        if self.last_learning_rate is None or self.evaluations.best_step > self.plan.step:
+        """Whether the best evaluation was at a lower learning rate, AdamW's or Muon's, before the run was extended."""
+        if self.last_learning_rates is None or self.evaluations.best_step > self.plan.step:
             return False
-        return self.schedule.learning_rate_at(self.state.step) > self.last_learning_rate
+        return self.schedule.learning_rates_at(self.state.step).exceed(self.last_learning_rates)
 
     @property
     def loss_has_risen(self) -> bool:
@@ -293,7 +293,7 @@ class Session:
             if any(config[name] != self.record["config"][name] for name in ("minutes", "max_iters")):
                 decisions = [(0, self.schedule.counts.max_iters)]  # the minutes were added after this checkpoint
             self.schedule.decisions = [tuple(decision) for decision in decisions]
-        self.reader, self.last_learning_rate, self.warned_at = StepReader(self.state.guard), None, 0
+        self.reader, self.last_learning_rates, self.warned_at = StepReader(self.state.guard), None, 0
         self.saved_best = self.pending_best = self._best
         self.metrics.roll_back(step, self.schedule.max_iters)
         self.pacer.replan(step, min_steps=1)

@@ -85,6 +85,20 @@ def test_a_rise_after_the_learning_rate_was_raised_is_not_reported_as_overfittin
     assert "step 16: the validation loss has risen" in out
 
 
+def test_a_rise_after_only_muons_rate_was_raised_is_not_reported_as_overfitting(tiny, monkeypatch, capsys):
+    """Only AdamW's rate was compared and printed. The other way round, rounding of Muon's rate is not a rise."""
+    set_losses(monkeypatch, 3.0, 2.5, 2.0, 2.1, 2.2, 2.3, 2.4)
+    settings = dict(eval_interval=2, optimizer="muon", lr_schedule="constant", warmup_iters=0)
+    train(tiny(**settings, max_iters=4, muon_learning_rate=1e-3))
+    train(tiny(**settings, max_iters=8, muon_learning_rate=3e-3, init_from="resume"))
+    out = capsys.readouterr().out
+    assert "; Muon's: 0.001 at the last step, 0.003 at the next one, " in out and "(constant); it increases, so" in out
+    assert "the validation loss has risen" not in out
+    train(tiny(**settings, max_iters=12, muon_learning_rate=3e-3, learning_rate=2.7e-3, init_from="resume"))
+    out = capsys.readouterr().out
+    assert "it increases" not in out and "step 10: the validation loss has risen" in out
+
+
 # --- before the first step --------------------------------------------------------------------------------------------
 
 

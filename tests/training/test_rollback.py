@@ -257,6 +257,18 @@ def test_before_its_first_evaluation_a_run_is_rolled_back_to_its_start(tiny, mon
     assert [part["from_step"] for part in parts] == [0, 0] and parts[-1]["lr_factor"] == 0.5
 
 
+def test_a_resumed_run_says_that_its_rates_are_lower_than_the_settings(tiny, monkeypatch, capsys):
+    """The factor of a rollback silently lowered a --learning_rate of the command line."""
+    set_losses(monkeypatch, 3.0, math.nan, 2.0, 1.9, 1.8, 1.7)
+    cfg = tiny(max_iters=2, eval_interval=1, lr_schedule="constant", warmup_iters=0, on_divergence="rollback")
+    train(cfg)
+    for steps, rate in ((3, 0.01), (4, 0.02)):
+        capsys.readouterr()
+        train(replace(cfg, init_from="resume", max_iters=steps, learning_rate=rate))
+        assert f"multiply learning rates by 0.5 (to undo this: --learning_rate={2 * rate})" in capsys.readouterr().out
+        assert read_all_lines(cfg.out_dir)[-1]["lr"] == 0.5 * rate
+
+
 def test_a_rollback_before_a_resume_keeps_its_changed_settings(tiny, monkeypatch):
     set_losses(monkeypatch, 3.0, 2.0, 1.9, 2.5, 2.4, 1.8, 1.7, 1.6)
     cfg = tiny(max_iters=2, eval_interval=1, on_divergence="rollback", always_save_checkpoint=False)

@@ -34,6 +34,7 @@ from folio.checkpoints.find_runs import find_run
 from folio.checkpoints.identify import HUB, NoCheckpointError
 from folio.checkpoints.run_folder import CheckpointError
 from folio.machine import distributed
+from folio.training.optim import LearningRates
 from folio.training.planning.train_settings import TrainSettings
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 
@@ -68,9 +69,9 @@ class SavedRun:
         return self.settings.schedule(self.settings.step_counts, self.part)
 
     @property
-    def learning_rate(self) -> float:
-        """The learning rate of the last step."""
-        return self.schedule.learning_rate_at(max(0, self.step - 1))
+    def learning_rates(self) -> LearningRates:
+        """The learning rates of the last step."""
+        return self.schedule.learning_rates_at(max(0, self.step - 1))
 
 
 @dataclass(frozen=True)

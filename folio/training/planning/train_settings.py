@@ -155,8 +155,10 @@ class TrainSettings(Settings):
         resumes = self.init_from == "resume"
         is_complete = not resumes or self.origins.keys() >= asdict(self).keys()  # else resume.py adds settings
         problems = []
-        if is_complete and self.min_lr is not None and self.min_lr > self.learning_rate:
-            problems.append(("min_lr", "it must be at most learning_rate"))
+        only_muon = self.optimizer == "muon" and self.learning_rate == 0
+        peak = "muon_learning_rate" if only_muon else "learning_rate"  # the rate that the schedule lowers to min_lr
+        if is_complete and self.min_lr is not None and self.min_lr > getattr(self, peak):
+            problems.append(("min_lr", f"it must be at most {peak}={getattr(self, peak):g}"))
         if self.init_from == "scratch" and self.n_head > 0:  # a checkpoint has a valid shape
             problems += self._problems_of_heads()
         if self.out_dir == LATEST and not resumes and not Path(LATEST).is_dir():

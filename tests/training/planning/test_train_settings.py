@@ -30,6 +30,17 @@ def test_all_broken_rules_are_reported_together():
     assert "use 2, 3 or 5" in str(error.value)
 
 
+def test_min_lr_is_compared_with_the_rate_that_the_schedule_lowers():
+    """With --learning_rate=0, only Muon's matrices are trained, but any min_lr was larger than AdamW's rate."""
+    words = ["--learning_rate=0", "--muon_learning_rate=0.02"]
+    cfg = settings.load(TrainConfig, [*words, "--optimizer=muon", "--min_lr=0.01", "--max_iters=9"])
+    assert cfg.schedule(cfg.step_counts, {}).learning_rates_at(9) == (0.0, 0.01)
+    with pytest.raises(ConfigError, match=r"min_lr=0\.03: it must be at most muon_learning_rate=0\.02$"):
+        settings.load(TrainConfig, [*words, "--optimizer=muon", "--min_lr=0.03"])
+    with pytest.raises(ConfigError, match=r"min_lr=0\.01: it must be at most learning_rate=0$"):
+        settings.load(TrainConfig, [*words, "--optimizer=adamw", "--min_lr=0.01"])
+
+
 @pytest.mark.parametrize("n_embd, n_head, remedy", [(30, 2, "1, 3 or 5"), (30, 4, "1, 3 or 5"), (33, 3, "n_embd=36")])
 def test_rotary_positions_need_an_even_head_size(n_embd, n_head, remedy):
     """All suggested values work."""
