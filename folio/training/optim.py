@@ -36,9 +36,10 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer with BUILDERS[kind]; "muon" is Muon for the blocks' matrices and AdamW for the rest.
 
-    learning_rate: until the first `update`. dtype: dtype of Muon's matmuls. group, workers: the processes or the
-    threads that share Muon's work.
+    learning_rate: until the first `update`. dtype: of the run's matmuls, and of Muon's; instead of float16, whose range
+    is too small, they are in float32. group, workers: the processes or the threads that share Muon's work.
     """
+    muon_dtype = torch.float32 if dtype == torch.float16 else dtype
     matrices = muon_matrices(model) if kind == "muon" else {}
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
     # Weight decay pulls parameters toward 0. In matrices, it favors solutions with small weights, which memorize less.
@@ -52,7 +53,7 @@ def make_optimizer(
     for name, p in matrices.items():
         by_shape.setdefault(muon_shape(name, p), []).append(p)
     for shape, params in by_shape.items():
-        groups.append({"params": params, "weight_decay": weight_decay, "shape": shape, "dtype": dtype})
+        groups.append({"params": params, "weight_decay": weight_decay, "shape": shape, "dtype": muon_dtype})
     fused = rest[0].device.type in ("cpu", "cuda")  # fused kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     if kind == "muon":

@@ -111,7 +111,7 @@ def new_state(run: OpenRun, cfg: TrainSettings) -> TrainState:
         cfg.learning_rate,
         (cfg.beta1, cfg.beta2),
         cfg.weight_decay,
-        torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
+        runtime.dtype,
         runtime.group,
         runtime.workers,
     )

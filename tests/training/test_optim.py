@@ -157,6 +157,13 @@ def muon_for(model: torch.nn.Module) -> optim.Muon:
     return optim.make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1)
 
 
+@pytest.mark.parametrize("name, expected", [("float32",) * 2, ("bfloat16",) * 2, ("float16", "float32")])
+def test_muon_never_multiplies_in_float16(name, expected):
+    """On a GPU without bfloat16, lab/bench/training.py measured Muon in float16, with which no run trains."""
+    optimizer = optim.make_optimizer(GPT(CONFIG), "muon", 1e-2, (0.9, 0.95), 0.1, getattr(torch, name))
+    assert {group["dtype"] for group in optimizer.matrices()} == {getattr(torch, expected)}
+
+
 def test_muon_matches_torchs_muon_and_adamw(seed):
     """torch's Muon gets queries, keys and values as three matrices. The other parameters are bitwise AdamW's."""
     torch.manual_seed(seed)
