@@ -321,11 +321,12 @@ def mean_loss(loss_fn: LossFunction, validation: ValidationWindows, runtime: Run
 def main(cfg: TrainConfig) -> None:
     cfg = resolve_latest(cfg)
     if cfg.print_config:
-        if cfg.init_from == "resume":
-            draft = merge_checkpoint(cfg)
-            cfg = draft.cfg
-            if distributed.rank_from_env() == 0:
-                print("\n".join(draft.lines), end="\n" if draft.lines else "")
+        lines: list[str] = []
+        try:
+            cfg = merge_checkpoint(cfg, lines).cfg
+        finally:  # the lines may explain an error
+            if lines and distributed.rank_from_env() == 0:
+                print("\n".join(lines))
         for name, value in asdict(cfg).items():
             resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
             print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))

@@ -286,7 +286,7 @@ def evaluated(run: str) -> np.ndarray:
 
 
 def finetuned(run: str) -> np.ndarray:
-    draft = merge_checkpoint(TrainConfig(init_from=run, out_dir=f"{run}-2"))
+    draft = merge_checkpoint(TrainConfig(init_from=run, out_dir=f"{run}-2"), [])
     config = model_config(draft.cfg, draft.weights, SimpleNamespace(tokenizer=CHARACTERS))
     model = build_weights(draft.weights, config, draft.cfg)
     return losses(model.eval().logits(torch.tensor([IDS]))[0].detach(), IDS)

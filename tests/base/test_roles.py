@@ -67,7 +67,7 @@ def finished(tiny_in, tmp_path_factory) -> dict[str, str]:
 
 def resume(finished: dict[str, str], *words: str) -> Draft:
     return merge_checkpoint(
-        settings.load(Extended, [*words, *(f"--{name}={value}" for name, value in finished.items())])
+        settings.load(Extended, [*words, *(f"--{name}={value}" for name, value in finished.items())]), []
     )
 
 

@@ -53,7 +53,8 @@ def choose_size(draft: Draft, step_seconds: Callable[[Draft], float]) -> Draft:
         trial = replace(draft, cfg=sized.replace(compile=False), lines=[])
         step_times.measured(best.shape, sized.step_tokens, step_seconds(trial))
     seconds_per_step = step_times(best.shape, best.step_tokens)
-    lines = [*draft.lines, describe(best, best.step_tokens / seconds_per_step, measured_law is not None)]
+    lines = draft.lines
+    lines.append(describe(best, best.step_tokens / seconds_per_step, measured_law is not None))
     replaced = [
         f"{name}={getattr(cfg, name)} ({cfg.origins[name]})"
         for name in cfg.origins
@@ -67,7 +68,7 @@ def choose_size(draft: Draft, step_seconds: Callable[[Draft], float]) -> Draft:
         epochs = best.tokens / best.unique_tokens
         minutes = f"{needed / 60:.2g} of {counted(cfg.minutes, 'minute')}"
         lines.append(f"the run takes {minutes}: more than {epochs:.0f} epochs do not help")
-    return replace(draft, cfg=sized, seconds_spent=spent, fits_minutes=fits_minutes, lines=lines)
+    return replace(draft, cfg=sized, seconds_spent=spent, fits_minutes=fits_minutes)
 
 
 def longest_text(cfg: TrainSettings) -> int:

@@ -48,15 +48,16 @@ def resolve(user_cfg: TrainSettings, measure_step: Callable[[OpenRun, TrainSetti
     measure_step: train.py's, for size="auto", which compares the speed of models.
     """
     settings.check(user_cfg)
-    draft = merge_checkpoint(user_cfg)
-    require_packages(draft.cfg)
-    if draft.cfg.size and not draft.weights:
-        draft = choose_size(draft, lambda trial: measure_step(open_run(make_plan(trial)), trial.cfg))
+    lines: list[str] = []
     try:
+        draft = merge_checkpoint(user_cfg, lines)
+        require_packages(draft.cfg)
+        if draft.cfg.size and not draft.weights:
+            draft = choose_size(draft, lambda trial: measure_step(open_run(make_plan(trial)), trial.cfg))
         return make_plan(draft)
     except UserError:
-        if draft.lines and distributed.rank_from_env() == 0:
-            print("\n".join(draft.lines))  # they may explain the error
+        if lines and distributed.rank_from_env() == 0:
+            print("\n".join(lines))  # they may explain the error
         raise
 
 

@@ -132,24 +132,24 @@ def resolve_latest(user_cfg: TrainSettings) -> TrainSettings:
     return user_cfg.replace(**{setting: folder})
 
 
-def merge_checkpoint(user_cfg: TrainSettings) -> Draft:
+def merge_checkpoint(user_cfg: TrainSettings, lines: list[str]) -> Draft:
     """Load the checkpoint that the run starts from, if any, and adapt the user's settings to it. Raises UserError.
 
-    A run that torchrun has restarted resumes, whatever init_from is.
+    A run that torchrun has restarted resumes, whatever init_from is. lines: those to print are appended, so that they
+    are known also if there is an error.
     """
     out_dir = Path(user_cfg.out_dir)
     restarted = under_torchrun() and distributed.is_restart(run_folder.torchrun_id(out_dir))
     if restarted or user_cfg.init_from == "resume":
-        return resume_run(user_cfg, load_run(out_dir), restarted)
-    draft = Draft(user_cfg)
-    if user_cfg.init_from != "scratch":
-        draft = finetune_run(user_cfg, load_weights(user_cfg.init_from))
-    if run_folder.exists(out_dir) and not (user_cfg.overwrite or user_cfg.eval_only):
+        return resume_run(user_cfg, load_run(out_dir), restarted, lines)
+    weights = None if user_cfg.init_from == "scratch" else load_weights(user_cfg.init_from)
+    writes = not (user_cfg.eval_only or user_cfg.print_config)
+    if writes and run_folder.exists(out_dir) and not user_cfg.overwrite:
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "
             f"--out_dir, or replace them with --overwrite=True"
         )
-    return draft
+    return finetune_run(user_cfg, weights, lines) if weights else Draft(user_cfg, lines=lines)
 
 
 def load_run(out_dir: Path) -> Checkpoint:
@@ -174,9 +174,10 @@ def load_weights(init_from: str) -> Checkpoint:
 # --- a new run from trained weights -----------------------------------------------------------------------------------
 
 
-def finetune_run(user_cfg: TrainSettings, ckpt: Checkpoint) -> Draft:
-    """A new run from trained weights."""
-    shape, lines = shape_settings(user_cfg, ckpt)
+def finetune_run(user_cfg: TrainSettings, ckpt: Checkpoint, lines: list[str]) -> Draft:
+    """A new run from trained weights. lines: those to print are appended. Raises UserError."""
+    shape, shape_lines = shape_settings(user_cfg, ckpt)
+    lines += shape_lines
     cfg = user_cfg.replace(**shape)
     is_masked = ckpt.config().document_token is not None
     if not cfg.is_set("mask_documents"):
@@ -225,25 +226,28 @@ def shape_settings(cfg: TrainSettings, ckpt: Checkpoint) -> tuple[dict[str, Any]
 # --- a run that continues ---------------------------------------------------------------------------------------------
 
 
-def resume_run(user_cfg: TrainSettings, ckpt: Checkpoint, restarted: bool) -> Draft:
+def resume_run(user_cfg: TrainSettings, ckpt: Checkpoint, restarted: bool, lines: list[str]) -> Draft:
     """A run that continues from its own checkpoint. Raises UserError.
 
-    restarted: torchrun has restarted the run, with the same command.
+    restarted: torchrun has restarted the run, with the same command. lines: those to print are appended.
     """
     saved = SavedRun(ckpt, saved_settings(type(user_cfg), ckpt))
     if restarted:
         user_cfg = user_cfg.replace(init_from="resume", overwrite=False)
-    cfg, lines = merge_saved_settings(user_cfg, saved, restarted)
+    cfg, saved_lines = merge_saved_settings(user_cfg, saved, restarted)
+    lines += saved_lines
     shape, shape_lines = shape_settings(cfg, ckpt)
+    lines += shape_lines
     cfg = cfg.replace(**shape)
     require_same_run(cfg, saved)
     cfg = cfg.replace(**batch_settings(user_cfg, cfg, saved))
     adds_minutes = not restarted and minutes_are_added(user_cfg, saved)
     counts, count_lines = resumed_step_counts(user_cfg, cfg, saved, adds_minutes)
+    lines += count_lines
     cfg = cfg.replace(**asdict(counts))
     all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
-    return Draft(cfg, ckpt, saved, adds_minutes, lines=[*lines, *shape_lines, *count_lines])
+    return Draft(cfg, ckpt, saved, adds_minutes, lines=lines)
 
 
 def saved_settings(cls: type[TrainSettings], ckpt: Checkpoint) -> TrainSettings:

@@ -268,7 +268,7 @@ def resume_budget(run_file):
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
         user_cfg = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
-        draft = resume_run(user_cfg, checkpoint.load(Path("a")), restarted)
+        draft = resume_run(user_cfg, checkpoint.load(Path("a")), restarted, [])
         return draft.cfg, "\n".join(draft.lines)
 
     return resume
@@ -353,7 +353,7 @@ def test_a_restart_adds_no_minutes(resume_budget):
     edit_last_state("a", lambda state: state["parts"][-1].update(decisions=[[0, 6]]))  # its minutes are used up
     for restarted in (True, False):
         user_cfg = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", "--minutes=5"])
-        assert resume_run(user_cfg, checkpoint.load(Path("a")), restarted).adds_minutes != restarted
+        assert resume_run(user_cfg, checkpoint.load(Path("a")), restarted, []).adds_minutes != restarted
 
 
 def test_max_iters_also_ends_the_time_budget_of_a_config_file(resume_budget):
@@ -389,6 +389,31 @@ def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
     assert "n_layer = 2" in out and "dataset = 'verse'" in out and "patience = 3" in out
 
 
+def test_print_config_shows_the_shape_of_the_weights_to_finetune(run_file, capsys):
+    """It showed the config file's shape, or the default, not that of the model that is trained."""
+    run_file("x.py", "--out_dir=a")
+    Path("y.py").write_text("n_layer = 5\n")
+    words = ["y.py", "--dataset=verse", "--init_from=a", "--out_dir=a", "--print_config"]
+    capsys.readouterr()
+    main(settings.load(TrainConfig, words))
+    first, *out = capsys.readouterr().out.splitlines()
+    assert first.endswith("n_layer=2 (not 5)") and {"n_layer = 2", "n_embd = 32", "block_size = 32"} <= {*out}
+    with pytest.raises(UserError, match="n_layer=3: the checkpoint"):
+        main(settings.load(TrainConfig, [*words, "--n_layer=3"]))
+
+
+@pytest.mark.parametrize("print_config", [True, False])
+def test_ignored_settings_of_a_config_file_are_printed_also_before_an_error(run_file, capsys, print_config):
+    """They were lost if the settings of the command line did not fit the checkpoint."""
+    run_file("x.py", "--out_dir=a", "--seed=7")
+    Path("y.py").write_text("seed = 1\nmax_iters = 9\n")
+    words = ["y.py", "--out_dir=a", "--init_from=resume", "--batch_size=3", f"--print_config={print_config}"]
+    capsys.readouterr()
+    with pytest.raises(UserError, match="batch_size=3"):
+        main(settings.load(TrainConfig, words))
+    assert "a/step-000006: seed=7 (not 1)" in capsys.readouterr().out
+
+
 def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
     """The learning rate rose tenfold, but nothing was printed."""
     run_file("x.py", "--out_dir=a", "--lr_schedule=cosine", "--warmup_iters=0")
@@ -422,7 +447,7 @@ def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path,
     assert after == before  # at a learning rate of 0
     assert checkpoint.load(tmp_path / "new").state["config"]["n_layer"] == 2
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
-        train(tiny(**finetune, n_layer=3))
+        train(tiny(**finetune, n_layer=3, overwrite=True))
     train(tiny(**{**finetune, **default_shape, "init_from": "resume", "max_iters": 8}))  # resuming also uses its shape
     with pytest.raises(UserError, match=r"init_from=gone: .* scratch, resume, gpt2"):
         train(tiny(**{**finetune, "init_from": "gone"}))
