@@ -11,7 +11,7 @@ is accepted.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,7 +36,7 @@ from folio.machine import memory  # noqa: E402
 from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.gpus import GPU, GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
-from folio.training.loader import BatchShape  # noqa: E402
+from folio.training.loader import BatchShape, resident_bytes  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.planning.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
 from folio.training.planning.data import limit_validation, open_data  # noqa: E402
@@ -44,7 +44,7 @@ from folio.training.planning.forecast import Memory, memory_per_process, suggest
 from folio.training.planning.law import Forecast, RunSize  # noqa: E402
 from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
-from folio.training.planning.resolve import model_config  # noqa: E402
+from folio.training.planning.resolve import model_config, resident_memory  # noqa: E402
 from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import build_run  # noqa: E402
@@ -95,7 +95,7 @@ def main(cfg: PlanConfig) -> None:
     settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
     with torch.device("meta"):
         model = GPT(model_config(cfg, None, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **settings))
-    machine = from_data_sheet(cfg, model) if cfg.planned_gpu else from_measurement(cfg, model, data)
+    machine = from_data_sheet(cfg, model, data) if cfg.planned_gpu else from_measurement(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:
         if machine.step_seconds is None:
@@ -145,24 +145,33 @@ class Machine(NamedTuple):
     compute_seconds: float | None = None  # per step, on the device with the most sequences, without communication
     unknown: str = ""  # why step_seconds is None
     workers: int = 1  # on a CPU
+    resident_data: int = 0  # bytes of training tokens that each device keeps
+
+    def required_memory(self, cfg: PlanConfig, model: GPT) -> Memory:
+        """The memory of each process."""
+        required = memory_per_process(cfg, model, self.dtype, self.device_type, cfg.gpus, self.workers)
+        return replace(required, data=self.resident_data)
 
 
-def from_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
+def from_data_sheet(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
     """Forecast a step as the maximum of compute and communication time of the process with the most sequences."""
     name, gpu = cfg.planned_gpu
     dtype = DTYPES["bfloat16" if cfg.dtype == "auto" else cfg.dtype]
     sent = traffic(cfg, model, 4 if dtype == torch.float32 else 2)
     description, available = f"{cfg.gpus} x {name}", gpu.memory * 10**9
+    machine = Machine(description, "cuda", dtype, available, None, gpu.watts, sent)
+    if data:
+        free = available - machine.required_memory(cfg, model).total
+        machine = machine._replace(resident_data=resident_bytes(data, "cuda", free))
     tflops = cfg.tflops or gpu.tflops
     if tflops is None:
-        unknown = "unknown: name a GPU, such as --device=H100, or set --tflops"
-        return Machine(description, "cuda", dtype, available, None, gpu.watts, sent, unknown=unknown)
+        return machine._replace(unknown="unknown: name a GPU, such as --device=H100, or set --tflops")
     source = "" if cfg.tflops else ", from its data sheet"
     description += f"{source}, at {cfg.mfu:.0%} of {tflops:,.0f} TFLOP/s"
     tokens = -(-cfg.accumulation * cfg.batch_size // cfg.gpus) * cfg.block_size
     compute_seconds = tokens * model.config.flops_per_token()["total"] / (cfg.mfu * 1e12 * tflops)
     seconds = max(compute_seconds, sent / (1e9 * cfg.bandwidth))
-    return Machine(description, "cuda", dtype, available, seconds, gpu.watts, sent, compute_seconds)
+    return machine._replace(description=description, step_seconds=seconds, compute_seconds=compute_seconds)
 
 
 def traffic(cfg: PlanConfig, model: GPT, weight_bytes: int) -> float:
@@ -196,13 +205,15 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
     measured_on = f"steps measured on {runtime.description}"
-    machine = Machine(measured_on, device_type, dtype, available, None, None, workers=runtime.workers)
-    required = memory_per_process(cfg, model, dtype, device_type, 1, runtime.workers)
-    if available is not None and not required.fits(available):
+    resident = resident_memory(cfg, model, runtime, data)
+    machine = Machine(
+        measured_on, device_type, dtype, available, None, None, workers=runtime.workers, resident_data=resident
+    )
+    if available is not None and not machine.required_memory(cfg, model).fits(available):
         unknown = "not measured, because the run does not fit into memory"
         return machine._replace(description=runtime.description, unknown=unknown)
     print(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}", flush=True)
-    micro_batch = BatchShape.of(cfg.batch_size, 1, runtime.group)
+    micro_batch = BatchShape.of(cfg.batch_size, 1, runtime.group, resident > 0)
     run = build_run(None, model.config, cfg.replace(parallel="ddp"), data, runtime, micro_batch)
     seconds = cfg.accumulation * train.measure_step(run, cfg)
     if cfg.accumulation == 1:
@@ -226,7 +237,7 @@ def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | No
     return {
         "by": machine.description,
         "parameters": model.num_params()["total"],
-        "memory": memory_per_process(cfg, model, machine.dtype, machine.device_type, cfg.gpus, machine.workers).total,
+        "memory": machine.required_memory(cfg, model).total,
         "steps": counts.max_iters,
         "tokens": counts.max_iters * cfg.step_tokens,
         "flops": counts.max_iters * cfg.step_tokens * model.config.flops_per_token()["total"],
@@ -292,15 +303,12 @@ def describe(
 def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
     """Describe the required memory, whether it fits, and if not, a remedy."""
 
-    def memory_with(changed: TrainConfig) -> Memory:
-        return memory_per_process(changed, model, machine.dtype, machine.device_type, cfg.gpus, machine.workers)
-
-    required, available = memory_with(cfg), machine.memory
+    required, available = machine.required_memory(cfg, model), machine.memory
     if available is None:
         return str(required)
     if required.fits(available):
         return f"{required} of {memory.format_bytes(available)}: fits"
-    remedy = suggest_memory_fix(cfg, lambda changed: memory_with(changed).fits(available))
+    remedy = suggest_memory_fix(cfg, lambda changed: machine.required_memory(changed, model).fits(available))
     if remedy is None:
         remedy = "a smaller model"
         if machine.device_type == "cuda":

@@ -40,7 +40,7 @@ from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.guard import JudgedStep  # noqa: E402
 from folio.training.loader import BatchLoader, BatchShape  # noqa: E402
 from folio.training.planning.data import unknown_order  # noqa: E402
-from folio.training.planning.resolve import model_config  # noqa: E402
+from folio.training.planning.resolve import meta_model, model_config, resident_memory  # noqa: E402
 from folio.training.planning.resume import load_weights  # noqa: E402
 from folio.training.schedule import Schedule  # noqa: E402
 from folio.training.setup import LossFunction, build_run, new_state  # noqa: E402
@@ -84,8 +84,10 @@ class Training(NamedTuple):
         cls, cfg: TrainConfig, weights: Checkpoint | None, resumes: bool, part: Part, runtime: Runtime, data: Mixture
     ) -> "Training":
         """Set up a part as train.train does. resumes: whether the optimizer's state comes with the weights."""
-        batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group)
-        run = build_run(weights, model_config(cfg, weights, data), cfg, data, runtime, batch)
+        config = model_config(cfg, weights, data)
+        resident = resident_memory(cfg, meta_model(cfg, config, runtime), runtime, data)
+        batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group, resident > 0)
+        run = build_run(weights, config, cfg, data, runtime, batch)
         schedule = cfg.schedule(cfg.step_counts, part.record)
         state = new_state(run, cfg)
         if resumes:

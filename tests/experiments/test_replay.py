@@ -21,6 +21,7 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.data.windows import Mixture
 from folio.experiments.replay import merge_parts
 from folio.machine.runtime import Runtime
+from folio.training.loader import BatchLoader
 from folio.training.planning import resolve
 from folio.training.planning.data import open_data
 from model import GPT
@@ -29,6 +30,7 @@ from tests.support import processes
 from tests.support.replays import SMALLEST, remove_older_checkpoints, replay
 from tests.support.runs import blank_part, edit_state, read_metrics
 from tests.support.simulated import SimulatedMachine
+from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.tolerances import (
     gradients_error,
     largest_logit,
@@ -77,6 +79,21 @@ def poison(monkeypatch) -> Callable[[TrainConfig, int, float], None]:
 
 
 # --- exactness --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_on_a_gpu_keeps_tokens_in_its_memory_as_training_does(tiny, monkeypatch):
+    """It copied each batch from the host."""
+    is_resident, init = [], BatchLoader.__init__
+
+    def record(self, data, runtime, shape):
+        is_resident.append(shape.is_resident)
+        init(self, data, runtime, shape)
+
+    monkeypatch.setattr(BatchLoader, "__init__", record)
+    with SimulatedGPU():
+        train(cfg := tiny(device="cuda", max_iters=2, sample_tokens=0))
+        assert replay(cfg.out_dir, 2)["bitwise"] is True
+    assert is_resident == [True, True]
 
 
 @pytest.mark.parametrize(

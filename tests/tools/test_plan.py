@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from folio import UserError
 from folio.base import settings
@@ -12,8 +13,11 @@ from folio.base.files import read_json
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.machine import memory
+from folio.training.planning.forecast import memory_per_process
+from model import GPT
 from tests.support.processes import run_code
 from tests.support.simulated import SimulatedMachine
+from tests.support.simulated_gpu import SimulatedGPU
 from tools import plan
 from train import TrainConfig, train
 
@@ -221,6 +225,19 @@ def test_steps_are_measured_only_if_they_fit_with_headroom(tiny, planned, monkey
         assert bool(re.search(r"time +not measured, because the run does not fit into memory\n", out)) == (not fits)
         of = rf" of [\d.]+ .iB: {shown}" if shown else ""
         assert re.search(rf"\nmemory +[\d.]+ .iB \(weights [^()]*\){of}{'$' if fits else ''}", out, re.MULTILINE)
+
+
+def test_a_plan_for_a_gpu_keeps_tokens_in_its_memory_as_training_does(tiny, planned, monkeypatch):
+    """Steps were measured that copy each batch from the host, and the tokens were missing from the memory."""
+    runs = []
+    monkeypatch.setattr(plan.train, "measure_step", lambda run, cfg: runs.append(run) or 1.0)
+    with SimulatedGPU():
+        on_gpu, out = planned(*arguments(tiny(device="cuda")))
+    assert runs[0].loader.shape.is_resident and ", data 0 MiB) of" in out
+    without = memory_per_process(tiny(), GPT(runs[0].model.config), torch.float32, "cuda", 1).total
+    tokens = 2 * runs[0].loader.data.training_tokens  # uint16
+    assert on_gpu["memory"] == without + tokens
+    assert planned(*arguments(tiny(device="H100", dtype="float32")))[0]["memory"] == without + tokens
 
 
 def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, planned, capsys, monkeypatch):
