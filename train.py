@@ -323,7 +323,7 @@ def main(cfg: TrainConfig) -> None:
     if cfg.print_config:
         lines: list[str] = []
         try:
-            cfg = merge_checkpoint(cfg, lines).cfg
+            cfg = merge_checkpoint(cfg, lines, writes=False).cfg
         finally:  # the lines may explain an error
             if lines and distributed.rank_from_env() == 0:
                 print("\n".join(lines))

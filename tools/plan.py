@@ -45,6 +45,7 @@ from folio.training.planning.law import Forecast, RunSize  # noqa: E402
 from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
 from folio.training.planning.resolve import model_config, resident_memory  # noqa: E402
+from folio.training.planning.resume import merge_checkpoint, resolve_latest  # noqa: E402
 from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import build_run  # noqa: E402
@@ -90,11 +91,13 @@ class PlanConfig(TrainConfig):
         return problems
 
 
-def main(cfg: PlanConfig) -> None:
-    data = find_data(cfg)
-    settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
+def main(user_cfg: PlanConfig) -> None:
+    draft = merge_checkpoint(resolve_latest(user_cfg), [], writes=False)  # the shape may be that of trained weights
+    cfg, data = draft.cfg, find_data(draft.cfg)
+    shape = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
+    config = model_config(cfg, draft.weights, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **shape)
     with torch.device("meta"):
-        model = GPT(model_config(cfg, None, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **settings))
+        model = GPT(config)
     machine = from_data_sheet(cfg, model, data) if cfg.planned_gpu else from_measurement(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:

@@ -132,19 +132,18 @@ def resolve_latest(user_cfg: TrainSettings) -> TrainSettings:
     return user_cfg.replace(**{setting: folder})
 
 
-def merge_checkpoint(user_cfg: TrainSettings, lines: list[str]) -> Draft:
+def merge_checkpoint(user_cfg: TrainSettings, lines: list[str], writes: bool = True) -> Draft:
     """Load the checkpoint that the run starts from, if any, and adapt the user's settings to it. Raises UserError.
 
     A run that torchrun has restarted resumes, whatever init_from is. lines: those to print are appended, so that they
-    are known also if there is an error.
+    are known also if there is an error. writes: False if no run is started, so that out_dir may hold any other one.
     """
     out_dir = Path(user_cfg.out_dir)
     restarted = under_torchrun() and distributed.is_restart(run_folder.torchrun_id(out_dir))
     if restarted or user_cfg.init_from == "resume":
         return resume_run(user_cfg, load_run(out_dir), restarted, lines)
     weights = None if user_cfg.init_from == "scratch" else load_weights(user_cfg.init_from)
-    writes = not (user_cfg.eval_only or user_cfg.print_config)
-    if writes and run_folder.exists(out_dir) and not user_cfg.overwrite:
+    if writes and run_folder.exists(out_dir) and not (user_cfg.overwrite or user_cfg.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "
             f"--out_dir, or replace them with --overwrite=True"

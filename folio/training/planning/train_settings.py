@@ -27,7 +27,6 @@ class TrainSettings(Settings):
     out_dir: str
     overwrite: bool
     init_from: str
-    print_config: bool
     # --- data ---
     dataset: str
     data_dir: str | None
