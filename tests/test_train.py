@@ -281,7 +281,7 @@ def test_a_mixture_trains_resumes_and_reports_its_epochs(tiny, mixed_dir, tmp_pa
 def test_a_nanogpt_data_set_trains_and_samples(tiny, tmp_path, capsys):
     write_nanogpt_data(tmp_path / "nanogpt")
     cfg = tiny(dataset=str(tmp_path / "nanogpt"), max_iters=40, learning_rate=1e-2, dropout=0.0)
-    assert train(cfg).best_val_loss < 0.5  # of a character whose successor is unknown, it is log(3)
+    assert train(cfg).best_val_loss < math.log(2)  # so the next of the three characters has a probability above 1/2
     assert sample_text(cfg.out_dir, start="\na", max_new_tokens=6, temperature=0.0) == "\nab\nab\na\n"
 
 

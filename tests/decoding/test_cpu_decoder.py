@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,6 +28,7 @@ from model import ACTIVATIONS, GPT, POSITIONS
 from tests.support.decoding import GREEDY, assert_same_tokens, generate_tokens, random_model
 from tests.support.processes import ROOT
 from tests.support.tolerances import logits_error, within
+from tests.support.waiting import wait_until
 
 CPU = resolve_runtime("cpu", "float32", False)
 
@@ -254,12 +254,19 @@ def expected_tokens(decoder: CPUDecoder, prompts: list[list[int]]) -> list[list[
 
 
 def test_threads_help_and_sleep_without_work(threads, decoder):
+    """Without work, a helper leaves the compiled function, in which it is awake, and waits for an event."""
+    entered, left, run_help = [], [], decoder.run_help
+
+    def record(address):
+        entered.append(address)
+        run_help(address)
+        left.append(address)
+
+    decoder.run_help = record
     assert sampled_tokens(decoder, [[1, 2], [3]]) == expected_tokens(decoder, [[1, 2], [3]])
-    assert len(cpu_decoder._helpers[os.getpid()]) == threads - 1
-    time.sleep(0.1)
-    start_time = time.process_time()
-    time.sleep(0.3)
-    assert time.process_time() - start_time < 0.1  # two helpers that are awake take 0.3 s or more
+    helpers = cpu_decoder._helpers[os.getpid()]
+    assert len(helpers) == threads - 1
+    wait_until(lambda: not any(helper.wake_event.is_set() for helper in helpers) and len(entered) == len(left) > 0)
 
 
 def test_interleaved_and_concurrent_batches(threads, decoder):

@@ -43,7 +43,8 @@ def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp
     assert a.state["grad_scaler"] == b.state["grad_scaler"] and 1 < a.state["grad_scaler"]["scale"] < 2.0**30
     assert a.state["guard"]["skipped"] == 0
     updates = a.optimizer()["transformer.wte.weight/step"].item()
-    assert 15 < updates < 30  # the others only lowered the loss scale
+    skipped = 30 - updates  # each of these steps only halved the loss scale, which does not increase in so few steps
+    assert skipped == math.log2(2.0**30 / a.state["grad_scaler"]["scale"]) > 0
     metrics = read_metrics(uninterrupted.out_dir)
     assert metrics[-1]["loss"] < metrics[0]["loss"]
 

@@ -291,8 +291,9 @@ def test_a_run_keeps_its_minutes_if_the_speed_of_the_machine_changes(tiny, monke
     assert max(rates) == cfg.learning_rate and rates[-1] - decay == pytest.approx(cfg.learning_rate / 10)
     counts = StepCounts(**{name: state["config"][name] for name in STEP_COUNTS})
     schedule = Schedule(counts, "wsd", cfg.learning_rate, cfg.min_lr, decisions)
-    if name == "constant speed":
-        assert all(abs(max_iters / decisions[0][1] - 1) < 0.05 for _, max_iters in decisions)
+    if name == "constant speed":  # only the estimate of evaluations is corrected
+        steps = (1 + len(evaluated_steps)) * 0.5 / 0.1  # in the time of all evaluations
+        assert all(abs(max_iters - decisions[0][1]) <= steps for _, max_iters in decisions)
     assert rates == [schedule.learning_rate_at(line["step"] - 1) for line in metrics]
 
 
