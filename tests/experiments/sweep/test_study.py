@@ -166,7 +166,7 @@ def test_importances_do_not_depend_on_the_order_and_need_some_trials():
             study.suggest(trial)
             study.study.tell(trial, losses[layers, heads, seed])
         results.append(study.importances())
-    assert results[0] == results[1] and results[0]["n_layer"] > 0.8 and not results[2]
+    assert results[0] == results[1] and not results[2]
     assert list(results[0]) == ["n_layer", "n_head"]
 
 

@@ -11,6 +11,7 @@ from folio.base.settings import ConfigError
 from folio.checkpoints import checkpoint
 from folio.training.planning import auto_size, resolve
 from folio.training.planning.auto_size import choose_size
+from folio.training.planning.choice import LARGE_MODEL_EPOCHS
 from folio.training.planning.data import open_data
 from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
@@ -112,8 +113,9 @@ def test_a_config_files_model_is_replaced_and_named(data_dir, measured, write, c
 def test_a_small_text_is_not_repeated_without_end(data_dir, training_tokens, measured, capsys):
     training_tokens[0] = 10**5
     draft = sized(load(data_dir, "--minutes=1000"))
-    assert 19 < draft.cfg.max_iters * draft.cfg.step_tokens / 10**5 <= 20 and draft.fits_minutes
-    assert "20 epochs" in draft.lines[-1]
+    tokens = LARGE_MODEL_EPOCHS * 10**5  # in whole steps
+    assert tokens - draft.cfg.step_tokens < draft.cfg.max_iters * draft.cfg.step_tokens <= tokens and draft.fits_minutes
+    assert f"{LARGE_MODEL_EPOCHS} epochs" in draft.lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from folio.checkpoints import checkpoint, run_folder
 from folio.training import session
 from folio.training.planning import budget, data, resolve
 from folio.training.planning.budget import (
+    ENDING_SECONDS,
     EVALUATION_SHARE,
     FINAL_SAMPLE_TOKENS,
     Budget,
@@ -133,7 +134,9 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     train(uninterrupted)
     config = checkpoint.load(Path(uninterrupted.out_dir)).state["config"]
     counts = {name: config[name] for name in STEP_COUNTS}
-    assert 20 <= counts["max_iters"] < 40 and measured == [pytest.approx(0.3)]
+    evaluation = evaluation_seconds(4 * 4 * 32, 4 * 32, step_seconds=0.2)
+    available = 60 * 0.15 - 3 * 0.3 - ENDING_SECONDS - 3 * evaluation  # 3 measured steps; 2 evaluations and the first
+    assert counts["max_iters"] == int(available / 0.2) and measured == [pytest.approx(0.3)]
     with_counts = replace(cfg, minutes=None, **counts)
     train(with_counts)
     assert_same_run(uninterrupted.out_dir, with_counts.out_dir)
