@@ -59,10 +59,10 @@ def describe_resumed_schedule(saved: SavedRun, schedule: Schedule) -> str:
         line += "; it increases, so the loss will increase at first"
     if schedule.lr_factor != 1:
         # The command line may repeat the rate that the run was started with, or set that of one optimizer only, so the
-        # factor, which prevents that the run diverges again, stays also if a rate is set. The line says how to undo it.
+        # factor, which prevents that the run diverges again, stays even if a rate is set. The line gives what follows.
         peaks = {"learning_rate": schedule.learning_rate, "muon_learning_rate": schedule.muon_learning_rate}
-        options = [f"--{name}={peak / schedule.lr_factor:g}" for name, peak in peaks.items() if peak]
-        line += f"; rollbacks multiply learning rates by {schedule.lr_factor:g} (to undo this: {' '.join(options)})"
+        lowered = [f"{name}={peak:g} is {schedule.lr_factor * peak:g}" for name, peak in peaks.items() if peak]
+        line += f"; rollbacks multiply learning rates by {schedule.lr_factor:g} ({', '.join(lowered)})"
     return line
 
 

@@ -265,7 +265,7 @@ def test_a_resumed_run_says_that_its_rates_are_lower_than_the_settings(tiny, mon
     for steps, rate in ((3, 0.01), (4, 0.02)):
         capsys.readouterr()
         train(replace(cfg, init_from="resume", max_iters=steps, learning_rate=rate))
-        assert f"multiply learning rates by 0.5 (to undo this: --learning_rate={2 * rate})" in capsys.readouterr().out
+        assert f"multiply learning rates by 0.5 (learning_rate={rate} is {rate / 2})" in capsys.readouterr().out
         assert read_all_lines(cfg.out_dir)[-1]["lr"] == 0.5 * rate
 
 
