@@ -242,14 +242,15 @@ def test_a_plan_for_a_gpu_keeps_tokens_in_its_memory_as_training_does(tiny, plan
     assert planned(*arguments(tiny(device="H100", dtype="float32")))[0]["memory"] == without + tokens
 
 
-def test_a_plan_of_a_run_from_a_checkpoint_is_for_its_model(tiny, planned, tmp_path, monkeypatch):
+def test_a_plan_of_a_run_from_a_checkpoint_is_for_its_model(tiny, planned, monkeypatch):
     """It was for the shape of the command line, or the default one, which is not that of the model to train."""
     monkeypatch.setattr(plan.train, "measure_step", lambda run, cfg: 1.0)
     expected = planned(*arguments(tiny()))[0]["parameters"]
     train(tiny(max_iters=1))
-    data = [f"--data_dir={tiny().data_dir}", "--dataset=verse", "--device=cpu"]
+    data = [f"--data_dir={tiny().data_dir}", "--dataset=verse"]
     for words in ([f"--init_from={tiny().out_dir}"], ["--init_from=resume", f"--out_dir={tiny().out_dir}"]):
-        assert planned(*data, *words)[0]["parameters"] == expected
+        for device in ("cpu", "H100"):
+            assert planned(*data, *words, f"--device={device}")[0]["parameters"] == expected
 
 
 def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, planned, capsys, monkeypatch):
