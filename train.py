@@ -10,9 +10,7 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
 
 import math
-import shlex
 import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,7 +34,7 @@ from folio.decoding.text_stream import sample_text
 from folio.machine import distributed
 from folio.machine.data_parallel import clip_grad_norm
 from folio.machine.runtime import Runtime
-from folio.training.describe import continue_command, describe_resumed_schedule, describe_run, format_losses
+from folio.training.describe import describe_resumed_schedule, describe_run, format_losses, next_commands
 from folio.training.loader import BatchLoader
 from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, LearningRates, update
 from folio.training.out_dir import reserve
@@ -340,9 +338,7 @@ def main(cfg: TrainConfig) -> None:
         raise
     distributed.destroy_process_group()
     if not cfg.eval_only:
-        sample_script = str(Path(sys.argv[0]).with_name("sample.py"))
-        print(f"sample:   {shlex.join(['python', sample_script, f'--out_dir={cfg.out_dir}'])}")
-        print(f"continue: {continue_command(cfg, result.step, result.max_iters, result.out_of_patience)}")
+        print("\n".join(next_commands(cfg, result.step, result.max_iters, result.out_of_patience)))
     if result.stopped_by and not under_torchrun():  # torchrun would treat it as a failure
         raise SystemExit(128 + result.stopped_by)
 

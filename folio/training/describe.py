@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from folio.base.number_format import counted
 from folio.data.shards import MIN_DOCUMENTS, Dataset, count_documents, describe_few_documents, pair_lengths
@@ -59,7 +60,7 @@ def describe_resumed_schedule(saved: SavedRun, schedule: Schedule) -> str:
         line += "; it increases, so the loss will increase at first"
     if schedule.lr_factor != 1:
         # The command line may repeat the rate that the run was started with, or set that of one optimizer only, so the
-        # factor, which prevents that the run diverges again, stays even if a rate is set. The line gives what follows.
+        # factor, without which the run would diverge again, stays even if a rate is set. The line gives what follows.
         peaks = {"learning_rate": schedule.learning_rate, "muon_learning_rate": schedule.muon_learning_rate}
         lowered = [f"{name}={peak:g} is {schedule.lr_factor * peak:g}" for name, peak in peaks.items() if peak]
         line += f"; rollbacks multiply learning rates by {schedule.lr_factor:g} ({', '.join(lowered)})"
@@ -104,6 +105,12 @@ def format_losses(losses: dict[str, float]) -> str:
     """Format the losses of several data sets, to print after their mean; empty for a single data set."""
     by_name = [f"{key.removeprefix('val_loss/')} {loss:.4f}" for key, loss in losses.items() if key != "val_loss"]
     return f" ({', '.join(by_name)})" if by_name else ""
+
+
+def next_commands(cfg: TrainSettings, step: int, max_iters: int, out_of_patience: bool) -> list[str]:
+    """The commands that sample from a run, and continue it."""
+    sample = shlex.join(["python", str(Path(sys.argv[0]).with_name("sample.py")), f"--out_dir={cfg.out_dir}"])
+    return [f"sample:   {sample}", f"continue: {continue_command(cfg, step, max_iters, out_of_patience)}"]
 
 
 def continue_command(cfg: TrainSettings, step: int, max_iters: int, out_of_patience: bool) -> str:
