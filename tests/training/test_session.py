@@ -81,15 +81,15 @@ def test_two_fsdp_processes_survive_a_failed_save_stop_by_a_signal_and_resume(ti
     uninterrupted, stopped = (tiny(**settings, out_dir=str(tmp_path / name)) for name in ("uninterrupted", "stopped"))
     run_ranks(2, uninterrupted)
     Path(stopped.out_dir).mkdir()
-    Path(stopped.out_dir, "step-000020").write_text("a file where a checkpoint's folder should be")
+    Path(stopped.out_dir, "step-000010").write_text("a file where a checkpoint's folder should be")
     ranks = start_ranks(2, stopped)
-    wait_for_step(stopped, 25)
+    wait_for_step(stopped, 12)
     os.kill(ranks[1].pid, signal.SIGTERM)  # rank 1 gets the signal, and both stop
     assert [wait(rank) for rank in ranks] == [0, 0], output(stopped)
-    assert "step 20 could not be saved" in output(stopped) and "training continues" in output(stopped)
+    assert "step 10 could not be saved" in output(stopped) and "training continues" in output(stopped)
     state = checkpoint.load(Path(stopped.out_dir)).state
-    assert state["stopped_by"] == "SIGTERM" and 25 <= state["step"] < 40
-    assert state["best_step"] != 20  # a checkpoint that was not saved is not the best
+    assert state["stopped_by"] == "SIGTERM" and 12 <= state["step"] < 40
+    assert state["best_step"] != 10  # a checkpoint that was not saved is not the best
     assert "resuming from" in run_ranks(2, replace(stopped, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
     assert_same_snapshots(uninterrupted.out_dir, stopped.out_dir)
