@@ -19,7 +19,8 @@ CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed
 FILES = sorted({*shipped(), *(ROOT / "tests").rglob("*.py")} - {*CONFIGS})
 BENCH = ROOT / "lab" / "bench"
 TOOLS = [path for path in shipped() if path.parent.name == "tools"]
-LAB = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - {BENCH / "timing.py"}  # not a command
+NO_COMMANDS = {BENCH / "timing.py", BENCH.parent / "kill_and_resume.py"}
+LAB = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - NO_COMMANDS
 PREPARE = [path for path in shipped() if path.parent.name == "prepare"]
 SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *TOOLS, *sorted(LAB)]
 ALLOWED = {  # importer -> the project's modules and packages that it may import
@@ -30,7 +31,7 @@ ALLOWED = {  # importer -> the project's modules and packages that it may import
     "prepare": {"folio", "model"},
     "data": {"folio", "model", "prepare"},  # nanoGPT's names of the prepare scripts
     "tools": {"folio", "model", "train", "sample", "lab"},
-    "lab": {"folio", "model", "train", "sample", "lab", "tools"},
+    "lab": {"folio", "model", "train", "sample", "lab"},
     "tests": {"folio", "model", "train", "sample", "prepare", "tools", "lab", "tests"},
 }
 

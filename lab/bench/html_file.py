@@ -10,7 +10,6 @@ float16. Requires Chromium, and playwright from requirements-dev.txt. Measure on
 """
 
 import contextlib
-import io
 import re
 import statistics
 import subprocess
@@ -40,8 +39,6 @@ from lab.bench.timing import (  # noqa: E402
     unknown_names,
 )
 from lab.bench.viewer import write_run  # noqa: E402
-from tools import export  # noqa: E402
-from tools.export import ExportConfig  # noqa: E402
 
 
 class Size(NamedTuple):
@@ -144,8 +141,7 @@ def exported(path: Path, dtype: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.html"
-        with contextlib.redirect_stdout(io.StringIO()):
-            export.main(ExportConfig(paths=(str(path), str(file)), to="html", dtype=dtype))
+        run_script_file("tools/export.py", str(path), str(file), "--to=html", f"--dtype={dtype}")
         yield file
 
 
@@ -161,10 +157,14 @@ def generate(browser: Any, file: Path, count: int) -> Generated:
 def run_sample(run: Path, count: int) -> Generated:
     """Generate a text after the prompt with sample.py."""
     options = [f"--out_dir={run}", "--dtype=float32", "--device=cpu", f"--max_new_tokens={count}", f"--start={PROMPT}"]
-    command = [sys.executable, str(ROOT / "sample.py"), *options]
-    completed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    completed = run_script_file("sample.py", *options)
     speed = re.search(r"([\d,]+) tokens/s", completed.stderr)
     return Generated(completed.stdout.removeprefix(PROMPT), float(speed[1].replace(",", "")), first=0.0)
+
+
+def run_script_file(script: str, *options: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / script), *options]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
 
 
 if __name__ == "__main__":

@@ -274,7 +274,12 @@ FAULTS = (
         "tests/test_sample.py",
     ),
     Fault("prepare/summaries.py", "text[: length + 1], re.DOTALL)", "text[:length], re.DOTALL)"),
-    Fault("tools/verify_resume.py", 'for which in ("last", "best"):', 'for which in ("last",):'),
+    Fault(
+        "lab/kill_and_resume.py",
+        'for which in ("last", "best"):',
+        'for which in ("last",):',
+        "tests/tools/test_verify_resume.py",
+    ),
     Fault("tools/runs.py", "{text[head + 1 - length :]}", "{text[head - length :]}", "tests/experiments/test_runs.py"),
 )
 

@@ -23,6 +23,7 @@ from folio.data.find_data import find_datasets
 from folio.training import setup
 from folio.training.run_log import read_lines
 from folio.training.state import TrainState
+from lab import kill_and_resume
 from lab.gpu.part import (
     TINY_RUN,
     Part,
@@ -37,7 +38,6 @@ from lab.gpu.part import (
     supported_dtypes,
     tiny_run,
 )
-from tools import verify_resume
 
 # --- 3 control --------------------------------------------------------------------------------------------------------
 
@@ -133,12 +133,12 @@ def check_resume(part: Part) -> None:
     kills, dtype, failures = 1 if part.is_small else 2, name_of(supported_dtypes(part.device)[0]), part.failures
     changes = dict(max_iters=200, eval_interval=10, eval_iters=1, sample_tokens=5, compile=False, deterministic=True)
     places = dict(device=str(part.device), data_dir=str(part.folder / "data"))
-    cfg = verify_resume.VerifyConfig(**{**TINY_RUN, **changes, **places}, dtype=dtype, kills=kills, kills_in_write=0.0)
+    cfg = train.TrainConfig(**{**TINY_RUN, **changes, **places}, dtype=dtype)
     reference, killed = part.folder / "reference", part.folder / "killed"
-    verify_resume.finish(verify_resume.start(cfg, reference), reference)
-    _, _, lost = verify_resume.kill_and_resume(cfg, killed)
-    verify_resume.finish(verify_resume.start(cfg, killed), killed)
-    differences = "; ".join(verify_resume.compare(reference, killed))
+    kill_and_resume.finish(kill_and_resume.start(cfg, reference), reference)
+    _, lost = kill_and_resume.kill_and_resume(cfg, killed, kills, fraction_in_write=0.0)
+    kill_and_resume.finish(kill_and_resume.start(cfg, killed), killed)
+    differences = "; ".join(kill_and_resume.compare(reference, killed))
     part.check(not lost, f"{lost} runs were lost")
     part.check(not differences, f"the resumed run differs: {differences}")
     part.table("deterministic run", "kills", "differences after resuming", "")

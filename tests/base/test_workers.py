@@ -33,14 +33,15 @@ import multiprocessing, threading
 from folio.base.workers import map_in_order
 from folio.data.find_data import run_script as prepare
 from folio.experiments.sweep import trial
-from tools import verify_resume
+from lab import kill_and_resume
 from lab.bench.timing import busy_processes
+from train import TrainConfig
 
 multiprocessing.set_start_method("fork", force=True)  # Linux's default until Python 3.13
 results = map_in_order(time.sleep, [0] + [600] * 9, 2)
 next(results)
-verify_resume.ROOT = Path.cwd()
-verify_resume.start(verify_resume.VerifyConfig(dataset="a"), Path("out"))
+kill_and_resume.ROOT = Path.cwd()
+kill_and_resume.start(TrainConfig(dataset="a"), Path("out"))
 trial.train_command = lambda folder, arguments: [sys.executable, "train.py"]
 threading.Thread(target=trial.run_training, args=(Path(), [], {}, lambda *progress: "train")).start()
 with busy_processes(2):

@@ -60,6 +60,7 @@ from lab.bench.sweeps import SweepBenchConfig
 from lab.bench.training import Evaluation, TrainBenchConfig
 from lab.bench.training_peers import PeerConfig
 from lab.bench.viewer import ViewBenchConfig
+from sample import SampleConfig
 from tests.support import processes
 from tests.support.decoding import random_model
 from tests.support.simulated_gpu import SimulatedGPU
@@ -69,6 +70,8 @@ from tests.support.viewed_models import save_random_run
 from tests.support.viewers import CHROMIUM
 from tests.support.viewers import serving as serving_viewer
 from tests.support.waiting import in_thread
+from tools import export
+from tools.export import ExportConfig
 from tools.view import ViewConfig
 from train import train
 
@@ -559,11 +562,12 @@ def test_the_duplicates_benchmark(tmp_path, capsys, seed):
 # --- the HTML file ----------------------------------------------------------------------------------------------------
 
 
-def run_sample(command: list[str], **_: Any) -> SimpleNamespace:
-    """Takes the place of subprocess.run: `python sample.py` in this process, which has already imported torch."""
+def run_here(command: list[str], **_: Any) -> SimpleNamespace:
+    """Takes the place of subprocess.run: a script in this process, which has already imported torch."""
+    script, cls = (sample, SampleConfig) if command[1].endswith("sample.py") else (export, ExportConfig)
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        sample.main(settings.load(sample.SampleConfig, command[2:]))
+        script.main(settings.load(cls, command[2:]))
     return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
 
 
@@ -573,7 +577,7 @@ def test_the_html_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
     """The benchmark fails if the texts differ."""
     shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
     monkeypatch.setattr(html_file, "MODELS", {"tiny": Size(shape, 0.3)})
-    monkeypatch.setattr(html_file, "subprocess", SimpleNamespace(run=run_sample))
+    monkeypatch.setattr(html_file, "subprocess", SimpleNamespace(run=run_here))
     in_thread(html_file.main, HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM))
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
     _, sample_speed, file_speed, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))

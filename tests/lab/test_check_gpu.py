@@ -19,14 +19,17 @@ from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
 from folio.machine.kernels import ChunkedCrossEntropy, choose_attention
 from folio.training.optim import Muon
+from lab import kill_and_resume
 from lab.bench import training
-from lab.gpu import correctness, decoding, runs, speed
+from lab.gpu import correctness, decoding, processes, runs, speed
 from lab.gpu.part import Part, Skip
+from lab.gpu.processes import PartSpec
+from lab.gpu.report import Report, describe_machine
 from model import POSITIONS, AttentionKernel, GPTConfig, Mask
 from tests.support.repository import ROOT
 from tests.support.simulated_gpu import SimulatedGPU
-from tools import check_gpu, verify_resume
-from tools.check_gpu import CheckConfig, PartSpec, Report, main
+from tools import check_gpu
+from tools.check_gpu import CheckConfig, main
 from train import train
 
 
@@ -40,9 +43,9 @@ def new_part(tmp_path) -> Callable[..., Part]:
 def run_in_process(tmp_path, monkeypatch) -> Callable[[str], tuple[int, dict]]:
     """A function that runs parts of a rehearsal. Returns the exit code, and the parts of the report."""
 
-    def run_part(number, cfg, report):
+    def run_part(number, device, peer, report):
         folder = tmp_path / "part"
-        check_gpu.run_part(cfg.replace(parts=str(number), out_dir=str(folder)))
+        processes.run_part([str(number), str(device), str(folder)])
         report.save(number, read_json(folder / "gpu-report.json")["parts"][str(number)])
 
     def run(parts):
@@ -235,9 +238,9 @@ def test_a_run_that_differs_after_resuming_is_detected(new_part, monkeypatch, se
         changes = dict(out_dir=str(out_dir), max_iters=20, seed=seed if out_dir.name == "killed" else 1337)
         return train(runs.train.TrainConfig(**{**values, **changes}))
 
-    monkeypatch.setattr(verify_resume, "start", start)
-    monkeypatch.setattr(verify_resume, "finish", lambda process, out_dir: None)
-    monkeypatch.setattr(verify_resume, "kill_and_resume", lambda cfg, out_dir: (1, 0, 0))
+    monkeypatch.setattr(kill_and_resume, "start", start)
+    monkeypatch.setattr(kill_and_resume, "finish", lambda process, out_dir: None)
+    monkeypatch.setattr(kill_and_resume, "kill_and_resume", lambda cfg, out_dir, kills, fraction_in_write: (0, 0))
     try:
         lines = failures(part, runs.check_resume)
     finally:
@@ -320,7 +323,7 @@ def test_rates_and_speeds_are_measured_on_cuda(new_part, gpu, monkeypatch):
     assert len(copies) == 5 and len(attention) == 4
     assert steps == ["32", "32", "32", "32", "64", "16", "4"] and decode == ["1", "64"]
     assert gpu.captures
-    machine = check_gpu.describe_machine(torch.device("cuda", 0))
+    machine = describe_machine(torch.device("cuda", 0))
     assert machine["device"] == "2 x NVIDIA H100 80GB HBM3, sm_90" and machine["NCCL"] == "2.30.1"
 
 
@@ -416,7 +419,8 @@ def test_the_exit_code_is_the_number_of_failed_parts(run_in_process, tmp_path, m
 
     functions = [lambda part: part.note("a note"), lambda part: part.check(False, "a fault"), skip, raise_error]
     specs = {number: PartSpec(f"part {number}", function, 10) for number, function in enumerate(functions, 1)}
-    monkeypatch.setattr(check_gpu, "PARTS", specs)
+    for module in (check_gpu, processes):
+        monkeypatch.setattr(module, "PARTS", specs)
     code, parts = run_in_process("1,2,3,4")
     assert code == 2
     assert statuses_of(parts) == {"1": "passed", "2": "failed", "3": "skipped", "4": "failed"}
@@ -434,7 +438,7 @@ def test_other_parts_of_an_earlier_report_on_the_same_machine_are_kept(tmp_path)
 
 
 def test_a_part_is_stopped_at_its_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(check_gpu, "PARTS", {1: check_gpu.PARTS[1]._replace(seconds=0.3)})
+    monkeypatch.setattr(processes, "PARTS", {1: processes.PARTS[1]._replace(seconds=0.3)})
     with pytest.raises(SystemExit) as exit:
         main(CheckConfig(parts="1", device="cpu", out_dir=str(tmp_path)))
     assert exit.value.code == 1
@@ -475,14 +479,14 @@ def test_an_interrupted_part_is_in_the_report(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     def start(command, **options):
-        (folder,) = (word.removeprefix("--out_dir=") for word in command if word.startswith("--out_dir="))
+        *_, folder = command
         part = Part("hardware", 1.0, torch.device("cpu"), tmp_path, partial(Report(Path(folder), {}).save, 1))
         part.table("a head")
         part.row("a row")
         return SimpleNamespace(wait=interrupt, poll=lambda: 130)
 
     monkeypatch.setattr(check_gpu, "describe_machine", lambda device: {})
-    monkeypatch.setattr(check_gpu.subprocess, "Popen", start)
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
     with pytest.raises(KeyboardInterrupt):
         main(CheckConfig(parts="1", device="cpu", out_dir=str(tmp_path)))
     part = read_json(tmp_path / "gpu-report.json")["parts"]["1"]

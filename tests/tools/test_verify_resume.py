@@ -11,10 +11,11 @@ from safetensors.numpy import load_file, save_file
 from folio import UserError
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint
+from lab import kill_and_resume
+from lab.kill_and_resume import compare
 from tests.support import processes
 from tests.support.runs import run_with_losses
-from tools import verify_resume
-from tools.verify_resume import VerifyConfig, compare, kill_and_resume, main
+from tools.verify_resume import VerifyConfig, main
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def fast_start(monkeypatch) -> None:
         process.poll, process.wait = lambda: process.exitcode, lambda: processes.wait(process)
         return process
 
-    monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked))
+    monkeypatch.setattr(kill_and_resume, "subprocess", SimpleNamespace(Popen=start_forked))
 
 
 def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, fast_start):
@@ -41,9 +42,9 @@ def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, c
 
 
 def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path, fast_start):
-    cfg = VerifyConfig(**asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=0)
+    cfg = tiny(max_iters=3, eval_interval=100)
     with pytest.raises(UserError, match=r"ended after .* kills; use more --max_iters"):
-        kill_and_resume(cfg, tmp_path / "killed")
+        kill_and_resume.kill_and_resume(cfg, tmp_path / "killed", kills=5, fraction_in_write=0)
 
 
 def test_a_time_budget_is_an_error(tiny):
