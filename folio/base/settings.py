@@ -49,11 +49,7 @@ from folio.base.workers import end_with_parent
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
-MAX_CONFIG_BYTES = 1 << 16  # of a config file; also the maximum length of a string in it
-MAX_ASSIGNMENTS = 1000  # in a config file
-MAX_NESTING = 50  # levels of an expression
 NOT_UTF8 = "it is not UTF-8; if it is a path, rename the file or folder"  # libraries such as safetensors need UTF-8
-MAX_DIGITS = 100  # of an integer; Python prints at most 4,300
 type_hints = functools.cache(get_type_hints)  # a call takes half a millisecond
 
 # Types with rules, for the fields of settings.
@@ -179,8 +175,11 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         elif (path := find_config(text)) is None:
             errors.append(_no_such_file(text, hints))
         else:
-            for name, value, line in _parse(path, text, values, errors):
-                assign(name, value, f"{text}:{line}", from_text=False)
+            try:
+                for name, value, line in _assignments(path, text, values):
+                    assign(name, value, f"{text}:{line}", from_text=False)
+            except ConfigError as error:
+                errors.append(str(error))
     if errors:
         raise ConfigError("\n".join(errors))
     config = cls(**values, origins=origins).with_overrides(origins, overridden)
@@ -390,11 +389,7 @@ def find_config(name: str) -> Path | None:
 
 def read_config(name: str) -> dict[str, Any]:
     """The assignments of a config file. Raises ConfigError."""
-    errors: list[str] = []
-    assignments = _parse(find_config(name), name, {}, errors)
-    if errors:
-        raise ConfigError("\n".join(errors))
-    return {name: value for name, value, _ in assignments}
+    return {setting: value for setting, value, _ in _assignments(find_config(name), name, {})}
 
 
 NANOGPT_CONFIGS = {  # nanoGPT's config files and their replacements
@@ -419,121 +414,69 @@ def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
     return f"{COMMAND_LINE}: no config file {shorten(name)} exists{hint}"
 
 
+_CONFIG_RULE = "a config file holds assignments of constants, arithmetic and names defined above"
 _OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow},
+    **{ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
+    **{ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_},
 }
 
 
-def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) -> list[tuple[str, Any, int]]:
-    """The assignments (name, value, line) of a config file. Messages about other statements are appended to `errors`.
+def _assignments(path: Path, shown: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Yield the assignments (name, value, line) of a config file. Raises ConfigError at the first invalid line.
 
     shown: the path in messages. values: names that expressions may use.
     """
+    scope, lines, line = dict(values), {}, 1
     try:
-        content = read_text(path, MAX_CONFIG_BYTES)
-    except (OSError, ValueError) as error:
-        errors.append(f"{shown}:1: {error}; a config file is a short text of assignments")
-        return []
-    try:
-        tree = ast.parse(content, filename=shown)
-    except (RecursionError, MemoryError):
-        errors.append(f"{shown}:1: an expression has too many operators or parentheses")
-        return []
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None) or 1
-        errors.append(f"{shown}:{line}: this is not Python: {getattr(error, 'msg', error)}")
-        return []
-    lines = [node.lineno for node in tree.body for _ in getattr(node, "targets", [node])]
-    if len(lines) > MAX_ASSIGNMENTS:
-        errors.append(f"{shown}:{lines[MAX_ASSIGNMENTS]}: a config file has at most {MAX_ASSIGNMENTS:,} assignments")
-        return []
-    scope, assignments, invalid_names = dict(values), [], set()
-    lines_of_settings: dict[str, int] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            continue  # a docstring
-        if isinstance(node, ast.Import) and [(alias.name, alias.asname) for alias in node.names] == [("time", None)]:
-            continue  # nanoGPT's finetune_shakespeare.py names its wandb run with str(time.time())
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets = [node.target]
-        else:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-        try:
-            if _is_nested_deeply(node):
-                raise ValueError(f"it has more than {MAX_NESTING} levels of operators or parentheses")
+        for node in ast.parse(read_text(path)).body:
+            line, targets = node.lineno, []
+            match node:
+                case ast.Expr(ast.Constant(str())) | ast.Import([ast.alias("time", None)]):
+                    continue  # a docstring, and what nanoGPT's finetune_shakespeare.py does before str(time.time())
+                case ast.Assign(targets, expression):
+                    pass
+                case ast.AnnAssign(target, _, ast.expr() as expression):
+                    targets = [target]
             if not targets or not all(isinstance(target, ast.Name) for target in targets):
                 raise ValueError(f"{_source(node)} is not an assignment to a setting")
-            value = _evaluate(node.value, scope)
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            rule = "a config file holds assignments of constants, arithmetic and names defined above"
-            used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)}
-            if not used & invalid_names:  # otherwise the error of an earlier line explains this one
-                errors.append(f"{shown}:{node.lineno}: {shorten(str(error))}; {rule}")
-            invalid_names |= {target.id for target in targets if isinstance(target, ast.Name)}
-            continue
-        for target in targets:
-            scope[target.id] = value
-            if target.id.startswith("_"):
-                continue
-            if target.id in lines_of_settings:
-                first_line = lines_of_settings[target.id]
-                errors.append(f"{shown}:{node.lineno}: line {first_line} also sets {target.id}; remove one of the two")
-            lines_of_settings[target.id] = node.lineno
-            assignments.append((target.id, value, node.lineno))
-    return assignments
+            value = _evaluate(expression, scope)
+            str(value)  # raises ValueError for an integer of thousands of digits, which messages could not show
+            for name in (target.id for target in targets):
+                scope[name] = value
+                if name in lines:
+                    raise ConfigError(f"{shown}:{line}: line {lines[name]} also sets {name}; remove one of the two")
+                if not name.startswith("_"):
+                    lines[name] = line
+                    yield name, value, line
+    except SyntaxError as error:
+        raise ConfigError(f"{shown}:{error.lineno or 1}: this is not Python: {error.msg}; {_CONFIG_RULE}") from None
+    except (OSError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        problem = shorten(str(error)) or "an expression is too long"
+        raise ConfigError(f"{shown}:{line}: {problem}; {_CONFIG_RULE}") from None
+
+
+def _evaluate(node: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """Evaluate a constant expression. Raises ValueError for any other, and what its operators raise."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name) if name in scope:
+            return scope[name]
+        case ast.Name():
+            raise ValueError(f"{_source(node)} is not defined above")
+        case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(operand, scope))
+        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(left, scope), _evaluate(right, scope))
+        case ast.Call() if ast.unparse(node) == "str(time.time())":
+            return str(time.time())
+    raise ValueError(f"{_source(node)} is not a constant")
 
 
 def _source(node: ast.AST) -> str:
     """The first line of a statement or expression, for a message."""
     return f"`{shorten(ast.unparse(node).splitlines()[0], 100)}`"
-
-
-def _is_nested_deeply(node: ast.AST) -> bool:
-    """Whether a statement has more than MAX_NESTING levels."""
-    level = [node]
-    for _ in range(MAX_NESTING + 2):  # the statement and its innermost constants
-        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
-    return bool(level)
-
-
-def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
-    """Evaluate a constant expression. Raises ValueError for any other expression, and for a value that is too large."""
-    value = _compute(node, scope)
-    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
-        raise ValueError(f"the number has more than {MAX_DIGITS} digits")
-    if isinstance(value, str) and len(value) > MAX_CONFIG_BYTES:
-        raise ValueError(f"the text has more than {MAX_CONFIG_BYTES:,} characters")
-    return value
-
-
-def _compute(node: ast.expr, scope: dict[str, Any]) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
-        return node.value
-    if isinstance(node, ast.Call) and ast.unparse(node) == "str(time.time())":
-        return str(time.time())
-    if isinstance(node, ast.Name):
-        if node.id not in scope:
-            raise ValueError(f"{_source(node)} is not defined above")
-        return scope[node.id]
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.operand, scope))
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _evaluate(node.left, scope), _evaluate(node.right, scope)
-        numbers = all(isinstance(side, (int, float)) and abs(side) < 1e18 for side in (left, right))
-        concatenates = isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str)
-        if not (numbers or concatenates) or (isinstance(node.op, ast.Pow) and abs(right) > 64):
-            raise ValueError(f"{_source(node)} is not arithmetic with numbers below 1e18 and exponents up to 64")
-        return _OPERATORS[type(node.op)](left, right)
-    raise ValueError(f"{_source(node)} is not a constant")
 
 
 # --- types ------------------------------------------------------------------------------------------------------------

@@ -115,13 +115,13 @@ def test_a_config_file_holds_assignments_and_arithmetic(write):
         ("start = open('f')", r"`open\('f'\)` is not a constant"),
         ("max_iters = steps", "`steps` is not defined above"),
         ("if True:\n    max_iters = 1", "`if True:` is not an assignment"),
-        ("max_iters = 9**9**9", "not arithmetic .*exponents up to 64"),
-        ("max_iters = 10**18 * 2", "not arithmetic .*below 1e18"),
-        ("start = 'a' * 10**10", "not arithmetic"),
+        ("max_iters = 'a' - 1", "x.py:1: unsupported operand"),
+        ("max_iters[0] = 1", "`max_iters\\[0\\] = 1` is not an assignment"),
+        ("max_iters: int", "is not an assignment"),
         ("max_iters = 1 / 0", "division by zero"),
         ("max_iters =", "x.py:1: .*not Python"),
         ("\n\nmax_iters = 0", "x.py:3: max_iters=0: .*positive"),
-        ("max_iters = 5\nflag = True\nmax_iters = 6", "x.py:3: line 1 also sets max_iters; remove one"),
+        ("max_iters = 5\nflag = True\nmax_iters = 6", "x.py:3: line 1 also sets max_iters; remove one of the two$"),
         ("max_iters = max_iters = 5", "x.py:1: line 1 also sets max_iters"),
     ],
 )
@@ -131,43 +131,47 @@ def test_errors_in_a_config_file_name_the_line(write, content, message):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "expression",
     [
-        ("\nmax_iters = 0x" + "f" * 4000, "x.py:2: .*more than 100 digits"),
-        ("max_iters = (10**17) ** 60", "x.py:1: .*more than 100 digits"),
-        ("max_iters = " + "+".join("1" * 900), "x.py:1: .*more than 50 levels"),
-        ("max_iters = " + "-" * 60_000 + "1", "x.py:1: .*too many operators or parentheses"),
-        ("_a = 'x'\n" + "_a = _a + _a\n" * 25, "x.py:18: .*more than 65,536 characters"),
-        ("x = 1\n" * 1001, "x.py:1001: .*at most 1,000 assignments"),
-        ("\n" + "x = " * 1001 + "1", "x.py:2: .*at most 1,000 assignments"),
-        ("x = 1\n" * 300_000, "x.py:1: .*1,800,000 bytes.*limit.* 65,536"),
-        ("max_iters = '" + "x" * 60_000 + "'", "x.py:1: max_iters=xxxxx"),
-        ("x" * 60_000 + " = 1", "is not a setting"),
-        ("max_iters = " + "open(" + "x" * 60_000 + ")", "is not a constant"),
+        *("().__class__.__bases__", "[1, 2][0]", "(lambda: 1)()", "[x for x in 'ab']", "f'{print(1)}'", "await x"),
+        *("(max_iters := 5)", "1 < 2", "1 and 2", "1 if 2 else 3", "~1", "1 << 2", "{1: 2}", "`1`", "__builtins__"),
+        *("print", "time", "__import__('os')", "int(time.time())", "str(time.time)", "str(time.time(), 1)"),
     ],
 )
-def test_a_config_file_has_limits(write, content, message):
-    """Such a file ended in a traceback, or took gigabytes or minutes."""
-    with pytest.raises(ConfigError) as error:
+def test_an_expression_of_a_config_file_runs_no_code(write, expression, capsys):
+    """Only constants, arithmetic, names above it, and str(time.time())."""
+    with pytest.raises(ConfigError, match=r"x\.py:2: .*; a config file holds assignments") as error:
+        settings.load(Config, [write(f"import time\nstart = {expression}")])
+    assert len(str(error.value).splitlines()) == 1 and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "max_iters = " + "-" * 60_000 + "1",
+        "max_iters = " + "+".join("1" * 20_000),
+        "max_iters = 10 ** 5000",
+        "max_iters = open(" + "x" * 60_000 + ")",
+        "max_iters = '" + "x" * 60_000 + "'",
+        "x" * 60_000 + " = 1",
+        "max_iters = 1\0",
+    ],
+)
+def test_a_config_file_that_is_too_long_or_deep_is_an_error_in_one_line(write, content):
+    """Such a file ended in a traceback."""
+    with pytest.raises(ConfigError, match=r"x.py:1: ") as error:
         settings.load(Config, [write(content)])
-    lines = str(error.value).splitlines()
-    assert re.search(message, lines[0]) and all(len(line) < 500 for line in lines)
+    (line,) = str(error.value).splitlines()
+    assert len(line) < 500
 
 
-def test_an_invalid_assignment_is_reported_once(write):
-    """Each later line that used the name was also an error: "`_a` is not defined above"."""
-    lines = ["_a = [1]", "_b = _a * 2", "max_iters = _b", "_a = _c", "max_iters = 5", "learning_rate = open(1)"]
+def test_a_config_file_is_read_to_its_first_invalid_line(write):
+    """Settings above it are still checked; errors below it may follow from it."""
+    lines = ["max_iters = 'x'", "_a = [1]", "_b = _a * 2", "start = _b", "learning_rate = open(1)"]
     with pytest.raises(ConfigError) as error:
-        settings.load(Config, [write("\n".join(lines))])
+        settings.load(Config, [write("\n".join(lines)), "--flag=2"])
     places = [line.split(": ")[0] for line in str(error.value).splitlines()]
-    assert places == ["x.py:1", "x.py:4", "x.py:6"]
-
-
-def test_realistic_config_files_are_within_the_limits(write):
-    content = "\n".join(f"_{i} = {i}" for i in range(900)) + "\nmax_iters = " + " + ".join(["1"] * 40)
-    content += "\nstart = " + repr("word " * 9000) + "\nlearning_rate = 10**17 / 10**17"
-    config = settings.load(Config, [write(content)])
-    assert config.max_iters == 40 and len(config.start) == 45_000
+    assert places == ["x.py:1", "x.py:2", "command line"]
 
 
 def test_a_config_file_name_that_is_too_long_is_an_error(monkeypatch, tmp_path):
