@@ -20,6 +20,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    is_typeddict,
 )
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -155,13 +157,13 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             errors.append(f"{origin}: {name}={shorten(value)}: {NOT_UTF8}")
             return
         try:
-            converted = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
+            converted = _from_text(value, hints[name]) if from_text else convert(value, hints[name])
             if hints[name] == CommaSeparated:
                 converted = (*values[name], *converted)
             if from_text and origins.get(name, COMMAND_LINE) != COMMAND_LINE:
                 overridden[name] = values[name]
             values[name], origins[name] = converted, origin
-        except (ValueError, OverflowError):
+        except ValueError:
             errors.append(f"{origin}: {name}={shorten(str(value))}: expected {_describe(hints[name])}")
 
     for option, text in _split_options(argv, hints, errors):
@@ -194,7 +196,7 @@ def parse_setting(cls: type[Config], name: str, text: str) -> Any:
         raise ConfigError(_not_a_setting(cls, name))
     try:
         value = _from_text(text, hints[name])
-    except (ValueError, OverflowError):
+    except ValueError:
         raise ConfigError(f"{name}={text}: expected {_describe(hints[name])}") from None
     if rule := broken_rule(value, annotated_hints[name]):
         raise ConfigError(f"{name}={text}: {rule}")
@@ -226,8 +228,8 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
     typed = {}
     for name in values.keys() & setting_names(cls):
         try:
-            typed[name] = _coerce(values[name], hints[name])
-        except (ValueError, OverflowError):
+            typed[name] = convert(values[name], hints[name])
+        except ValueError:
             raise ConfigError(f"{name}={short_repr(values[name])}: expected {_describe(hints[name])}") from None
     config = cls(**typed)
     check(config)
@@ -504,27 +506,40 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _coerce(value: Any, hint: Any) -> Any:
-    """Convert `value` to the type `hint`: 1 to a float, 5e3 to an integer. Raises ValueError."""
-    for option in _options(hint):
-        if get_origin(option) is Literal:
-            if value in get_args(option) and isinstance(value, str):
-                return value
-        elif option is type(None):
-            if value is None:
-                return None
-        elif isinstance(value, bool) or option is bool:
-            if isinstance(value, bool) and option is bool:
-                return value
-        elif option is int and isinstance(value, (int, float)) and value == value // 1:
-            return int(value)
-        elif option is float and isinstance(value, (int, float)):
+def convert(value: Any, hint: Any) -> Any:
+    """Convert a value from JSON or a config file to a type: 1 to a float, 5e3 to an integer. Raises ValueError.
+
+    hint: Any, a class, a Literal of strings, an Annotated type, whose rules must hold, or a union, list, tuple, dict or
+    TypedDict of these. A bool is not a number. A tuple is a list in JSON. A TypedDict may have additional keys.
+    """
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        converted = convert(value, arguments[0])
+        if broken_rule(converted, hint) is None:
+            return converted
+    elif kind in (Union, types.UnionType):
+        for option in arguments:
+            with suppress(ValueError):
+                return convert(value, option)
+    elif is_typeddict(hint) and isinstance(value, dict) and value.keys() >= hint.__required_keys__:
+        hints = type_hints(hint, include_extras=True)
+        return {name: convert(item, hints.get(name, Any)) for name, item in value.items()}
+    elif kind is dict and isinstance(value, dict):
+        return {key: convert(item, arguments[1]) for key, item in value.items()}
+    elif kind is list and isinstance(value, list):
+        return [convert(item, arguments[0]) for item in value]
+    elif kind is tuple and isinstance(value, list) and len(value) == len(arguments):
+        return [*map(convert, value, arguments)]
+    elif hint == CommaSeparated and isinstance(value, str):
+        return (*comma_separated(value),)
+    elif hint is float and type(value) in (int, float):
+        with suppress(OverflowError):
             return float(value)
-        elif option is str and isinstance(value, str):
-            return value
-        elif option == CommaSeparated and isinstance(value, str):
-            return (*comma_separated(value),)
-    raise ValueError
+    elif hint is int and type(value) is float and value.is_integer():
+        return int(value)
+    elif hint is Any or type(value) is hint or (kind is Literal and type(value) is str and value in arguments):
+        return value
+    raise ValueError(value)
 
 
 def _from_text(text: str, hint: Any) -> Any:
@@ -535,10 +550,10 @@ def _from_text(text: str, hint: Any) -> Any:
     if bool in options and text.lower() in ("true", "false"):
         return text.lower() == "true"
     if CommaSeparated in options:
-        return _coerce(text, hint)
+        return convert(text, hint)
     if str in options or any(get_origin(option) is Literal and text in get_args(option) for option in options):
         return text
-    return _coerce(float(text) if re.search(r"[.einf]", text, re.IGNORECASE) else int(text), hint)
+    return convert(float(text) if re.search(r"[.einf]", text, re.IGNORECASE) else int(text), hint)
 
 
 def _is_value(text: str, hint: Any) -> bool:

@@ -26,7 +26,7 @@ from folio.base.files import (
     write_json,
 )
 from folio.base.progress import note
-from folio.checkpoints.schema import invalid_fields, measured_text, with_missing_fields
+from folio.checkpoints.schema import check_fields, measured_text, with_missing_fields
 
 FORMAT_VERSION = 2  # of state.json
 POINTERS = ("last", "best")
@@ -233,10 +233,11 @@ def check_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     state = read_json(path / "state.json")
     if problem := other_version(state, FORMAT_VERSION):
         raise CheckpointError(f"{path}: {problem}; use the version of Folio that wrote it, or train again")
-    state = with_missing_fields(state)
-    if invalid := invalid_fields(state):
+    try:
+        state = check_fields(with_missing_fields(state))
+    except ValueError as invalid:
         reason = "it was changed, or written by another version of Folio"
-        raise CheckpointError(f"{path}: state.json has missing or invalid values ({reason}): {', '.join(invalid)}")
+        raise CheckpointError(f"{path}: state.json has missing or invalid values ({reason}): {invalid}") from None
     if step_number(path.name) not in (None, state["step"]):  # None: a copy with another name
         raise CheckpointError(f"{path} holds step {state['step']:,}: it was renamed, or replaced by another")
     return state

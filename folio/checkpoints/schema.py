@@ -1,10 +1,8 @@
 """The schema of a checkpoint's state.json: the types and ranges of its values."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import UnionType
-from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Ge, Le
 
@@ -14,7 +12,7 @@ from folio.base.settings import (
     PositiveFloat,
     PositiveInt,
     Probability,
-    broken_rule,
+    convert,
     type_hints,
 )
 from folio.data.shards import PromptFormat
@@ -184,49 +182,26 @@ def with_missing_fields(state: Any) -> Any:
         return state
 
 
-def invalid_fields(state: Any) -> list[str]:
-    """The names of fields in state.json that are missing, of the wrong type or out of range."""
-    if not is_valid(state, dict):
-        return ["its content"]
-    invalid = [
-        name
-        for name, hint in type_hints(StateFile, include_extras=True).items()
-        if name not in state or not is_valid(state[name], hint)
-    ]
-    if invalid:
-        return invalid
-    is_evaluated = state["best_val_loss"] is not None
-    if is_evaluated != (state["best_step"] > 0) or state["best_step"] > state["step"]:
-        return ["best_step"]
-    steps = [*(part["from_step"] for part in state["parts"]), state["step"]]
-    is_history = len(steps) > 1 and steps[0] == 0 and steps == sorted(steps)
-    return [] if is_history and all(part["decisions"] for part in state["parts"]) else ["parts"]
+def check_fields(state: Any) -> dict[str, Any]:
+    """The content of state.json, its numbers with the types of their fields. Raises ValueError with the invalid names.
 
-
-def is_valid(value: Any, hint: Any) -> bool:
-    """Whether a value from a JSON file matches a type and the rules in it.
-
-    hint: a class, Any, a Literal, an Annotated type, or a union, list, tuple, dict or TypedDict of these. A float must
-    be finite, and may be an integer in the file. A bool is not a number. A TypedDict may have additional keys.
+    A field is invalid if it is missing, of the wrong type or out of range.
     """
-    kind, arguments = get_origin(hint), get_args(hint)
-    if is_typeddict(hint):
-        if not isinstance(value, dict) or hint.__required_keys__ - value.keys():
-            return False
-        hints = type_hints(hint, include_extras=True)
-        return all(is_valid(value[name], hints[name]) for name in value.keys() & hints.keys())
-    if kind in (Union, UnionType):
-        return any(is_valid(value, option) for option in arguments)
-    if kind is Annotated:
-        return is_valid(value, arguments[0]) and broken_rule(value, hint) is None
-    if kind is Literal:
-        return isinstance(value, str) and value in arguments
-    if kind is list:
-        return isinstance(value, list) and all(is_valid(item, arguments[0]) for item in value)
-    if kind is tuple:
-        return isinstance(value, list) and len(value) == len(arguments) and all(map(is_valid, value, arguments))
-    if kind is dict:
-        return isinstance(value, dict) and all(is_valid(item, arguments[1]) for item in value.values())
-    if hint is float and type(value) is int:
-        return abs(value) < 2**63
-    return hint is Any or (type(value) is hint and (hint is not float or math.isfinite(value)))
+    if not isinstance(state, dict):
+        raise ValueError("its content")
+    hints, fields, invalid = type_hints(StateFile, include_extras=True), dict(state), []
+    for name, hint in hints.items():
+        try:
+            fields[name] = convert(state[name], hint)
+        except (LookupError, ValueError):
+            invalid.append(name)
+    if invalid:
+        raise ValueError(", ".join(invalid))
+    is_evaluated = fields["best_val_loss"] is not None
+    if is_evaluated != (fields["best_step"] > 0) or fields["best_step"] > fields["step"]:
+        raise ValueError("best_step")
+    steps = [*(part["from_step"] for part in fields["parts"]), fields["step"]]
+    is_history = len(steps) > 1 and steps[0] == 0 and steps == sorted(steps)
+    if not (is_history and all(part["decisions"] for part in fields["parts"])):
+        raise ValueError("parts")
+    return fields

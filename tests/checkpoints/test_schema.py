@@ -67,3 +67,14 @@ def test_an_invalid_value_in_state_json_is_an_error(tmp_path, name):
         with pytest.raises(CheckpointError, match=rf"state\.json .*: (best_step|{name})$"):
             checkpoint.load(tmp_path)
             pytest.fail(f"{value!r} is accepted")
+
+
+def test_numbers_have_the_type_of_their_field(tmp_path):
+    """JSON has one type of number. A step of 3.0 was refused, and a loss of 2 stayed an integer."""
+    path = save(tmp_path, 3)
+    state = read_json(path / "state.json")
+    numbers = {"step": 3.0, "best_step": 3.0, "best_val_loss": 2, "parts": [{**state["parts"][0], "threads": 2.0}]}
+    write_state(path, {**state, **numbers})
+    loaded = checkpoint.load(tmp_path).state
+    assert [type(loaded[name]) for name in ("step", "best_step", "best_val_loss")] == [int, int, float]
+    assert type(loaded["parts"][0]["threads"]) is int and loaded["dataset"] == state["dataset"]
