@@ -66,8 +66,7 @@ class Sampler(MeasuredModel):
     def encode_start(self, start: str, cfg: SampleConfig, name: str = "the prompt") -> Prompt:
         """Encode the first start_tokens tokens of a prompt. Prints warnings to standard error."""
         prompt = self.encode_prompt(start, cfg.on_unknown).truncate(cfg.start_tokens, self.tokenizer)
-        tokenizer = self.tokenizer.with_on_unknown(cfg.on_unknown)
-        for line in prompt_warnings(prompt, start, name, tokenizer, self.model.config):
+        for line in prompt_warnings(prompt, start, name, self.tokenizer, self.model.config, cfg.on_unknown):
             note(line)
         return prompt
 

@@ -176,8 +176,8 @@ def test_what_a_model_computes_for_a_text():
 
 def test_documents_of_an_evaluated_text(tmp_path):
     """A document in which <|endoftext|> separates documents was one document."""
-    tokenizer = CharTokenizer("ab\n", eot=True).with_on_unknown("skip")
-    text = open_files([file_of(f"é{EOT_TEXT}ab\r\n{EOT_TEXT}", tmp_path)], "text", None, tokenizer)
+    tokenizer = CharTokenizer("ab\n", eot=True)
+    text = open_files([file_of(f"é{EOT_TEXT}ab\r\n{EOT_TEXT}", tmp_path)], "text", None, tokenizer, on_unknown="skip")
     (stream,) = text.streams
     assert stream.ids.tolist() == [3, 0, 1, 2, 3] and stream.document.tolist() == [0, 1, 1, 1, 1]
     assert stream.skipped.tolist() == [0, 0, 0, 0, 0]
@@ -186,11 +186,11 @@ def test_documents_of_an_evaluated_text(tmp_path):
 
 def test_warnings_about_a_prompt_do_not_name_the_special_text():
     """They listed its characters, and \\r, as left out."""
-    tokenizer = CharTokenizer("a\n", eot=True).with_on_unknown("skip")
+    tokenizer = CharTokenizer("a\n", eot=True)
     text = f"a\r\n{EOT_TEXT}é"
     prompt = encode_prompt(tokenizer, text, "skip")
     assert prompt == ([0, 1, 2], f"a\n{EOT_TEXT}", 1)
-    (line,) = prompt_warnings(prompt, text, "the prompt", tokenizer, model_of(tokenizer).model.config)
+    (line,) = prompt_warnings(prompt, text, "the prompt", tokenizer, model_of(tokenizer).model.config, "skip")
     assert line == "left out 1 of 16 characters of the prompt, not in the vocabulary: 'é'"
     assert prompt.truncate(3, tokenizer) == prompt and prompt.truncate(2, tokenizer).text == "a\n"
     # The text before it and the text after it were printed as one.

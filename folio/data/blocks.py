@@ -18,7 +18,7 @@ from folio import UserError
 from folio.data.account import IN, UNUSED_FIELDS, Account
 from folio.data.inputs import CorpusError, Position, decode_utf8, unify_record
 from folio.data.shards import LAST_TARGET, token_dtype
-from folio.data.tokenizer import EOT_TEXT, EncodingError, Tokenizer
+from folio.data.tokenizer import EOT_TEXT, EncodingError, OnUnknown, Tokenizer
 
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -300,7 +300,9 @@ class EncodedBlock(NamedTuple):
     account: Account  # what the documents were made of
 
 
-def encode(block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
+def encode(
+    block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bool, on_unknown: OnUnknown = "error"
+) -> EncodedBlock:
     """Tokenize the documents of a block. An empty document has no tokens, not even an end-of-text token.
 
     eot: the end-of-text id; None: documents end without one. masked: return a mask. Raises UserError with the location
@@ -315,7 +317,7 @@ def encode(block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bo
     texts = [plain_text(document) for document in documents]
     contents = [text.encode("utf-8", "replace") for text in texts]
     ids, mask, lengths = [end[:0]], [np.array([], dtype=np.uint8)], []
-    encoded_texts = iter(_encode_texts(documents, tokenizer, block))
+    encoded_texts = iter(_encode_texts(documents, tokenizer, block, on_unknown))
     for document, content in zip(documents, contents, strict=True):
         segments = [(document, True), (END, True)] if isinstance(document, str) else document
         tokens = [end if text is END else next(encoded_texts) for text, _ in segments]
@@ -332,7 +334,6 @@ def encode(block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bo
     if not is_part:
         account["documents"][IN] += len(texts)
     account["document bytes"][IN] += sum(map(len, contents))
-    has_unknown = tokenizer.on_unknown != "error"
     hashes = [block.hash if is_part else document_hash(content) for content in contents]
     groups = [_group(document, hash) for document, hash in zip(documents, hashes, strict=True)]
     if masked:
@@ -343,7 +344,7 @@ def encode(block: CorpusBlock, tokenizer: Tokenizer, eot: int | None, masked: bo
         np.array(lengths, dtype=np.int64),
         np.array([len(content) for content in contents], dtype=np.int64),
         np.array([len(text) for text in texts], dtype=np.int64),
-        np.array([tokenizer.count_unknown(text) if has_unknown else 0 for text in texts], dtype=np.int64),
+        np.array([0 if on_unknown == "error" else tokenizer.count_unknown(text) for text in texts], dtype=np.int64),
         np.array(hashes, dtype=np.uint64),
         np.array(groups, dtype=np.uint64),
         account,
@@ -373,7 +374,9 @@ def _group(document: str | Segments, hash: int) -> int:
     return document_hash(prompt.encode("utf-8", "replace")) if prompt else hash
 
 
-def _encode_texts(documents: Sequence[str | Segments], tokenizer: Tokenizer, block: CorpusBlock) -> list[np.ndarray]:
+def _encode_texts(
+    documents: Sequence[str | Segments], tokenizer: Tokenizer, block: CorpusBlock, on_unknown: OnUnknown
+) -> list[np.ndarray]:
     """Return the token ids of each document or text segment."""
     texts = []
     for number, document in enumerate(documents):
@@ -382,14 +385,14 @@ def _encode_texts(documents: Sequence[str | Segments], tokenizer: Tokenizer, blo
         else:
             texts += [(number, text) for text, _ in document if text is not END]
     try:
-        return tokenizer.encode_all([text for _, text in texts])
+        return tokenizer.encode_all([text for _, text in texts], on_unknown)
     except UserError:  # encode one by one to locate the error
-        return [_encode_text(text, tokenizer, block, number) for number, text in texts]
+        return [_encode_text(text, tokenizer, block, number, on_unknown) for number, text in texts]
 
 
-def _encode_text(text: str, tokenizer: Tokenizer, block: CorpusBlock, number: int) -> np.ndarray:
+def _encode_text(text: str, tokenizer: Tokenizer, block: CorpusBlock, number: int, on_unknown: OnUnknown) -> np.ndarray:
     try:
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, on_unknown)
     except EncodingError as error:
         raise UserError(f"{block.location(number, error.byte)}: {error.problem}") from None
     except UserError as error:

@@ -101,10 +101,11 @@ class DatasetBuilder:
         dedup: bool,
         near_duplicates: np.ndarray,
         masked: bool,
+        on_unknown: OnUnknown,
         metadata: dict[str, Any],
     ):
         self.folder, self.tokenizer, self.split_rule, self.metadata = folder, tokenizer, split_rule, metadata
-        self.masked = masked
+        self.masked, self.on_unknown = masked, on_unknown
         saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
         self.progress = BuildProgress(**saved["progress"]) if saved else BuildProgress()
         self.account = Account(self.progress.account)
@@ -278,7 +279,7 @@ class DatasetBuilder:
     def unknown_summary(self) -> str:
         """Return the number of unknown characters, in parentheses, for an error about too few tokens."""
         p = self.progress
-        return f" ({describe_unknown(p.unknown, p.characters, self.tokenizer.on_unknown)})" if p.unknown else ""
+        return f" ({describe_unknown(p.unknown, p.characters, self.on_unknown)})" if p.unknown else ""
 
     def empty_split(self) -> str | None:
         """Return a split with fewer than 2 tokens, or None. Raises UserError if all documents are empty."""

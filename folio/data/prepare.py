@@ -404,7 +404,7 @@ def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
         tokenizer = _make_tokenizer(job)
         write_json(path, tokenizer.to_json())
     keeps = any(source.keep_line_ends for source in job.corpus.sources)
-    return tokenizer.with_on_unknown(job.cfg.on_unknown).with_keep_line_ends(keeps or tokenizer.keep_line_ends)
+    return tokenizer.with_keep_line_ends(keeps or tokenizer.keep_line_ends)
 
 
 def _make_tokenizer(job: _Job) -> Tokenizer:
@@ -505,6 +505,7 @@ def _open_builder(job: _Job, tokenizer: Tokenizer, metadata: dict[str, Any], sim
         dedup=bool(cfg.dedup),
         near_duplicates=similar,
         masked=job.corpus.masked,
+        on_unknown=cfg.on_unknown,
         metadata=metadata,
     )
 
@@ -518,7 +519,7 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
     tokens_before, started = builder.tokens, time.perf_counter()
     if job.workers and isinstance(tokenizer, RankedTokenizer):
         tokenizer.new_word_cache()  # compiles its functions once, before worker processes start
-    with closing(_map_blocks(job, encode, blocks, tokenizer, eot, job.corpus.masked)) as results:
+    with closing(_map_blocks(job, encode, blocks, tokenizer, eot, job.corpus.masked, job.cfg.on_unknown)) as results:
         for bar, block, encoded in results:
             if builder.tokens == tokens_before:
                 _check_disk_space(job, builder, encoded)
@@ -604,7 +605,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
     most_common = [int(i) for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
     account = job.corpus.account()
     account.add(builder.account)
-    outcome = "replaced" if tokenizer.on_unknown == "replace" else "left out"
+    outcome = "replaced" if job.cfg.on_unknown == "replace" else "left out"
     account["characters outside the vocabulary"][outcome] += p.unknown
     try:
         account.check()
@@ -689,7 +690,7 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
         lines.append(f"tokens per {'chat' if job.corpus.prompt_format == 'chat' else 'pair'}: {lengths}")
     if report["unknown_characters"]:
         unknown, characters = report["unknown_characters"], report["characters"]
-        lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))
+        lines.append(describe_unknown(unknown, characters, cfg.on_unknown))
     if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
         lines.append(describe_large_vocabulary(tokens["train"], vocab_size))
     share = tokens["val"] / sum(tokens.values())

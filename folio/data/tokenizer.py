@@ -51,16 +51,7 @@ class Tokenizer(ABC):
     kind: str  # name in JSON
     vocab_size: int
     eot: int | None = None  # id of the end-of-text token, if any
-    on_unknown: OnUnknown = "error"  # only character tokenizers have unknown characters; see with_on_unknown
     keep_line_ends: bool = False  # whether the training data has \r\n and \r as in its files; see clean
-
-    def with_on_unknown(self, on_unknown: OnUnknown) -> "Tokenizer":
-        """Return a tokenizer with the same ids whose encode handles unknown characters so. This one is not changed."""
-        if on_unknown == self.on_unknown:
-            return self
-        changed = copy.copy(self)
-        changed.on_unknown = on_unknown
-        return changed
 
     def with_keep_line_ends(self, keep_line_ends: bool) -> "Tokenizer":
         """Return a tokenizer with the same ids for data that keeps its line ends, or not. This one is not changed."""
@@ -73,12 +64,16 @@ class Tokenizer(ABC):
         return text if self.keep_line_ends else unify_line_ends(text)
 
     @abstractmethod
-    def encode(self, text: str) -> np.ndarray:
-        """Return the token ids of `text`, int64 (T,), as models take them. Line ends are encoded as they are."""
+    def encode(self, text: str, on_unknown: OnUnknown = "error") -> np.ndarray:
+        """Return the token ids of `text`, int64 (T,), as models take them. Line ends are encoded as they are.
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        on_unknown: what happens to characters that are not in the vocabulary, which only character tokenizers have: a
+        UserError ("error"), nothing ("skip"), or U+FFFD takes their place ("replace").
+        """
+
+    def encode_all(self, texts: Sequence[str], on_unknown: OnUnknown = "error") -> list[np.ndarray]:
         """Encode each text. The ids may have a smaller integer type."""
-        return [self.encode(text) for text in texts]
+        return [self.encode(text, on_unknown) for text in texts]
 
     def count_unknown(self, text: str) -> int:
         """Return the number of characters of `text` that are not in the vocabulary."""
@@ -133,8 +128,7 @@ class Tokenizer(ABC):
 class CharTokenizer(Tokenizer):
     """One id per character: its index in `characters`. The end-of-text id, if any, is the last one.
 
-    on_unknown: how encode handles other characters: raise UserError ("error"), skip them ("skip"), or encode them as
-    U+FFFD ("replace"). keep_line_ends is True if the vocabulary has \\r, because then the training data had it.
+    keep_line_ends is True if the vocabulary has \\r, because then the training data had it.
     """
 
     kind = "char"
@@ -158,8 +152,7 @@ class CharTokenizer(Tokenizer):
     def with_eot(self) -> Tokenizer:
         if self.eot is not None:
             return self
-        changed = CharTokenizer(self.characters, eot=True).with_on_unknown(self.on_unknown)
-        return changed.with_keep_line_ends(self.keep_line_ends)
+        return CharTokenizer(self.characters, eot=True).with_keep_line_ends(self.keep_line_ends)
 
     def look_up(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the id of each character of `text` and whether it is unknown, (T,) each. Ids of unknown ones vary."""
@@ -170,20 +163,20 @@ class CharTokenizer(Tokenizer):
     def count_unknown(self, text: str) -> int:
         return int(self.look_up(text)[1].sum())
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, on_unknown: OnUnknown = "error") -> np.ndarray:
         ids, unknown = self.look_up(text)
         ids = ids.astype(np.int64)
         if not unknown.any():
             return ids
-        if self.on_unknown == "skip":
+        if on_unknown == "skip":
             return ids[~unknown]
-        if self.on_unknown == "replace" and REPLACEMENT in self.characters:
+        if on_unknown == "replace" and REPLACEMENT in self.characters:
             return np.where(unknown, self.table[ord(REPLACEMENT)], ids)
         position = int(np.argmax(unknown))
         character = text[position]
         problem = f"the character {character!r} (U+{ord(character):04X}) at position {position:,} is not among the "
         problem += f"{counted(len(self.characters), 'character')} of this tokenizer"
-        if self.on_unknown == "replace":
+        if on_unknown == "replace":
             raise UserError(f"{problem}, and neither is U+FFFD, which would replace it: set --on_unknown=skip")
         or_replace = " or --on_unknown=replace" if REPLACEMENT in self.characters else ""
         raise UserError(f"{problem}: remove it, or set --on_unknown=skip{or_replace}")
@@ -206,7 +199,7 @@ class ByteTokenizer(Tokenizer):
     eot = 256
     vocab_size = 257
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, on_unknown: OnUnknown = "error") -> np.ndarray:
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int64)
 
     def token_bytes(self, token: int) -> bytes:
@@ -301,18 +294,18 @@ class RankedTokenizer(Tokenizer):
             special_tokens={EOT_TEXT: self.eot},
         )
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, on_unknown: OnUnknown = "error") -> np.ndarray:
         try:
             ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in split_long_spaces(text)]
             return np.concatenate(ids).astype(np.int64)
         except UnicodeEncodeError:  # a lone surrogate, as in JSON, becomes ?
             return self.encode(text.encode("utf-8", "replace").decode())
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_all(self, texts: Sequence[str], on_unknown: OnUnknown = "error") -> list[np.ndarray]:
         is_large = self.bytes_encoded > CACHE_WORDS_AFTER
         self.bytes_encoded += sum(map(len, texts))
         if not is_large or any(len(text) >= LONG_SPACES and len(split_long_spaces(text)) > 1 for text in texts):
-            return super().encode_all(texts)
+            return super().encode_all(texts, on_unknown)
         return self.word_cache.encode([text.encode("utf-8", "replace") for text in texts])
 
     @cached_property
@@ -416,7 +409,7 @@ class MidiTokenizer(Tokenizer):
         self.eot = len(events)
         self.vocab_size = len(events) + 1
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, on_unknown: OnUnknown = "error") -> np.ndarray:
         try:
             return np.array([self.ids[event] for event in text.split()], dtype=np.int64)
         except KeyError:

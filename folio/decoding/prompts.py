@@ -37,18 +37,18 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
     """
     if not isinstance(text, str):
         raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
-    ids = encode_text(tokenizer.with_on_unknown(on_unknown), text)
+    ids = encode_text(tokenizer, text, on_unknown)
     unknown = sum(map(tokenizer.count_unknown, documents_of(tokenizer, text)))
     known_text = tokenizer.decode_prompt(ids) if unknown else tokenizer.clean(text)
     return Prompt(ids or default_prompt(tokenizer), known_text, unknown)
 
 
-def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "error") -> list[int]:
     """Encode a text with the line ends of the training data, in which <|endoftext|> is a special token.
 
-    Raises UserError for unknown characters.
+    Raises UserError for unknown characters, unless on_unknown says otherwise.
     """
-    first, *others = map(tokenizer.encode, documents_of(tokenizer, text))
+    first, *others = (tokenizer.encode(part, on_unknown) for part in documents_of(tokenizer, text))
     ids = first.tolist()
     for part in others:
         ids += [tokenizer.eot, *part.tolist()]
@@ -78,14 +78,16 @@ def unknown_characters(tokenizer: Tokenizer, text: str) -> Iterator[str]:
     return filter(tokenizer.count_unknown, dict.fromkeys("".join(documents_of(tokenizer, text))))
 
 
-def prompt_warnings(prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, config: GPTConfig) -> list[str]:
+def prompt_warnings(
+    prompt: Prompt, text: str, name: str, tokenizer: Tokenizer, config: GPTConfig, on_unknown: OnUnknown
+) -> list[str]:
     """Warnings about unknown characters in the text of a prompt, and tokens that the model does not use.
 
-    tokenizer: with the on_unknown of the prompt.
+    on_unknown: how the prompt was encoded.
     """
     lines = []
     if prompt.unknown:
-        action = "left out" if tokenizer.on_unknown == "skip" else "replaced"
+        action = "left out" if on_unknown == "skip" else "replaced"
         count = f"{prompt.unknown:,} of {counted(len(tokenizer.clean(text)), 'character')}"
         characters = " ".join(map(repr, unknown_characters(tokenizer, text)))
         lines.append(f"{action} {count} of {name}, not in the vocabulary: {characters}")

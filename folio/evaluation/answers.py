@@ -33,7 +33,7 @@ def answer_pairs(
     if long := sum(len(prompt) > context for prompt in prompts):
         longer = "1 prompt is longer" if long == 1 else f"{long:,} prompts are longer"
         note(f"{name}: {longer} than the context; the model sees only the end")
-    max_new_tokens = 2 * max(len(model.tokenizer.encode(pair.completion)) for pair in pairs) + 1
+    max_new_tokens = 2 * max(len(model.tokenizer.encode(pair.completion, "skip")) for pair in pairs) + 1
     config = GenerationConfig(
         temperature=0.0, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, on_unknown="skip"
     )

@@ -155,10 +155,13 @@ def set_num_fewshot(task: Task, num_fewshot: int | None) -> None:
 
 
 class HarnessModel(LM):
-    """A model that answers lm-eval's requests, as lm-eval's own class for transformers does."""
+    """A model that answers lm-eval's requests, as lm-eval's own class for transformers does.
+
+    Unknown characters are left out, and counted in the result's coverage.
+    """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, runtime: Runtime, make_generator: Callable[[], LanguageModel]):
-        """tokenizer: leaves out unknown characters. make_generator: called for a task whose answers are generated."""
+        """make_generator: called for a task whose answers are generated."""
         super().__init__()
         self.model, self.tokenizer, self.runtime, self.make_generator = model, tokenizer, runtime, make_generator
         self.block_size = model.config.block_size
@@ -202,7 +205,7 @@ class HarnessModel(LM):
             for number, request in enumerate(requests):
                 config, stop = read_generation(request)
                 prompt_tokens = max(self.block_size - config.max_new_tokens, self.block_size // 2, 1)
-                ids = encode_text(self.tokenizer, request.args[0]) or [self.prefix]
+                ids = encode_text(self.tokenizer, request.args[0], "skip") or [self.prefix]
                 self._count(request, is_truncated=len(ids) > prompt_tokens)
                 sample = occurrences[id(request)]  # a task can ask for several samples of a prompt
                 occurrences[id(request)] += 1
@@ -229,8 +232,8 @@ class HarnessModel(LM):
         """
         context, continuation = request.args
         stripped = context.rstrip()
-        before = encode_text(self.tokenizer, stripped)
-        after = encode_text(self.tokenizer, context + continuation)[len(before) :]
+        before = encode_text(self.tokenizer, stripped, "skip")
+        after = encode_text(self.tokenizer, context + continuation, "skip")[len(before) :]
         if not after:
             raise UserError(
                 f"{request.task_name}: this tokenizer ({self.tokenizer.kind}) encodes {continuation!r} to no token"

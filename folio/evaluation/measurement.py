@@ -1,7 +1,7 @@
 """Measure one model on texts or tasks, with the settings shared by tools/evaluate.py and tools/compare.py."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -120,8 +120,6 @@ class LoadedModel(NamedTuple):
 def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
     """Load the model of a run to the device. Raises UserError if block_size or stride exceeds its context."""
     saved = foreign.load(run, cfg.checkpoint)
-    tokenizer = saved.tokenizer.with_on_unknown("skip" if cfg.tasks else cfg.on_unknown)
-    saved = replace(saved, tokenizer=tokenizer)
     runtime = resolve_runtime(cfg.device, "float32" if cfg.dtype in QUANTIZED else cfg.dtype, False)
     if not cfg.tasks:  # texts are divided among workers
         T, C = saved.config().block_size, saved.config().n_embd
@@ -204,7 +202,8 @@ def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedTe
 def open_texts(saved: Checkpoint, cfg: MeasurementConfig) -> list[EvaluatedText]:
     """Open the text of --text, or the validation sets. Raises UserError if their tokenizer is not the model's."""
     if cfg.text:
-        return [open_files(split_paths(cfg.text), cfg.field, cfg.split_on, saved.tokenizer, cfg.format)]
+        files = split_paths(cfg.text)
+        return [open_files(files, cfg.field, cfg.split_on, saved.tokenizer, cfg.format, cfg.on_unknown)]
     datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--text")
     return [open_validation_set(dataset, saved) for dataset in datasets]
 

@@ -306,12 +306,12 @@ def evaluate_music(
     real = [parse(text) for text in held_out]
     if not any(piece.parses for piece in real):
         raise UserError(f"{saved.path} does not generate music: no held-out document parses as ABC notation")
-    max_new_tokens = 2 * max(len(tokenizer.encode(text)) for text in held_out)
+    max_new_tokens = 2 * max(len(tokenizer.encode(text, "skip")) for text in held_out)
     texts = generate_pieces(model, limit, max_new_tokens, temperature)
     pieces, index = [parse(text) for text in texts], TrainingIndex(training, tokenizer.eot)
     for name, set_texts, set_pieces in (("generated", texts, pieces), ("held out", held_out, real)):
         evaluation.coverage[name] = Coverage()
-        copied = [longest_copied(index, tokenizer.encode(text)) for text in set_texts]
+        copied = [longest_copied(index, tokenizer.encode(text, "skip")) for text in set_texts]
         evaluation.measures += [*measure_pieces(name, set_pieces, meter), *measure_copied(name, copied)]
         evaluation.more_rows.append(longest_row(name, copied))
     names = [measure.name for measure in evaluation.measures]

@@ -21,7 +21,7 @@ from folio.data.account import Account
 from folio.data.blocks import DocumentPart
 from folio.data.corpus import Corpus
 from folio.data.shards import MIN_DOCUMENTS, Shard
-from folio.data.tokenizer import Tokenizer
+from folio.data.tokenizer import OnUnknown, Tokenizer
 from folio.data.windows import divide
 from folio.decoding.prompts import documents_of
 from folio.evaluation.scores import LOSS, Measure, PositionLoss
@@ -42,12 +42,12 @@ class Stream(NamedTuple):
     skipped: np.ndarray  # (n,) bytes of the unknown characters that were left out right before each token
 
 
-def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
+def corpus_stream(corpus: Corpus, tokenizer: Tokenizer, on_unknown: OnUnknown = "error") -> Stream:
     """Tokenize documents as for a data set: each ends with the end-of-text token or, without one, the separator.
 
     A document that contains <|endoftext|> is several documents.
     """
-    end = tokenizer.encode(corpus.split_on or "") if tokenizer.eot is None else np.array([tokenizer.eot])
+    end = tokenizer.encode(corpus.split_on or "", on_unknown) if tokenizer.eot is None else np.array([tokenizer.eot])
     empty = np.zeros(0, dtype=np.int64)
     pieces, documents, skipped, number = [empty], [empty], [empty], 0
     for block in corpus.blocks():
@@ -58,7 +58,7 @@ def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
             for text, ends in zip(texts, [True] * (len(texts) - 1) + [is_end], strict=True):
                 if not text and len(texts) > 1:  # <|endoftext|> at the beginning or the end
                     continue
-                ids = tokenizer.encode(text)
+                ids = tokenizer.encode(text, on_unknown)
                 if ends:
                     ids = np.concatenate([ids, end])
                 pieces.append(ids.astype(np.int64))

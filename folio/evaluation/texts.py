@@ -16,7 +16,7 @@ from folio.data.find_data import find_datasets
 from folio.data.inputs import Format, find_sources
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair
-from folio.data.tokenizer import Tokenizer
+from folio.data.tokenizer import OnUnknown, Tokenizer
 from folio.decoding.prompts import encode_text
 from folio.evaluation.scores import Coverage, count_characters
 from folio.evaluation.text_loss import Stream, corpus_stream, shard_streams, token_sizes
@@ -33,12 +33,17 @@ class EvaluatedText(NamedTuple):
 
 
 def open_files(
-    files: Sequence[str], field: str, split_on: str | None, tokenizer: Tokenizer, format: Format | None = None
+    files: Sequence[str],
+    field: str,
+    split_on: str | None,
+    tokenizer: Tokenizer,
+    format: Format | None = None,
+    on_unknown: OnUnknown = "error",
 ) -> EvaluatedText:
     """Open the documents of files and folders, as prepare/text.py does. Raises UserError."""
     inputs = find_sources(files, format, keep_line_ends=tokenizer.keep_line_ends)
     corpus = Corpus(inputs, Field(field), split_on=split_on and line_breaks(split_on))
-    stream, account = corpus_stream(corpus, tokenizer), corpus.account()
+    stream, account = corpus_stream(corpus, tokenizer, on_unknown), corpus.account()
     coverage = count_characters(corpus.documents(account), tokenizer)
     for line in [*inputs.notes, *describe(account, corpus.split_on, can_keep=False)]:
         note(line)
@@ -63,8 +68,9 @@ def open_pairs(
 
     dataset: the data set of whose validation set they are.
     """
-    known, end = tokenizer.with_on_unknown("skip"), [] if tokenizer.eot is None else [tokenizer.eot]
-    documents = [[*end, *encode_text(known, pair.prompt), *encode_text(known, pair.completion), *end] for pair in pairs]
+    end = [] if tokenizer.eot is None else [tokenizer.eot]
+    texts = [[encode_text(tokenizer, text, "skip") for text in (pair.prompt, pair.completion)] for pair in pairs]
+    documents = [[*end, *prompt, *completion, *end] for prompt, completion in texts]
     ids = np.array([token for document in documents for token in document], np.int64)
     document = np.repeat(np.arange(len(documents)), [len(part) for part in documents])
     stream = Stream(ids, np.ones(len(ids), bool), document, np.zeros(len(ids), np.int64))

@@ -77,7 +77,7 @@ def test_the_line_ends_of_the_training_data_are_saved_and_not_hashed(encoding):
     text = "a\r\nb\rc\n\r\r\nd"
     assert encoding.clean(text) == "a\nb\nc\n\n\nd"
     assert "keep_line_ends" not in encoding.to_json()
-    for copied in (keeping, from_json(json.loads(json.dumps(keeping.to_json()))), keeping.with_on_unknown("skip")):
+    for copied in (keeping, from_json(json.loads(json.dumps(keeping.to_json())))):
         assert copied.keep_line_ends
         assert copied.clean(text) == text
         assert copied.hash == encoding.hash
@@ -85,24 +85,20 @@ def test_the_line_ends_of_the_training_data_are_saved_and_not_hashed(encoding):
 
 
 def test_characters():
-    """Older data has carriage returns, and a model of it must get them in its prompts. with_eot returned a tokenizer
-    with the default on_unknown.
-    """
+    """Older data has carriage returns, and a model of it must get them in its prompts."""
     tokenizer = CharTokenizer.of("banana\n")
     assert tokenizer.characters == "\nabn"  # sorted by code point
     assert tokenizer.encode("nab").tolist() == [3, 1, 2]
     assert CharTokenizer.of("a\r\n").keep_line_ends
     assert CharTokenizer.of("a\r\n").with_eot().keep_line_ends
     assert from_json({"kind": "char", "characters": "\n\ra", "eot": False}).keep_line_ends
-    plain = CharTokenizer("ab").with_on_unknown("skip").with_keep_line_ends(True)
+    plain = CharTokenizer("ab").with_keep_line_ends(True)
     changed = plain.with_eot()
-    assert changed.keep_line_ends and changed.on_unknown == "skip"
-    assert changed.eot == 2 and plain.eot is None
+    assert changed.keep_line_ends and changed.eot == 2 and plain.eot is None
 
 
-@pytest.mark.parametrize("on_unknown", ["error", "skip", "replace"])
-def test_unknown_characters_are_counted(on_unknown, seed):
-    tokenizer = CharTokenizer.of("abc \ufffd").with_on_unknown(on_unknown)
+def test_unknown_characters_are_counted(seed):
+    tokenizer = CharTokenizer.of("abc \ufffd")
     text = "".join(random.Random(seed).choices("abc é日🎉\ufffd\ud800", k=200))
     assert tokenizer.count_unknown(text) == sum(c not in "abc \ufffd" for c in text)
     assert tokenizer.count_unknown("") == 0 == tokenizer.count_unknown("cab")
@@ -125,22 +121,22 @@ def test_ids_have_the_type_that_models_take():
         ids = each.encode(text)
         assert ids.dtype == each.encode("").dtype == np.int64 and len(ids) and len(each.encode("")) == 0
         torch.nn.functional.cross_entropy(torch.zeros(len(ids), each.vocab_size), torch.from_numpy(ids))
-    assert CharTokenizer("ab").with_on_unknown("skip").encode("aé").dtype == np.int64
+    assert CharTokenizer("ab").encode("aé", "skip").dtype == np.int64
 
 
 def test_unknown_characters_are_skipped_or_replaced_on_request():
     plain, with_replacement = CharTokenizer.of("abc"), CharTokenizer.of("abc\ufffd")
-    assert plain.with_on_unknown("skip").encode("BaéBb🎉").tolist() == [0, 1]
-    assert with_replacement.with_on_unknown("replace").encode("aéb🎉").tolist() == [0, 3, 1, 3]
-    assert with_replacement.with_on_unknown("replace").hash == with_replacement.hash  # ids have the same meaning
+    assert plain.encode("BaéBb🎉", "skip").tolist() == [0, 1]
+    assert with_replacement.encode("aéb🎉", "replace").tolist() == [0, 3, 1, 3]
+    assert with_replacement.encode_all(["aé", "é"], "skip")[1].tolist() == []
     # --on_unknown=replace was suggested, which failed because U+FFFD is not in the vocabulary
-    for encoding, message in (
-        (plain, r"'é' \(U\+.* at position 2.*remove it, or set --on_unknown=skip$"),
-        (plain.with_on_unknown("replace"), r"neither is U\+FFFD.*--on_unknown=skip"),
-        (with_replacement, "set --on_unknown=skip or --on_unknown=replace$"),
+    for encoding, on_unknown, message in (
+        (plain, "error", r"'é' \(U\+.* at position 2.*remove it, or set --on_unknown=skip$"),
+        (plain, "replace", r"neither is U\+FFFD.*--on_unknown=skip"),
+        (with_replacement, "error", "set --on_unknown=skip or --on_unknown=replace$"),
     ):
         with pytest.raises(UserError, match=message):
-            encoding.encode("abéc")
+            encoding.encode("abéc", on_unknown)
 
 
 def test_training_a_bpe_is_deterministic_and_merges():

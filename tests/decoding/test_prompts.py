@@ -22,8 +22,7 @@ def test_unknown_characters_are_left_out_or_replaced():
     ):
         prompt = encode_prompt(tokenizer, "aéß\nbé", on_unknown)
         assert prompt == (ids, text, 2)
-        changed = tokenizer.with_on_unknown(on_unknown)
-        (line,) = prompt_warnings(prompt, "aéß\nbé", "the prompt", changed, GPTConfig(block_size=6))
+        (line,) = prompt_warnings(prompt, "aéß\nbé", "the prompt", tokenizer, GPTConfig(block_size=6), on_unknown)
         assert line.startswith("left out" if on_unknown == "skip" else "replaced")
         assert line.endswith("2 of 6 characters of the prompt, not in the vocabulary: 'é'")
     assert encode_prompt(tokenizer, "é", "skip").ids == default_prompt(tokenizer)
@@ -36,8 +35,8 @@ def test_a_long_prompt_is_truncated_or_reported():
     prompt = encode_prompt(tokenizer, "abab")
     assert prompt.truncate(3, tokenizer) == ([1, 2, 1], "aba", 0)
     assert prompt.truncate(4, tokenizer) == prompt.truncate(None, tokenizer) == prompt
-    assert prompt_warnings(prompt, "abab", "x", tokenizer, GPTConfig(block_size=4)) == []
-    (line,) = prompt_warnings(prompt, "abab", "x", tokenizer, GPTConfig(block_size=3))
+    assert prompt_warnings(prompt, "abab", "x", tokenizer, GPTConfig(block_size=4), "error") == []
+    (line,) = prompt_warnings(prompt, "abab", "x", tokenizer, GPTConfig(block_size=3), "error")
     assert line == "x has 4 tokens, but the model uses only the last 3"
 
 
@@ -45,5 +44,5 @@ def test_a_prompt_of_several_documents_is_reported_if_attention_is_confined_to_o
     tokenizer = CharTokenizer("ab", eot=True)
     config = GPTConfig(block_size=3, vocab_size=tokenizer.vocab_size, document_token=tokenizer.eot)
     for text, documents in (("a", 0), ("ab<|endoftext|>", 0), ("ab<|endoftext|>b", 2), ("<|endoftext|>" * 2, 2)):
-        lines = prompt_warnings(encode_prompt(tokenizer, text), text, "x", tokenizer, config)
+        lines = prompt_warnings(encode_prompt(tokenizer, text), text, "x", tokenizer, config, "error")
         assert [f"the last of the {documents} documents in x" in line for line in lines] == [True] * (documents > 0)

@@ -53,7 +53,7 @@ def no_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def harness_model(saved: Checkpoint) -> HarnessModel:
-    model, tokenizer = saved.build().eval(), saved.tokenizer.with_on_unknown("skip")
+    model, tokenizer = saved.build().eval(), saved.tokenizer
     make_generator = partial(LanguageModel, model, tokenizer, "cpu", "float32")
     return HarnessModel(model, tokenizer, resolve_runtime("cpu", "float32", False), make_generator)
 

@@ -130,8 +130,8 @@ def test_left_out_characters_do_not_shift_blocks(runtime, tmp_path):
     """Left-out characters shifted the blocks, so the blocks of two models did not match."""
     corpus, sizes = corpus_with(tmp_path, ("hello" * 40 + "é" * 8) * 200), []
     for characters in ("helo", "helo" + "é"):
-        tokenizer = CharTokenizer(characters).with_on_unknown("skip")
-        streams = [corpus_stream(corpus, tokenizer)]
+        tokenizer = CharTokenizer(characters)
+        streams = [corpus_stream(corpus, tokenizer, "skip")]
         bits = measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8)[2]
         sizes.append(bits.weights)
     without, complete = sizes
