@@ -418,9 +418,16 @@ def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
 
 _CONFIG_RULE = "a config file holds assignments of constants, arithmetic and names defined above"
 _OPERATORS = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow},
-    **{ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
-    **{ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
 }
 
 
