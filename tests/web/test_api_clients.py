@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.support.servers import serving_app
 from tests.support.tiny_tokenizers import trained
 from tests.support.waiting import in_thread
 
-pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai")
+pytestmark = pytest.mark.needs("openai", "llm")
 
 MODEL, KEY = "the-run", "key-of-the-tests"
 PROMPT = "hello wör"
@@ -91,29 +92,19 @@ def test_openai_raises_its_errors(client):
         client.with_options(api_key="another key").completions.create(**request)
 
 
-# --- langchain --------------------------------------------------------------------------------------------------------
+def test_openai_sends_requests_at_once(url, gpt):
+    import openai
 
-
-def test_langchain_invokes_streams_and_batches(url, gpt):
-    from langchain_openai import OpenAI
-
-    settings = dict(temperature=1, max_tokens=20, seed=7, max_retries=0, timeout=60)
-    model = OpenAI(model=MODEL, base_url=url, api_key=KEY, **settings)
     texts = [PROMPT, "world's", "日本"]
     expected = [gpt.generate(text, max_new_tokens=20, seed=7, **AS_THE_API) for text in texts]
-    assert model.invoke(PROMPT) == expected[0]
-    assert "".join(model.stream(PROMPT)) == expected[0]
-    assert model.batch(texts)[0] == expected[0] and len(model.batch(texts)) == 3
 
-    async def invoke_all() -> list[str]:
-        try:
-            return await asyncio.gather(*map(model.ainvoke, texts))
-        finally:
-            await model.async_client._client.close()
+    async def complete_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+            create = partial(client.completions.create, model=MODEL, max_tokens=20, seed=7)
+            completions = await asyncio.gather(*(create(prompt=text) for text in texts))
+        return [completion.choices[0].text for completion in completions]
 
-    assert in_thread(asyncio.run, invoke_all()) == expected
-    assert model.invoke(PROMPT, stop=[expected[0][3]]) == expected[0][:3]
-    model.client._client.close()
+    assert in_thread(asyncio.run, complete_all()) == expected
 
 
 # --- llm --------------------------------------------------------------------------------------------------------------
