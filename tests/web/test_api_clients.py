@@ -42,7 +42,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("LANGSMITH_TRACING", "false")
 
 
 # --- openai -----------------------------------------------------------------------------------------------------------
