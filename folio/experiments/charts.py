@@ -1,4 +1,4 @@
-"""Charts for a page: figures with JSON data, which chart.js draws in the browser."""
+"""Charts for a page: figures with JSON data, which chart.js draws in the browser, lines by line_chart.js."""
 
 import json
 import math
@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from folio.experiments.static_page import FOLDER, page
 
+CHART_STYLE = FOLDER / "chart.css"  # rules of line charts, also those of the viewer, and of other charts
+SCRIPTS = ("elements.js", "drawings.js", "line_chart.js", "chart.js")  # chart.js draws the figures of a page
 Dash = Literal["solid", "dashed", "dotted"]
 
 
@@ -17,7 +19,7 @@ class Panel:
 
     title: str
     height: int = 300  # pixels
-    from_zero: bool = False  # True: the y axis begins at 0 and cannot be logarithmic
+    from_zero: bool = False  # True: the y axis begins at 0, unless it is logarithmic
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class Axis:
 
 
 def page_with_charts(title: str, parts: Iterable[str]) -> str:
-    """Return static_page.page with the script and style sheet of the charts."""
-    style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("chart.css", "chart.js"))
-    return page(title, parts, style, script)
+    """Return static_page.page with the scripts and the style sheet of the charts."""
+    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return page(title, parts, CHART_STYLE.read_text(encoding="utf-8"), script)
 
 
 def line_chart(

@@ -21,7 +21,7 @@ def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
     title = escape(title)
     base_style, colors = (path.read_text(encoding="utf-8") for path in (BASE_STYLE, COLORS))
     script = f'"use strict";\n{colors}\n{script}'
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {hash_source(script)}"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src {hash_source(script)}"
     head = (
         f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{title}</title>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"

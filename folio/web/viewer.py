@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from folio.experiments.charts import CHART_STYLE
 from folio.experiments.static_page import BASE_STYLE, hash_source
 from folio.web import server
 from folio.web.questions import TraceProvider
@@ -37,11 +38,11 @@ def read_scripts(paths: Iterable[Path]) -> str:
 
 
 def read_style() -> str:
-    """Return the shared style sheet and the viewer's own, without unnecessary spaces and semicolons.
+    """Return the shared style sheets and the viewer's own, without unnecessary spaces and semicolons.
 
     Their strings must not contain the punctuation below or a colon before a space.
     """
-    text = "".join(path.read_text(encoding="utf-8") for path in (BASE_STYLE, PAGE / "style.css"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (BASE_STYLE, CHART_STYLE, PAGE / "style.css"))
     return re.sub(r";?\s*([{};,])\s*|(?<=:)\s+", r"\1", text)
 
 

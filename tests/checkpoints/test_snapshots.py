@@ -315,7 +315,7 @@ def test_the_page_follows_a_run(browser, tiny):
         row = figure.evaluate("figure => figure.table().rows.at(-1)")
         assert row[:2] == [13, 0.5] and figure.evaluate("figure => figure.isConnected")
 
-        page.locator("[data-testid=run-loss] svg").click(position={"x": 60, "y": 100})  # near the axis
+        page.locator("[data-testid=run-loss] .drawing").click(position={"x": 60, "y": 100})  # near the axis
         expect(slider).to_have_value("0")
         (folder / ".lock").unlink()
         expect(page.get_by_test_id("run-status")).to_contain_text("has finished")

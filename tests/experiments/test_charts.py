@@ -1,7 +1,8 @@
-"""folio/experiments/charts.py and chart.js: the data in a page, and the charts in a browser."""
+"""folio/experiments/charts.py, chart.js, and line_chart.js: the data in a page, and the charts in a browser."""
 
 import math
 import re
+import struct
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,10 @@ def test_the_legend_hides_a_groups_lines_by_mouse_and_keyboard(open_page):
     marks = page.locator(".drawing svg svg > line[stroke-dasharray]")
     assert marks.count() == 2  # one in each panel
     entry = page.get_by_role("group", name="lines").get_by_role("button").first
+    color = "node => getComputedStyle(node).borderBottomColor"
+    stroke = "node => getComputedStyle(node).stroke"
+    line = page.locator("figure svg g", has=page.locator("title", has_text="grows").first).locator("path").first
+    assert entry.locator("i").evaluate(color) == line.evaluate(stroke) != "none"
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
     assert page.locator("figure svg g > title").all_text_contents() == [HOSTILE] and marks.count() == 0
@@ -205,6 +210,11 @@ def test_a_downloaded_svg_stands_alone(html, open_page, tmp_path):
     texts = [node.text for node in root.iter(f"{SVG}text")]
     assert ("Curves" if html is lines_page else "Settings") in texts
     assert "class=" not in path.read_text(encoding="utf-8")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    picture = Path(download.value.path()).read_bytes()
+    sizes = [2 * math.ceil(float(root.get(name))) for name in ("width", "height")]
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and [*struct.unpack(">II", picture[16:24])] == sizes
 
 
 @pytest.mark.parametrize("width", [360, 1000])

@@ -137,7 +137,8 @@ def test_the_pointer_shows_the_values_of_the_runs(html, runs, open_page):
     assert values_of(page) == pytest.approx({"first": first[3]["lr"], "a<b>": second[3]["lr"]}, rel=SHOWN)
 
 
-def test_the_evaluation_at_step_0_is_not_on_a_logarithmic_axis(html, runs, open_page):
+def test_zoom_and_the_evaluation_at_step_0_on_a_logarithmic_axis(html, runs, open_page):
+    """Step 0 has a place of its own, at the left end of the axis."""
     page = open_page(html)
     for begin, end in ((4, 8), (0, 6)):
         move_to(page, begin - 0.1 * bool(begin))
@@ -148,7 +149,11 @@ def test_the_evaluation_at_step_0_is_not_on_a_logarithmic_axis(html, runs, open_
         if begin:
             page.get_by_role("button", name="reset zoom").click()
     page.get_by_role("button", name="log x").click()
-    assert ticks_of(page, "middle")[0][0] == 1
+    (zero, left), (one, right), *_ = ticks_of(page, "middle")
+    assert (zero, one) == (0, 1) and left < right - 20
+    drawing = page.locator(".drawing > svg").bounding_box()
+    page.mouse.move(drawing["x"] + left, drawing["y"] + 100)
+    assert values_of(page)["first: validation"] == pytest.approx(metrics_of(runs[0])[0]["val_loss"], rel=SHOWN)
     move_to(page, 1)
     assert values_of(page)["first"] == pytest.approx(metrics_of(runs[0])[1]["loss"], rel=SHOWN)
 

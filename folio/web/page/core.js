@@ -327,35 +327,6 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-function clamp(x, low, high) {
-  return Math.max(low, Math.min(high, x));
-}
-
-// Create an element. Attributes that are functions become event handlers; testid becomes data-testid. Children that are
-// strings become text, never markup.
-function element(name, attributes = {}, ...children) {
-  return build(document.createElement(name), attributes, children);
-}
-
-function div(className, ...children) {
-  return element("div", {class: className}, ...children);
-}
-
-function svg(name, attributes = {}, ...children) {
-  return build(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
-}
-
-function build(node, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") node.addEventListener(name, value);
-    else if (name === "style") Object.assign(node.style, value);
-    else if (value === true) node.setAttribute(name, "");
-    else if ((value ?? false) !== false) node.setAttribute(name === "testid" ? "data-testid" : name, value);
-  }
-  node.append(...children.flat(Infinity).filter(child => (child ?? false) !== false));
-  return node;
-}
-
 function errorBox({message}) {
   return element("p", {class: "error", role: "alert"}, message);
 }

@@ -1,9 +1,5 @@
 // Keyboard access to what the pointer reaches. A list or a grid is one tab stop, in which arrows move.
 
-const GRID_STEPS = {
-  ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity],
-};
-
 // Arrows move the focus between the items, as the pointer would enter them. Enter and Space click. first: the tab stop.
 // columns: the number of items per row.
 function reachByKeys(items, first = 0, columns = 1) {
@@ -27,20 +23,14 @@ function reachByKeys(items, first = 0, columns = 1) {
 // Arrows move a cursor over the cells of a grid, from `cell` on. move(i, j) is also called when the grid gets the
 // focus, and leave() when it loses it. Enter and Space call click(i, j). node.cell is the cursor, for saveFocus().
 function reachCells(node, rows, columns, cell, move, leave, click) {
-  const moveTo = ([i, j]) => {
-    node.cell = [clamp(i, 0, rows - 1), clamp(j, 0, columns - 1)];
-    move(...node.cell);
-  };
   node.cell = cell;
-  node.setAttribute("tabindex", 0);
-  node.setAttribute("role", "application"); // screen readers leave the arrow keys to it
-  node.addEventListener("focus", () => node.matches(":focus-visible") && moveTo(node.cell));
-  node.addEventListener("blur", leave);
-  handleKeys(node, key => {
-    if (key === "Enter" || key === " ") return click?.(...node.cell);
-    if (!GRID_STEPS[key]) return false;
-    const [down, right] = GRID_STEPS[key];
-    moveTo([node.cell[0] + down, node.cell[1] + right]);
+  onArrows(node, {
+    move(right, down) {
+      const [i, j] = node.cell;
+      node.cell = [clamp(i + down, 0, rows - 1), clamp(j + right, 0, columns - 1)];
+      move(...node.cell);
+    },
+    leave, click: () => click?.(...node.cell),
   });
 }
 
@@ -59,15 +49,6 @@ function withTooltipKeys(drawing, name) {
   }, leave);
   drawing.setAttribute("aria-label", name);
   return element("div", {}, drawing, readout);
-}
-
-// Call action(key). Unless it returns false, the key has no other effect, such as the keys of the page.
-function handleKeys(node, action) {
-  node.addEventListener("keydown", event => {
-    if (event.ctrlKey || event.metaKey || event.altKey || action(event.key) === false) return;
-    event.preventDefault();
-    event.stopPropagation();
-  });
 }
 
 // A line for the value under the pointer or the cursor, which screen readers read.

@@ -59,7 +59,7 @@ function picture(id, title, table, drawing, note = "") {
     element("button", {click: action, title: help, "aria-label": `${kind}: ${title}`}, kind);
   const exports = element("span", {class: "exports"},
     save("CSV", "save the numbers", () => download(`${id}.csv`, csv(table()), "text/csv")), " ",
-    save("SVG", "save the picture", () => download(`${id}.svg`, figureSvg(figure).text, "image/svg+xml")), " ",
+    save("SVG", "save the picture", () => saveSvg(id, figure)), " ",
     save("PNG", "save the picture with twice the pixels", () => savePng(id, figure)));
   const figure = element("figure", {testid: id, "aria-labelledby": `title-${id}`},
     element("figcaption", {}, element("h3", {id: `title-${id}`}, title), exports),
@@ -86,87 +86,6 @@ function matrixTable([row, rowLabels], [column, columnLabels], matrix) {
   };
 }
 
-function download(name, content, type) {
-  const url = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], {type}));
-  element("a", {href: url, download: name}).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
-}
-
-// A figure as {text, width, height} of an SVG: its drawings, texts, backgrounds, and lines, where they are on the page.
-function figureSvg(figure) {
-  const scrolled = [...figure.querySelectorAll("*")].filter(node => node.scrollTop || node.scrollLeft);
-  const places = scrolled.map(node => [node.scrollLeft, node.scrollTop]);
-  scrolled.forEach(node => node.scrollTo(0, 0)); // sticky table headers move
-  const margin = 8, origin = figure.getBoundingClientRect(), nodes = [];
-  let width = 0, height = 0;
-  const placeOf = box => {
-    const place = {x: box.left - origin.left + margin, y: box.top - origin.top + margin};
-    width = Math.max(width, place.x + box.width + margin);
-    height = Math.max(height, place.y + box.height + margin);
-    return {...place, width: box.width, height: box.height};
-  };
-
-  function addText(node, {fontFamily, fontSize, fontWeight, color}) {
-    const range = document.createRange(), lines = new Map(); // by top
-    for (let i = 0; i < node.length; i++) {
-      range.setStart(node, i);
-      range.setEnd(node, i + 1);
-      const box = range.getBoundingClientRect();
-      if (!box.width) continue;
-      const line = lines.get(box.top) ?? {box, text: ""};
-      lines.set(box.top, {...line, text: line.text + node.data[i]});
-    }
-    for (const {box, text} of lines.values()) {
-      const {x, y, height} = placeOf(box);
-      const style = {fontFamily, fontSize, fontWeight, fill: color, whiteSpace: "pre"};
-      nodes.push(svg("text", {x, y: y + 0.79 * height, style}, text));
-    }
-  }
-
-  function add(node) {
-    if (node.nodeType === Node.TEXT_NODE) return addText(node, getComputedStyle(node.parentElement));
-    const box = node.getBoundingClientRect(), style = getComputedStyle(node);
-    if (!box.width || style.visibility === "hidden" || node.matches(".exports, .controls, .readout, .cursor")) return;
-    if (node instanceof SVGSVGElement) {
-      const copy = node.cloneNode(true), styled = "text, .grid-row", copies = copy.querySelectorAll(styled);
-      node.querySelectorAll(styled).forEach((original, i) => {
-        const {font, fill} = getComputedStyle(original);
-        Object.assign(copies[i].style, {font, fill});
-      });
-      return nodes.push(build(copy, placeOf(box), []));
-    }
-    if (node instanceof HTMLCanvasElement) {
-      const image = {...placeOf(box), href: node.toDataURL(), preserveAspectRatio: "none"};
-      return nodes.push(svg("image", {...image, style: {imageRendering: "pixelated"}}));
-    }
-    const fill = style.backgroundColor, line = parseFloat(style.borderBottomWidth);
-    if (fill !== "rgba(0, 0, 0, 0)") nodes.push(svg("rect", {...placeOf(box), fill}));
-    if (line) {
-      const place = placeOf({left: box.left, top: box.bottom - line, width: box.width, height: line});
-      nodes.push(svg("rect", {...place, fill: style.borderBottomColor}));
-    }
-    if (node.matches(".chosen")) nodes.push(svg("rect", {...placeOf(box), fill: "none", stroke: "var(--ink)"}));
-    node.childNodes.forEach(add);
-  }
-
-  figure.childNodes.forEach(add);
-  scrolled.forEach((node, i) => node.scrollTo(...places[i]));
-  const picture = svg("svg", {xmlns: "http://www.w3.org/2000/svg", width, height},
-    svg("rect", {width, height, fill: PAPER}), nodes);
-  return {text: resolveVariables(new XMLSerializer().serializeToString(picture)), width, height};
-}
-
-async function savePng(id, figure) {
-  const {text, width, height} = figureSvg(figure), image = new Image();
-  const url = URL.createObjectURL(new Blob([text], {type: "image/svg+xml"}));
-  image.src = url;
-  await image.decode();
-  const canvas = element("canvas", {width: 2 * Math.ceil(width), height: 2 * Math.ceil(height)});
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  URL.revokeObjectURL(url);
-  canvas.toBlob(blob => download(`${id}.png`, blob));
-}
-
 // Save the current view as one self-contained HTML file.
 function saveView() {
   const original = byId("view"), copy = original.cloneNode(true);
@@ -175,7 +94,7 @@ function saveView() {
     const {width, height} = canvases[i].style;
     canvas.replaceWith(element("img", {src: canvases[i].toDataURL(), style: {width, height}}));
   });
-  copy.querySelectorAll(".exports").forEach(node => node.remove());
+  copy.querySelectorAll(".exports, .buttons, .values").forEach(node => node.remove());
   copy.querySelectorAll(".above").forEach(node => node.classList.remove("above")); // the copy is not scrolled
   const page = document.implementation.createHTMLDocument(document.title);
   page.documentElement.lang = document.documentElement.lang;
@@ -316,83 +235,17 @@ function tablePicture(id, title, columns, rows, {max, note, ...options} = {}) {
   return picture(id, title, () => ({columns, rows}), tableOf(columns, rows.slice(0, max), options), note);
 }
 
-const TICK_WIDTH = 7.5; // pixels per character, at most
-
-// A line chart, and a line with the values at the x nearest to the pointer. series: {name, points: [[x, y], ...],
-// color, width, fill, isTick (without values)}. options: width, height, logX, from, to (limits of y), xTitle, yTitle,
-// mark (a value of x), click(x), name (for screen readers, unless a picture has its title).
-function lineChart(series, options = {}) {
-  const {width = fitWidth(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
-  const left = 56, bottom = 34, top = yTitle ? 22 : 10;
-  const points = series.flatMap(s => s.points), xs = points.map(p => p[0]), ys = points.map(p => p[1]);
-  const warp = x => logX ? Math.log10(Math.max(x, 0) + 1) : x;
-  const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
-  const [y0, y1] = [options.from ?? Math.min(...ys), options.to ?? Math.max(...ys)];
-  const Y = scaleOf([y0, y1], height - bottom, top);
-  const powers = [0, ...range(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
-  const xTicks = logX ? powers : ticksOf(x0, x1, 7);
-  const tick = x => Number(x.toPrecision(4)).toLocaleString("en-US", {maximumFractionDigits: 9}).replace("-", "−");
-  const right = Math.max(12, TICK_WIDTH * tick(xTicks.at(-1) ?? 0).length / 2); // half of the last label
-  const scaleX = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => scaleX(warp(x));
-  const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
-  const chart = svg("svg", {width, height},
-    ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: PALE}),
-      softText(left - 6, Y(y) + 4, tick(y), "end")]),
-    xTicks.map(x => softText(X(x), height - bottom + 16, tick(x), "middle")),
-    softText((left + width) / 2, height - 3, xTitle, "middle"), softText(left, 11, yTitle),
-    mark !== undefined && ruler(X(mark), X(mark), top, height - bottom, {stroke: ORANGE, "stroke-dasharray": "3 3"}),
-    series.map((s, i) => svg("polyline", {
-      points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: s.fill ?? "none",
-      stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6,
-    }, svg("title", {}, s.name))));
-  const lines = series.filter(({isTick}) => !isTick), readout = readoutLine();
-  const values = [...new Set(xs)].sort((a, b) => a - b);
-  const cursor = svg("g", {"pointer-events": "none"});
-  const nearest = x => values.reduce((best, value, k) =>
-    Math.abs(X(value) - x) < Math.abs(X(values[best]) - x) ? k : best, 0);
-  const pointedAt = ({clientX}) => nearest(clientX - chart.getBoundingClientRect().left);
-  const move = (_, k) => {
-    const x = values[k], found = lines.map(s => [s.name, s.points.findLast(p => p[0] === x)]).filter(([, p]) => p);
-    cursor.replaceChildren(ruler(X(x), X(x), top, height - bottom, {stroke: SOFT}), ...found.map(([, [, y]]) =>
-      svg("circle", {cx: X(x), cy: Y(y), r: 3.5, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5})));
-    readout.textContent = `${xTitle} ${short(x)}:  ` + found.map(([name, [, y]]) => `${name} ${short(y)}`).join("   ");
-  };
-  const leave = () => {
-    cursor.replaceChildren();
-    readout.textContent = "";
-  };
-  build(chart, {
-    "aria-label": options.name, style: {cursor: click ? "pointer" : "default"}, pointerleave: leave,
-    pointermove: event => move(0, pointedAt(event)), click: click && (event => click(values[pointedAt(event)])),
-  }, [cursor]);
-  reachCells(chart, 1, values.length, [0, mark === undefined ? 0 : nearest(X(mark))], move, leave,
-    click && ((_, k) => click(values[k])));
-  return div("line-chart", chart, readout);
+// A picture with a line chart. Its table has the lines, which have the same x.
+function chartPicture(id, chart, note, lines = chart.groups.flatMap(group => group.lines)) {
+  return picture(id, chart.title, () => ({
+    columns: [chart.x, ...lines.map(({name}) => name)],
+    rows: lines[0].x.map((x, i) => [x, ...lines.map(({y}) => y[i])]),
+  }), lineChart({name: id, width: 620, ...chart}), note);
 }
 
-// A picture with a line chart of lines with the same x. options: those of lineChart, named (legend), note.
-function chartPicture(id, title, lines, {named = lines, note, ...options}) {
-  return picture(id, title, () => ({
-    columns: [options.xTitle, ...lines.map(({name}) => name)],
-    rows: lines[0].points.map(([x], i) => [x, ...lines.map(({points}) => points[i][1])]),
-  }), element("div", {}, legend(named), lineChart(lines, options)), note);
-}
-
-// The points (0, values[0]), (1, values[1]), ...
-function pointsOf(values) {
-  return Array.from(values, (y, x) => [x, y]);
-}
-
-// A linear scale that maps the smallest value to `from` and the largest to `to`.
-function scaleOf(values, from, to) {
-  const low = Math.min(...values), high = Math.max(...values);
-  return x => from + (to - from) * (x - low) / (high - low || 1);
-}
-
-function ticksOf(low, high, count) {
-  const step = 10 ** Math.floor(Math.log10((high - low || 1) / count));
-  const size = [1, 2, 5, 10].map(n => n * step).find(size => (high - low) / size <= count);
-  return range(count + 2).map(i => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
+// A group of a line chart with one line. x: by default 0, 1, ... options: see line_chart.js.
+function oneLine(name, y, {x = range(y.length), color, ...options} = {}) {
+  return {name, color, lines: [{name, x, y: Array.from(y), ...options}]};
 }
 
 // A frame that is visible on every color.
@@ -500,8 +353,8 @@ function maxDifference(x, y) {
 // {x, y} that must fit), below(X, Y) and above(X, Y) (more drawings in these scales).
 function textScatter(points, {width, height, size = 13, xTitle, yTitle, others = [], below, above}) {
   const line = size + 2, letter = 0.61 * size, edge = 20; // above and below the frame
-  const X = scaleOf([...points, ...others].map(p => p.x), 20, width - 20);
-  const Y = scaleOf([...points, ...others].map(p => p.y), height - edge - 20, edge + 20);
+  const X = scaleOf(extentOf([...points, ...others].map(p => p.x)), [20, width - 20]);
+  const Y = scaleOf(extentOf([...points, ...others].map(p => p.y)), [height - edge - 20, edge + 20]);
   const placed = [], dots = [], texts = [];
   for (const {x, y, text, title, color, marked} of points) {
     const textWidth = letter * [...text].length, tooltip = svg("title", {}, title);
@@ -582,9 +435,7 @@ function tokenStrip(labels, selected, attributes) {
   return div("token-strip", withBreaks(spans, labels));
 }
 
-// A legend, if there are several items. items: {name, color, click, selected}.
+// A legend, if there are several items. items: {name, color}.
 function legend(items) {
-  return items.length > 1 && div("legend", items.map(({name, color, click, selected}) => element(
-    click ? "button" : "span", {class: selected && "selected", click},
-    element("i", {style: {borderTop: `6px solid ${color}`}}), name)));
+  return items.length > 1 && div("legend", items.map(({name, color}) => element("span", {}, swatch(color), name)));
 }

@@ -219,10 +219,12 @@ function vocabularyPicture({ids, token}, {map, share, place, nearest, nearest_pl
 function positionPicture({token, starts, config: {n_head}, ...context}, angles, bias) {
   const place = token - starts[token];
   if (bias) {
-    const {head} = storyHead({...context, config: {n_head}}), points = pointsOf(rowOf(bias, head).slice(0, place + 1));
-    if (points.length < 2) return "";
-    return chartPicture("story-bias", `Added to the scores of head ${head}`, [{name: "bias", points}],
-      {width: fitWidth(430), height: 170, xTitle: "distance in tokens"});
+    const {head} = storyHead({...context, config: {n_head}}), biases = rowOf(bias, head).slice(0, place + 1);
+    if (biases.length < 2) return "";
+    return chartPicture("story-bias", {
+      title: `Added to the scores of head ${head}`, x: "distance in tokens", panels: [{title: "", height: 120}],
+      groups: [oneLine("bias", biases)], width: 430,
+    });
   }
   if (!angles) return "";
   const pairs = Math.min(8, angles.shape[1]), size = 56;

@@ -10,10 +10,8 @@ defineView({
     const {model: {checkpoints}, ids, config: {n_head}} = context, current = drawing;
     const questions = checkpoints.map(step => question("overview", ids, {step}));
     const score = state.score in HEAD_SCORES ? state.score : "previous", status = controls(), result = element("div");
-    const options = {width: fitWidth(760), logX: true, xTitle: "step", mark: shownStep(),
-      click: step => change({step})};
     const choice = controls(select("score", Object.keys(HEAD_SCORES), score, score => change({score}),
-      {testid: "score"}));
+      {testid: "score"})), picker = headPicker(context);
     box.append(status, result);
     update();
     collect();
@@ -40,35 +38,39 @@ defineView({
         + (checkpoints.length < FEW_CHECKPOINTS ? "; train with --snapshots=30 to save more" : "");
       status.dataset.complete = String(isComplete);
       if (results.length < 2) return;
-      result.replaceChildren(...ids.length > 1 ? [losses(results)] : [], choice, headScores(results));
+      result.replaceChildren(...ids.length > 1 ? [losses(results)] : [], choice, picker, headScores(results));
+    }
+
+    function chartOf(results, chart) {
+      const values = results.map(({step}) => step);
+      const pick = {values, choose: step => change({step})};
+      return {x: "step", logX: true, current: shownStep(), pick, width: 760, ...chart};
     }
 
     function losses(results) {
-      const points = results.map(({step, facts}) => [step, facts.mean_loss]);
-      return chartPicture("losses-by-step", "Loss on this text", [{name: "mean loss", points}],
-        {...options, yTitle: "nats per token"});
+      return chartPicture("losses-by-step", chartOf(results, {
+        title: "Loss on this text", panels: [{title: "nats per token", height: 190}],
+        groups: [oneLine("mean loss", results.map(({facts}) => facts.mean_loss), {x: results.map(({step}) => step)})],
+      }));
     }
 
     function headScores(results) {
-      const points = i => results.map(({step, tensors}) => [step, tensors[`score_${score}`].data[i]]);
-      const heads = Array.from(results[0].tensors[`score_${score}`].data, (_, i) => {
-        const layer = Math.floor(i / n_head), head = i % n_head;
-        return {
-          name: `${layer}.${head}`, points: points(i), color: GRAY, width: 1,
-          selected: layer === context.layer && head === context.head, click: () => change({layer, head}),
-        };
-      });
-      const peak = ({points}) => maxAbs(points.map(point => point[1]));
-      const strongest = heads.toSorted((a, b) => peak(b) - peak(a));
-      const named = strongest.filter((one, i) => i < NAMED_LINES || one.selected).map((one, i) => {
-        Object.assign(one, {color: LINE_COLORS[i], width: one.selected ? 3 : 1.8});
-        return {...one, name: `head ${one.name}: ${short(one.points.at(-1)[1])}`};
-      });
-      return chartPicture("scores-by-step", "Head scores", heads, {
-        ...options, named, height: 280, from: 0,
-        note: `${score}: ${HEAD_SCORES[score]}. Named: the ${NAMED_LINES} heads with the highest values at any step `
-          + "and the selected head, with their values at the last step.",
-      });
+      const x = results.map(({step}) => step), selected = context.layer * n_head + context.head;
+      const scores = results.map(({tensors}) => tensors[`score_${score}`].data); // by step, then by head
+      const heads = Array.from(scores[0], (_, i) => ({
+        name: `${Math.floor(i / n_head)}.${i % n_head}`, x, y: scores.map(data => data[i]),
+        width: i === selected ? 3 : 1.8,
+      }));
+      const strongest = heads.toSorted((a, b) => maxAbs(b.y) - maxAbs(a.y));
+      const isNamed = (head, i) => i < NAMED_LINES || head === heads[selected];
+      const named = strongest.filter(isNamed).map(head =>
+        ({name: `head ${head.name}: ${short(head.y.at(-1))}`, lines: [head]}));
+      const others = strongest.filter((head, i) => !isNamed(head, i)).map(head => ({...head, width: 1}));
+      return chartPicture("scores-by-step", chartOf(results, {
+        title: "Head scores", panels: [{title: "", height: 240, from_zero: true}],
+        groups: [...named, ...others.length ? [{name: "other heads", color: GRAY, lines: others}] : []],
+      }), `${score}: ${HEAD_SCORES[score]}. Named: the ${NAMED_LINES} heads with the highest values at any step and `
+        + "the selected head, whose line is thick, with their values at the last step.", heads);
     }
   },
 }, {score: "previous"});

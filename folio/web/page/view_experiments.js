@@ -175,20 +175,20 @@ async function entropyPictures(context) {
   const answers = await Promise.all([true, false].map(scale => context.ask("head", {layer, head, scale})));
   const [divided, plain] = answers.map(({tensors: {weights}}) => labels.map((_, t) => rowOf(weights, t)));
   const entropy = row => entropyOf(Array.from(row, w => w / sumOf(row)));
-  const options = {from: 0, xTitle: "query", mark: token, click: selectToken};
+  const chart = {
+    x: "query", panels: [{title: "", height: 190, from_zero: true}],
+    current: token, pick: {values: range(labels.length), choose: selectToken},
+  };
   return [
-    headPicker(context), chartPicture("row-entropies", `Entropy (nats) of the rows of head ${layer}.${head}`, [
-      {name: "divided by √D", color: BLUE, points: pointsOf(divided.map(entropy))},
-      {name: "not divided", color: ORANGE, points: pointsOf(plain.map(entropy))},
-    ], {
-      ...options,
-      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy), `
-        + "and the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide by √D.",
-    }),
-    ...state.mask === "after" ? [chartPicture("row-sums", "Sum of the weights of each row",
-      [{name: "sum", points: pointsOf((state.scale ? divided : plain).map(sumOf))}], {
-        ...options, to: 1, note: "The weight of the future is lost. With −∞ before the softmax, each row sums to 1.",
-      })] : []];
+    headPicker(context), chartPicture("row-entropies", {
+      ...chart, title: `Entropy (nats) of the rows of head ${layer}.${head}`,
+      groups: [oneLine("divided by √D", divided.map(entropy)), oneLine("not divided", plain.map(entropy))],
+    }, `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy), and `
+      + "the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide by √D."),
+    ...state.mask === "after" ? [chartPicture("row-sums", {
+      ...chart, title: "Sum of the weights of each row",
+      groups: [oneLine("sum", (state.scale ? divided : plain).map(sumOf))],
+    }, "The weight of the future is lost. With −∞ before the softmax, each row sums to 1.")] : []];
 }
 
 // --- compare ---

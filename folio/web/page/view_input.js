@@ -125,7 +125,6 @@ defineView({
   async draw(box, context) {
     const {config: {position}, token, head} = context;
     const {tensors: {table, sinusoids, similarity, angles, bias}} = await context.ask("positions");
-    const options = {width: fitWidth(430), mark: token};
     const map = (id, title, matrix, column, note) => {
       const max = maxAbs(matrix.data), [rows, columns] = matrix.shape.map(range);
       return matrixPicture(id, title, matrix, ["position", rows], [column, columns], {
@@ -143,8 +142,10 @@ defineView({
           "The position encoding of Vaswani et al. (2017), divided by √C."),
         map("position-similarity", "Similarity of positions", similarity, "position",
           "Cosine similarity of the rows of the table."),
-        chartPicture("position-row", `Cosine similarity to position ${token}`,
-          [{name: "cosine", points: pointsOf(rowOf(similarity, token))}], {...options, xTitle: "position", to: 1})));
+        chartPicture("position-row", {
+          title: `Cosine similarity to position ${token}`, x: "position", panels: [{title: "", height: 190}],
+          groups: [oneLine("cosine", rowOf(similarity, token))], current: token, width: 430,
+        })));
     }
     if (angles) {
       const [T, pairs] = angles.shape, cosines = {shape: [pairs, T], data: new Float32Array(T * pairs)};
@@ -157,14 +158,16 @@ defineView({
         }));
     }
     if (bias) {
-      const lines = range(bias.shape[0]).map(h => ({
-        name: `head ${h}`, points: pointsOf(rowOf(bias, h)), color: h === head ? ORANGE : GRAY,
-        width: h === head ? 3 : 1.4,
-      }));
-      box.append(headPicker(context), chartPicture("position-bias", "Added to a score, by distance and head", lines, {
-        ...options, named: [], height: 280, logX: position === "relative", xTitle: "distance in tokens",
-        note: "One line per head; the selected head is orange. The token attends to distances up to the dashed line.",
-      }));
+      const lines = range(bias.shape[0]).map(h =>
+        oneLine(`head ${h}`, rowOf(bias, h), {width: h === head ? 3 : 1.4}).lines[0]);
+      box.append(headPicker(context), chartPicture("position-bias", {
+        title: "Added to a score, by distance and head", x: "distance in tokens", panels: [{title: "", height: 230}],
+        groups: [
+          {name: `head ${head}`, color: ORANGE, lines: [lines[head]]},
+          {name: "other heads", color: GRAY, lines: lines.toSpliced(head, 1)},
+        ],
+        current: token, logX: position === "relative", width: 430,
+      }, "The selected head is orange. The token attends to distances up to the dashed line.", lines));
     }
   },
 });

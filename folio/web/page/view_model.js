@@ -247,8 +247,8 @@ function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviatio
   const token = i => name.endsWith("wte.weight") && rows === shownRows ? ` ${visible(pieces[i])}` : "";
   const max = maxAbs(values.data), cell = clamp(Math.floor(512 / maxAbs(values.shape)), 2, 12);
   const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
-  const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
-  const outline = {name: "count", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: FILL};
+  const outline = oneLine("count", counts.flatMap(count => [count, count]),
+    {x: counts.flatMap((_, i) => [edges[i], edges[i + 1]]), fill: FILL});
   return div("pair",
     matrixPicture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`, values,
       ["row", labels(rows, shownRows).map((label, i) => label + token(i))], ["column", labels(columns, shownColumns)], {
@@ -257,7 +257,10 @@ function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviatio
       }),
     picture("histogram", "Histogram",
       () => ({columns: ["from", "to", "count"], rows: counts.map((count, i) => [edges[i], edges[i + 1], count])}),
-      lineChart([outline], {width: fitWidth(420), height: 220, from: 0, xTitle: "value", yTitle: "count"}),
+      lineChart({
+        name: `histogram of ${name}`, title: "Histogram", x: "value", width: 420, groups: [outline],
+        panels: [{title: "count", height: 170, from_zero: true}],
+      }),
       `Mean ${short(mean)}, standard deviation ${short(deviation)}.`));
 }
 

@@ -181,8 +181,8 @@ function reachTokens(scroll) {
   handleKeys(scroll, key => {
     const tokens = [...scroll.querySelectorAll(".token")], place = tokens.indexOf(playground.pointed);
     if (key === "Enter" && place >= 0) return playground.parts.menu.querySelector("button")?.focus();
-    if (!GRID_STEPS[key]?.[1] || !tokens.length) return false;
-    const next = tokens[clamp(place + GRID_STEPS[key][1], 0, tokens.length - 1)];
+    if (!ARROWS[key]?.[0] || !tokens.length) return false;
+    const next = tokens[clamp(place + ARROWS[key][0], 0, tokens.length - 1)];
     next.scrollIntoView({block: "nearest"});
     showMenu(next);
   });

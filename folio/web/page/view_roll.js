@@ -74,7 +74,7 @@ function drawRoll({notes, unit, end, before, time, note: selected}, point) {
     all.filter(pitch => [1, 3, 6, 8, 10].includes(pitch % 12)).map(pitch =>
       bar(left, right, Y(pitch) - row / 2, row, {fill: TINT})),
     range(length + 1).map(time => ruler(X(time), X(time), top, bottom)),
-    ticksOf(0, length, Math.min(length, right / 50)).map(time => softText(X(time), bottom + 18, short(time), "middle")),
+    linearTicks(0, length, Math.min(length, right / 50)).map(t => softText(X(t), bottom + 18, short(t), "middle")),
     softText(right, bottom + 33, `${unit} →`, "end"),
     all.filter(pitch => pitch % 12 === 0).map(pitch => [softText(left - 9, Y(pitch) + 4, `C${pitch / 12 - 1}`, "end"),
       ruler(left, right, Y(pitch) + row / 2, Y(pitch) + row / 2, GRAY)]),

@@ -54,23 +54,22 @@ defineView({
     if (!run.lines.length) return box.append("There are no metrics: the run has no metrics.jsonl.");
     const status = element("p", {testid: "run-status", role: "status"});
     const samples = element("div", {class: "scroll", tabindex: 0});
-    const curves = RUN_CURVES.filter(([, , names]) => seriesOf(names).length);
-    const figures = curves.map(([id, title, names]) => {
+    const curves = RUN_CURVES.filter(([, , names]) => linesOf(names).length);
+    const charts = curves.map((curve, i) => lineChart(runChart(curve, i)));
+    const figures = curves.map(([id, title, names], i) => {
       const columns = ["step", ...Object.keys(names)];
-      return picture(id, title, () => ({columns, rows: run.lines.map(line => columns.map(name => line[name]))}),
-        element("div", {}, legend(seriesOf(names)), div("line-chart")));
+      const table = () => ({columns, rows: run.lines.map(line => columns.map(name => line[name]))});
+      return picture(id, title, table, charts[i]);
     });
     const table = () => ({columns: ["step", "text"], rows: run.facts.samples});
-    box.append(status, figures[0], div("row", figures.slice(1)),
+    box.append(status, figures[0], div("pair", figures.slice(1)),
       picture("run-samples", "Samples", table, samples, "Generated without a prompt, newest first."));
     show();
     setTimeout(refresh, RUN_INTERVAL);
 
     function show() {
       status.textContent = describeProgress();
-      const restoreFocus = saveFocus();
-      figures.forEach((figure, i) => figure.querySelector(".line-chart").replaceWith(runChart(i, curves[i])));
-      restoreFocus();
+      charts.forEach((chart, i) => chart.show(runChart(curves[i], i)));
       samples.replaceChildren(...run.facts.samples.toReversed().flatMap(([step, text]) =>
         [div("note", `step ${short(step)}`), div("token-strip", text)]));
     }
@@ -99,29 +98,22 @@ function describeProgress() {
 
 // The lines of a chart. The evaluation before the first step is omitted once there are others, because a straight line
 // from it would be misleading.
-function seriesOf(names) {
-  return Object.entries(names).map(([name, title], i) => {
-    const all = run.lines.filter(line => Number.isFinite(line[name])).map(line => [line.step, line[name]]);
-    const points = all.length > 1 ? all.filter(([step]) => step > 0) : all;
-    const stride = Math.ceil(points.length / MAX_CURVE_POINTS);
-    return {name: title, color: LINE_COLORS[i], width: i ? 2.5 : 1.3,
-      points: points.filter((_, k) => (points.length - 1 - k) % stride === 0)};
-  }).filter(series => series.points.length);
+function linesOf(names) {
+  return Object.entries(names).map(([key, name], i) => {
+    const all = run.lines.filter(line => Number.isFinite(line[key]));
+    const lines = all.length > 1 ? all.filter(({step}) => step > 0) : all;
+    const stride = Math.ceil(lines.length / MAX_CURVE_POINTS);
+    const shown = lines.filter((_, k) => (lines.length - 1 - k) % stride === 0);
+    return oneLine(name, shown.map(line => line[key]), {x: shown.map(({step}) => step), width: i ? 2.5 : 1.3});
+  }).filter(({lines: [{x}]}) => x.length);
 }
 
-function runChart(i, [, title, names]) {
-  const series = seriesOf(names), values = series.flatMap(({points}) => points.map(point => point[1]));
-  const from = i ? 0 : Math.min(...values), high = Math.max(...values);
-  const last = run.lines.at(-1).step, {checkpoints} = run.facts;
-  const ticks = checkpoints.filter(step => step <= last).map(step => ({
-    name: `checkpoint of step ${step}`, isTick: true, color: GRAY,
-    points: [[step, from], [step, from + 0.03 * (high - from)]],
-  }));
-  const current = shownStep(), space = fitWidth(1200);
-  return lineChart([...ticks, ...series], {
-    width: !i ? space : space >= 800 ? (space - 60) / 3 : Math.min(space, 400), height: i ? 190 : 320,
-    name: title, from, xTitle: "step",
-    mark: current <= last ? current : undefined,
-    click: x => change({step: checkpoints.reduce((a, b) => Math.abs(b - x) < Math.abs(a - x) ? b : a)}),
-  });
+function runChart([name, title, names], i) {
+  return {
+    name, title, x: "step", panels: [{title: "", height: i ? 140 : 270}], groups: linesOf(names),
+    width: 1200, current: shownStep(),
+    pick: {
+      values: run.facts.checkpoints, choose: step => change({step}), tickTitle: step => `checkpoint of step ${step}`,
+    },
+  };
 }

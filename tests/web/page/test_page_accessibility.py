@@ -46,7 +46,7 @@ def press(char_viewer) -> Callable[..., Viewer]:
          "channel 3: ", {"head_channel": 3, "qkv_part": 1}),
         ({"view": "looking-back"}, "#view .token-strip [tabindex='0']", "ArrowLeft ArrowLeft", "3 b attends to",
          {"token": 3}),
-        ({"view": "checkpoints", "step": 100}, "#view svg[role=application]", "ArrowLeft", "", {"step": 10}),
+        ({"view": "checkpoints", "step": 100}, "#view .drawing[role=application]", "ArrowLeft", "", {"step": 10}),
     ],
 )  # fmt: skip
 def test_arrows_move_a_cursor_and_enter_selects(state, selector, keys, readout, selected, char_viewer, press):
@@ -91,18 +91,28 @@ def test_values_of_a_line_chart(char_viewer, press):
     """For keys and for the pointer."""
     char_viewer.show("switches", token=4, layer=0, head=1)
     chart = char_viewer.find("row-entropies")
-    readout, drawing = chart.locator(".readout"), chart.locator("svg")
-    press("[data-testid=row-entropies] svg", "ArrowRight", "ArrowRight")
+    values, drawing = chart.locator(".values"), chart.locator(".drawing")
+    assert values.get_attribute("aria-live") == "polite"
+    assert drawing.get_attribute("aria-label") == chart.locator("h3").inner_text()
+    label = drawing.locator("> svg").get_attribute("aria-label")
+    assert label.endswith("over query. Lines: divided by √D, not divided.")
+    press("[data-testid=row-entropies] .drawing", "ArrowRight", "ArrowRight")
     rows = [char_viewer.run(scale=scale).layer(0).weights[1, 6] for scale in (True, False)]
-    divided, plain = (f"{entropy(row):.4g}" for row in rows)
-    assert readout.inner_text() == f"query 6:  divided by √D {divided}   not divided {plain}"
+    shown = dict(row.split("\t")[:2] for row in values.locator("tr").all_inner_texts())
+    assert values.inner_text().startswith("query 6") and shown.keys() == {"divided by √D", "not divided"}
+    assert [float(shown[name]) for name in ("divided by √D", "not divided")] == pytest.approx(
+        [entropy(row) for row in rows], rel=1e-5
+    )
     assert char_viewer.state("token") == [4] and char_viewer.press("Enter").state("token") == [6]
-    assert char_viewer.press("End")("document.activeElement.cell") == [0, len(TEXT) - 1]
+    assert char_viewer("document.activeElement.matches('[data-testid=row-entropies] .drawing')")
+    char_viewer.press("End")
+    assert values.inner_text().startswith(f"query {len(TEXT) - 1}")
+    assert char_viewer.press("Home", "Enter").state("token") == [0]
     box = drawing.bounding_box()
     char_viewer.page.mouse.move(box["x"] + 57, box["y"] + 50)  # the left end of the axis
-    assert readout.inner_text().startswith("query 0:") and drawing.locator("circle").count() == 2
+    assert values.inner_text().startswith("query 0") and drawing.locator("circle").count() == 2
     char_viewer.page.mouse.move(0, 0)
-    assert readout.inner_text() == "" and not drawing.locator("circle").count()
+    assert values.is_hidden() and not drawing.locator("circle").count()
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_curves_over_checkpoints(char_viewer):
     for head in range(4):
         expected = [previous_scores(run)[head] for run in runs.values()]
         assert_same(char_viewer.column("scores-by-step", f"0.{head}"), expected)
-    chart = char_viewer.find("losses-by-step").locator("svg")
+    chart = char_viewer.find("losses-by-step").locator(".drawing")
     assert char_viewer.after(lambda: chart.click(position={"x": 57, "y": 100})).state("step") == [0]
     assert char_viewer.column("losses-by-step", "step") == [*runs]
     check_difference(char_viewer.show("compare", step=100, other_step=10), "compare-strip", runs[100], runs[10])

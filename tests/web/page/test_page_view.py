@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from folio.decoding.sampling import Sampling, next_token_probabilities
+from folio.experiments.charts import CHART_STYLE
 from folio.experiments.static_page import BASE_STYLE
 from folio.web.viewer import PAGE
 from model import GPT, GPTConfig
@@ -386,12 +387,15 @@ def test_tables_show_that_rows_are_hidden(char_viewer):
 def test_the_labels_of_a_chart_are_not_clipped(char_viewer):
     """At 390 pixels, the last label of a run's steps was "10,0"."""
     script = """last => {
-      const chart = lineChart([{name: "a", points: [[0, 0], [last, 1]]}], {width: 330});
-      byId("view").append(chart);
-      const right = Math.max(...Array.from(chart.querySelectorAll("text"), node => node.getBBox()).map(
-        ({x, width}) => x + width));
-      chart.remove();
-      return [right, chart.querySelectorAll("text").length];
+      const groups = [oneLine("a", [0, 1], {x: [0, last]})];
+      const outer = div(), node = outer.appendChild(div());
+      outer.style.width = "330px";
+      byId("view").append(outer);
+      lineChart({name: "labels", title: "a", x: "step", panels: [{title: "", height: 200}], groups}, node);
+      const texts = node.querySelectorAll("text");
+      const right = Math.max(...Array.from(texts, node => node.getBBox()).map(({x, width}) => x + width));
+      outer.remove();
+      return [right, texts.length];
     }"""
     for last in (1000, 10_000, 2_000_000):
         right, count = char_viewer.show("tokens")(script, last)
@@ -637,6 +641,6 @@ def test_the_minified_style_sheet_has_the_same_rules(char_viewer):
       return [sheet, document.styleSheets[0]].map(({cssRules}) =>
         Array.from(cssRules, ({cssText}) => cssText.replace(/(--mono:.*?);/, value => value.replaceAll(" ", ""))));
     }"""
-    style = "".join(path.read_text("utf-8") for path in (BASE_STYLE, PAGE / "style.css"))
+    style = "".join(path.read_text("utf-8") for path in (BASE_STYLE, CHART_STYLE, PAGE / "style.css"))
     original, minified = char_viewer.show("tokens")(script, style)
     assert minified == original and len(minified) > 50
