@@ -6,13 +6,14 @@ A file or folder is written under a temporary name, synced to disk, then renamed
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import reprlib
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,15 @@ def json_bytes(value: Any) -> bytes:
     content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # A lone surrogate, as in a file name that is not UTF-8, is written as an escape such as \udc80.
     return content.encode("utf-8", errors="backslashreplace")
+
+
+def finite(value: Any, replacement: Callable[[float], Any] = lambda number: None) -> Any:
+    """`value` as JSON can represent it: NaN and infinity in dicts and lists become None, or replacement(number)."""
+    if isinstance(value, dict):
+        return {name: finite(item, replacement) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item, replacement) for item in value]
+    return replacement(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> Any:

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
@@ -60,17 +60,20 @@ def raised() -> Iterator[None]:
 
 
 @contextmanager
-def immediate() -> Iterator[None]:
-    """Let the signals end the process at once in the block, where it does not execute Python code for a long time."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_DFL) for number in stop_signals()}
+def handled_by(handler: Any) -> Iterator[None]:
+    """Handle the signals by `handler` in the block, as signal.signal does. Without effect in other threads."""
+    numbers = stop_signals() if threading.current_thread() is threading.main_thread() else []
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def immediate() -> AbstractContextManager[None]:
+    """Let the signals end the process at once in the block, where it does not execute Python code for a long time."""
+    return handled_by(signal.SIG_DFL)
 
 
 @contextmanager

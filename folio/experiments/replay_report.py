@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folio.base.files import finite
 from folio.base.number_format import counted
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Place
@@ -162,16 +163,7 @@ class Report:
                 for s in self.sequences
             ],
         }
-        return finite_json(facts)
-
-
-def finite_json(value: Any) -> Any:
-    """Replace numbers that JSON cannot represent by strings."""
-    if isinstance(value, dict):
-        return {name: finite_json(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [finite_json(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return finite(facts, str)
 
 
 def describe_place(place: Place) -> str:

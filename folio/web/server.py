@@ -6,9 +6,7 @@ Each server defines its error format as an ErrorContent.
 import hmac
 import json
 import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -26,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from folio import UserError
-from folio.base.stop_signals import stop_signals
+from folio.base.stop_signals import handled_by
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 2**20
@@ -251,14 +249,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Shut down at SIGHUP, too. After the shutdown, uvicorn raises the signal again."""
-        with super().capture_signals():
-            numbers = stop_signals() if threading.current_thread() is threading.main_thread() else []
-            previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
-            try:
-                yield
-            finally:
-                for number, handler in previous.items():
-                    signal.signal(number, handler)
+        with super().capture_signals(), handled_by(self.handle_exit):
+            yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the connections first, because uvicorn waits for streams to end."""

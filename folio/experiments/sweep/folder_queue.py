@@ -4,25 +4,25 @@ Processes and machines that share the sweep's folder share its trials. If a proc
 releases its locks, and another process resumes its trials from their checkpoints.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+import numpy as np
 
 from folio import UserError
 from folio.experiments.runs import Run
 from folio.experiments.sweep.definition import Sweep
-from folio.experiments.sweep.importance import grid_importances
 from folio.experiments.sweep.outcome import Outcome, Trial, TrialFailed, TrialSource
-from folio.experiments.sweep.space import grid
+from folio.experiments.sweep.space import Values, grid
 from folio.experiments.sweep.sweep_folder import report_write_errors
 from folio.experiments.sweep.trial_folder import (
     TrialLocks,
     check,
-    clear_failure,
+    claim,
     is_finished,
-    read_failure,
     read_results,
-    record_failure,
 )
 
 
@@ -56,9 +56,9 @@ class FolderQueue(TrialSource):
         """Return the recorded outcome of a trial that no process runs: waiting, failed, or finished."""
         folder = self.folder(trial)
         try:
-            host = check(folder, self.sweep.description(trial))
-            if error := read_failure(folder):
-                return trial.outcome("failed", error=error, host=host)
+            host, failure = check(folder, self.sweep.description(trial))
+            if failure:
+                return trial.outcome("failed", error=failure, host=host)
             if not is_finished(folder):
                 return trial.outcome("waiting", host=host)
             self.finished[trial.key] = trial.outcome("finished", **read_results(Run.of(folder)), host=host)
@@ -76,7 +76,10 @@ class FolderQueue(TrialSource):
         """Requeue the failed trials."""
         with report_write_errors(self.sweep.out_dir):
             for trial in self.trials:
-                clear_failure(self.folder(trial))
+                folder, description = self.folder(trial), self.sweep.description(trial)
+                with suppress(UserError):  # the folder contains another run
+                    if check(folder, description)[1]:
+                        claim(folder, description)
 
     def run_next(self, train: Callable[[Trial], Outcome]) -> bool:
         """Call `train` with the next waiting trial. Returns False if other threads or processes have taken them all."""
@@ -97,5 +100,24 @@ class FolderQueue(TrialSource):
                 self.finished[trial.key] = outcome
             if outcome.state == "failed":
                 with report_write_errors(self.sweep.out_dir):
-                    record_failure(self.folder(trial), outcome.error)
+                    claim(self.folder(trial), self.sweep.description(trial), outcome.error)
             return True
+
+
+def grid_importances(space: Sequence[Values], seeds: Sequence[int], outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return each setting's share of the variance of the mean losses, by an analysis of variance without replication.
+
+    The share is the main effect: the variance of the means over all other settings. Interactions make up the rest.
+    Empty if there is only one setting, a run of the grid is not finished, or all means are equal.
+    """
+    losses = {(outcome.point, outcome.seed): outcome.loss for outcome in outcomes if outcome.state == "finished"}
+    shape = [len(dimension.values) for dimension in space]
+    runs = [(point, seed) for point in range(math.prod(shape)) for seed in seeds]
+    if len(space) < 2 or not losses.keys() >= set(runs):
+        return {}
+    means = np.array([losses[run] for run in runs]).reshape(*shape, len(seeds)).mean(axis=-1)  # one axis per setting
+    if np.ptp(means) == 0:
+        return {}
+    effects = [means.mean(axis=tuple({*range(len(space))} - {axis})) for axis in range(len(space))]
+    shares = {d.name: float(effect.var() / means.var()) for d, effect in zip(space, effects, strict=True)}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from folio.base.number_format import aligned_table, counted, format_value
 from folio.base.packages import describe_missing, is_installed
-from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean
+from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean, plus_minus
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import describe_point
 
@@ -46,12 +46,6 @@ class Row:
 
 def heads(names: Sequence[str]) -> list[str]:
     return ["trial", *names, "validation loss", "above the best", "verdict", "tokens", "seconds"]
-
-
-def plus_minus(estimate: Estimate, sign: str = "") -> str:
-    """Format a value and half the width of its 95 % interval."""
-    half_width = "" if estimate.half_width is None else f" ± {estimate.half_width:.4f}"
-    return f"{estimate.value:{sign}.4f}{half_width}"
 
 
 def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:

@@ -42,7 +42,7 @@ def sweep_page(
     if any(row.mean for row in rows):
         parts.append(parallel_coordinates(space, rows))
     if importances:
-        parts.append(importance_bars(importances))
+        parts.append(bar_chart("importance", "Importance of each setting", importances))
     return page_with_charts(title, parts)
 
 
@@ -81,7 +81,3 @@ def axis(dimension: Dimension, values: Sequence[Any]) -> Axis:
         indices = [dimension.values.index(value) for value in values]
         return Axis(dimension.name, indices, [format_value(value) for value in dimension.values])
     return Axis(dimension.name, values, bounds=(dimension.low, dimension.high), log=dimension.log)
-
-
-def importance_bars(importances: dict[str, float]) -> str:
-    return bar_chart("importance", "Importance of each setting", importances)

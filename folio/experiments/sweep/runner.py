@@ -1,26 +1,26 @@
 """Run the trials of a sweep concurrently, and show its progress."""
 
+import os
 import queue
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from folio import UserError
 from folio.base.files import is_locked
 from folio.base.number_format import counted
 from folio.base.progress import progress_bar
-from folio.base.stop_signals import stop_signals
+from folio.base.stop_signals import handled_by
+from folio.base.workers import cores
 from folio.experiments.runs import Run
 from folio.experiments.sweep.definition import Sweep
-from folio.experiments.sweep.jobs import environments
 from folio.experiments.sweep.outcome import Outcome, Trial, TrialFailed, TrialInterrupted, TrialSource
 from folio.experiments.sweep.space import describe_point
 from folio.experiments.sweep.trial import OUTPUT, Action, run_training
@@ -46,31 +46,21 @@ class Runner:
         """Run trials until none is left or a signal arrives. Returns the progress if a signal stopped the sweep."""
         total = self.sweep.points * len(self.sweep.seeds)
         form = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
-        with self.signals(), progress_bar(total=total, bar_format=form) as self.bar:
+        with handled_by(self.stop), progress_bar(total=total, bar_format=form) as self.bar:
             self.refresh()
             self.bar.initial = self.done
             self.trials.run(self.train, self.jobs, self.stopping, self.refresh)
         return f"after {self.done} of {total} runs" if self.stopping.is_set() else None
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Handle signals: the first one stops trials at a checkpoint; a second SIGINT or SIGTERM kills them.
+    def stop(self, number: int, frame: Any) -> None:
+        """Handle a signal: the first one stops trials at a checkpoint; a second SIGINT or SIGTERM kills them.
 
         A second SIGHUP does not: when a terminal is closed, the kernel and the shell each send one.
         """
-
-        def stop(number: int, frame: Any) -> None:
-            if self.stopping.is_set() and number in (signal.SIGINT, signal.SIGTERM):
-                self.killing.set()
-            self.stopped_by = self.stopped_by or number
-            self.stopping.set()
-
-        previous = {number: signal.signal(number, stop) for number in stop_signals()}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        if self.stopping.is_set() and number in (signal.SIGINT, signal.SIGTERM):
+            self.killing.set()
+        self.stopped_by = self.stopped_by or number
+        self.stopping.set()
 
     def train(self, trial: Trial) -> Outcome:
         """Run one trial and return its outcome, which is waiting if it was interrupted."""
@@ -164,3 +154,20 @@ class Watch:
         if runner.killing.is_set():
             return "kill"
         return "stop" if self.is_pruned or runner.stopping.is_set() else "train"
+
+
+def environments(jobs: int | None, device: str) -> list[dict[str, str]]:
+    """Return the environment variables of each job. Raises UserError.
+
+    jobs: number of concurrent runs; None: one per GPU, or one. device: train.py's setting.
+    """
+    gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        if jobs and jobs > gpus:
+            raise UserError(f"jobs={jobs}: each run needs its own GPU, and this machine has {gpus}")
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible[: jobs or gpus]]
+    jobs = jobs or 1
+    if jobs == 1 or "OMP_NUM_THREADS" in os.environ:
+        return [{}] * jobs
+    return [{"OMP_NUM_THREADS": str(max(1, cores() // jobs))}] * jobs

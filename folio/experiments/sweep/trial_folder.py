@@ -16,7 +16,6 @@ from folio.experiments.sweep.sweep_folder import report_write_errors
 
 LOCK = ".trial.lock"  # held by the sweep process that runs the trial; train.py holds .lock
 DESCRIPTION = "trial.json"
-FAILURE = "failed.json"
 
 
 class TrialLocks:
@@ -49,43 +48,30 @@ class TrialLocks:
         return True
 
 
-def claim(folder: Path, description: dict[str, Any]) -> None:
-    """Write a trial's description and this machine's name to its folder. Raises UserError as `check`."""
+def claim(folder: Path, description: dict[str, Any], failure: str | None = None) -> None:
+    """Write a trial's description, this machine's name, and the reason of a failure to its folder.
+
+    Raises UserError as `check`.
+    """
     check(folder, description)
-    write_json(folder / DESCRIPTION, {**description, "host": socket.gethostname()})
+    write_json(folder / DESCRIPTION, {**description, "host": socket.gethostname(), "failure": failure})
 
 
-def check(folder: Path, description: dict[str, Any]) -> str | None:
-    """Return the machine that last ran this trial, or None. Raises UserError if the folder contains another run."""
+def check(folder: Path, description: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the machine that last ran this trial, if any, and the reason if it failed there.
+
+    Raises UserError if the folder contains another run.
+    """
     path = folder / DESCRIPTION
     if not path.exists() and not run_folder.exists(folder):
-        return None
+        return None, None
     recorded: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):  # it is missing, or damaged
         recorded = dict(read_json(path))
-    host = recorded.pop("host", None)
+    host, failure = recorded.pop("host", None), recorded.pop("failure", None)
     if recorded != description:
         raise UserError(f"{folder} contains another run; remove it, or choose another --out_dir for the sweep")
-    return host
-
-
-def record_failure(folder: Path, reason: str) -> None:
-    """Write the reason of a failure to a trial's folder."""
-    write_json(folder / FAILURE, {"error": reason})
-
-
-def clear_failure(folder: Path) -> None:
-    """Remove the record of a failure, so that the trial runs again."""
-    (folder / FAILURE).unlink(missing_ok=True)
-
-
-def read_failure(folder: Path) -> str | None:
-    """Return the reason of a failure, or None."""
-    path = folder / FAILURE
-    try:
-        return str(read_json(path)["error"]) if path.exists() else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return f"{FAILURE} is damaged"
+    return host, failure
 
 
 def is_finished(folder: Path) -> bool:

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from folio import UserError
+from folio.base.stop_signals import handled_by
 from folio.experiments.sweep.outcome import Trial
-from folio.experiments.sweep.runner import Runner, Watch
+from folio.experiments.sweep.runner import Runner, Watch, environments
+from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.sweeps import parse, small_sweep
 
 
@@ -57,7 +60,7 @@ def test_each_evaluation_of_the_first_seed_is_reported_once(runner):
 
 def test_the_first_signal_stops_the_trials_and_the_second_kills_them(runner):
     watch, before = watch_of(runner), signal.getsignal(signal.SIGTERM)
-    with runner.signals():
+    with handled_by(runner.stop):
         for number, action in ((signal.SIGTERM, "stop"), (signal.SIGINT, "kill")):
             os.kill(os.getpid(), number)
             assert watch(1, []) == action
@@ -68,7 +71,7 @@ def test_the_first_signal_stops_the_trials_and_the_second_kills_them(runner):
 def test_a_closed_terminal_does_not_kill_the_trials(runner):
     """The kernel and the shell each send SIGHUP, so the trials were killed instead of stopped at a checkpoint."""
     watch = watch_of(runner)
-    with runner.signals():
+    with handled_by(runner.stop):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGHUP)
             assert watch(1, []) == "stop"
@@ -77,8 +80,35 @@ def test_a_closed_terminal_does_not_kill_the_trials(runner):
 def test_under_nohup_a_closed_terminal_does_not_stop_the_trials(runner):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with runner.signals():
+        with handled_by(runner.stop):
             os.kill(os.getpid(), signal.SIGHUP)
             assert not runner.stopping.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("jobs", "visible", "expected"),
+    [
+        (None, None, ["0", "1", "2"]),  # one run for each GPU
+        (2, None, ["0", "1"]),
+        (None, "5,7,6", ["5", "7", "6"]),
+    ],
+)
+def test_each_run_has_its_own_gpu(jobs, visible, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with SimulatedGPU(device_count=3):
+        assert environments(jobs, "auto") == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected]
+        with pytest.raises(UserError, match=r"jobs=4.* 3$"):
+            environments(4, "auto")
+
+
+def test_runs_on_a_cpu_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
+    assert environments(3, "cpu") == [{"OMP_NUM_THREADS": "2"}] * 3

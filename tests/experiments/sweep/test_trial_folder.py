@@ -8,11 +8,8 @@ from folio.experiments.sweep.outcome import TrialFailed
 from folio.experiments.sweep.trial_folder import (
     check,
     claim,
-    clear_failure,
     is_finished,
-    read_failure,
     read_results,
-    record_failure,
 )
 from tests.support.runs import line_of
 
@@ -20,9 +17,9 @@ DESCRIPTION = {"sweep": {"n_embd": 16}, "params": {"n_head": 2}, "seed": 5}
 
 
 def test_a_folder_belongs_to_one_trial(tmp_path):
-    assert check(tmp_path, DESCRIPTION) is None and check(tmp_path / "new", DESCRIPTION) is None
+    assert check(tmp_path, DESCRIPTION) == check(tmp_path / "new", DESCRIPTION) == (None, None)
     claim(tmp_path, DESCRIPTION)
-    assert check(tmp_path, DESCRIPTION) == socket.gethostname()
+    assert check(tmp_path, DESCRIPTION) == (socket.gethostname(), None)
     claim(tmp_path, DESCRIPTION)  # as after an interruption
     with pytest.raises(UserError, match="another run; remove it, or choose another --out_dir"):
         claim(tmp_path, {**DESCRIPTION, "seed": 6})
@@ -38,15 +35,11 @@ def test_a_folder_without_a_valid_description_does_not_match(tmp_path):
             check(tmp_path, DESCRIPTION)
 
 
-def test_a_failure_is_recorded_until_it_is_cleared(tmp_path):
-    assert read_failure(tmp_path) is None and not is_finished(tmp_path)
-    record_failure(tmp_path, "memory ran out")
-    assert read_failure(tmp_path) == "memory ran out"
-    clear_failure(tmp_path)
-    clear_failure(tmp_path)
-    assert read_failure(tmp_path) is None
-    (tmp_path / "failed.json").write_text("{")
-    assert "damaged" in read_failure(tmp_path)
+def test_a_failure_is_recorded_until_the_trial_is_claimed_again(tmp_path):
+    claim(tmp_path, DESCRIPTION, "memory ran out")
+    assert check(tmp_path, DESCRIPTION) == (socket.gethostname(), "memory ran out") and not is_finished(tmp_path)
+    claim(tmp_path, DESCRIPTION)
+    assert check(tmp_path, DESCRIPTION) == (socket.gethostname(), None)
 
 
 def test_results_have_the_lowest_loss_after_step_0(tmp_path):
