@@ -14,6 +14,7 @@ import pytest
 
 import sample
 from folio import UserError
+from folio.data.shards import PromptFormat
 from folio.data.sources.pairs import Pair
 from folio.data.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding import prompts
@@ -25,7 +26,6 @@ from folio.decoding.text_stream import TextStream
 from folio.evaluation.answers import answer_pairs
 from folio.evaluation.texts import open_files
 from folio.web import completions
-from folio.web.chat import ChatTemplate
 from folio.web.completions import Limits, RequestError, read_request
 from folio.web.questions import Question, TraceProvider
 from sample import SampleConfig, Sampler
@@ -84,7 +84,7 @@ def by_model(call: Callable[[LanguageModel, str], object]) -> Input:
     return encode
 
 
-def by_request(body: Callable[[str], dict], chat: ChatTemplate | None = None) -> Input:
+def by_request(body: Callable[[str], dict], chat: PromptFormat | None = None) -> Input:
     def encode(tokenizer, text, *_):
         return read_request(body(text), model_of(tokenizer), Limits(), chat).choices[0].completion.prompt
 
@@ -133,7 +133,7 @@ INPUTS: dict[str, Input] = {
     "evaluate --pairs": by_pairs,
     "evaluate --tasks": by_benchmark,
 }
-CHAT = by_request(lambda text: {"messages": [{"role": "user", "content": text}]}, ChatTemplate("pairs"))
+CHAT = by_request(lambda text: {"messages": [{"role": "user", "content": text}]}, "pairs")
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -25,7 +25,6 @@ from folio.base.settings import CommaSeparated, PositiveFloat, PositiveInt, Sett
 from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.decoding.language_model import LanguageModel  # noqa: E402
 from folio.web.api import ServedModel, make_app  # noqa: E402
-from folio.web.chat import chat_template  # noqa: E402
 from folio.web.completions import Limits  # noqa: E402
 from folio.web.engine import Engine  # noqa: E402
 from folio.web.server import LOOPBACK, host_headers, listen, make_server, server_url  # noqa: E402
@@ -114,7 +113,7 @@ def main(cfg: ServeConfig) -> None:
     gpt = LanguageModel.load(name, cfg.checkpoint, cfg.device, cfg.dtype)
     limits = Limits(cfg.max_choices, cfg.max_new_tokens, cfg.max_prompt_tokens)
     engine = Engine(gpt, cfg.rows, cfg.max_waiting)
-    served = ServedModel(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
+    served = ServedModel(engine, model_id(name, gpt), fingerprint(gpt), limits, cfg.timeout)
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     origins = frozenset(origin.lower() for origin in cfg.allowed_origins)
@@ -128,7 +127,7 @@ def print_address(cfg: ServeConfig, served: ServedModel, port: int) -> None:
     host = cfg.allowed_hosts[0] if cfg.host in ANY_ADDRESS else cfg.host
     address = server_url(host, port)
     key = f' -H "Authorization: Bearer ${KEY}"' if cfg.secret else ""
-    if served.chat:
+    if served.gpt.prompt_format:
         path, body = "chat/completions", '{"messages": [{"role": "user", "content": "To be"}]}'
     else:
         path, body = "completions", '{"prompt": "To be", "max_tokens": 64}'

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from folio.data.shards import PromptFormat
 from folio.decoding.language_model import LanguageModel
 from folio.web import completions, server
-from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, error_content
 from folio.web.engine import Engine
 from folio.web.server import OriginCheck, RequestError, json_response, read_json
@@ -34,7 +34,6 @@ class ServedModel:
     engine: Engine
     model_id: str
     fingerprint: str  # hash of the checkpoint
-    chat: ChatTemplate | None = None
     limits: Limits = field(default_factory=Limits)
     timeout: float = 600.0  # seconds per request
     created: int = field(default_factory=lambda: int(time.time()))
@@ -45,7 +44,7 @@ class ServedModel:
     def gpt(self) -> LanguageModel:
         return self.engine.gpt
 
-    async def respond(self, request: Request, chat: ChatTemplate | None) -> GenerationResponse:
+    async def respond(self, request: Request, chat: PromptFormat | None) -> GenerationResponse:
         """Answer a request of /v1/completions or /v1/chat/completions."""
         body = await read_json(request)
         self.check_model(body.get("model") if isinstance(body, dict) else None)
@@ -91,10 +90,10 @@ def make_app(
         return await served.respond(request, None)
 
     async def chat(request: Request) -> GenerationResponse:
-        if served.chat is None:
+        if served.gpt.prompt_format is None:
             message = "this model was not trained on chats; use /v1/completions"
             raise RequestError(message, code="chat_not_supported", status=404)
-        return await served.respond(request, served.chat)
+        return await served.respond(request, served.gpt.prompt_format)
 
     post = ["POST"]
     routes = [

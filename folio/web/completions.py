@@ -18,6 +18,7 @@ from annotated_types import Ge, Le
 from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from folio.data.shards import PromptFormat
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
 from folio.decoding.kv_cache import split_documents
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share
@@ -25,7 +26,7 @@ from folio.decoding.prompts import encode_prompt, unknown_characters
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, TokenLogprobs
 from folio.decoding.text_stream import TextStream, clean_stop
-from folio.web.chat import ChatTemplate
+from folio.web.chat import ANSWER_PREFIX, STOP, chat_prompt
 from folio.web.server import RequestError
 from folio.web.streaming import CompletionReader, ResponseFormat
 from folio.web.unused_fields import check_unused_fields
@@ -99,14 +100,11 @@ class TextFields(Fields):
     max_tokens: PositiveInt = 16
     best_of: Count | None = None
     logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
-    suffix: str = ""
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
         if self.best_of not in (None, self.n):
             problems.append(("best_of", "it must equal n: this server does not rank choices"))
-        if self.suffix:
-            problems.append(("suffix", "it is not supported: the model cannot fill in text before a suffix"))
         return problems
 
 
@@ -273,18 +271,14 @@ class GenerationRequest:
     include_usage: bool
     prompt_tokens: int
 
-    @property
-    def completions(self) -> list[Completion]:
-        return [choice.completion for choice in self.choices]
-
     def usage(self) -> dict[str, int]:
         completion_tokens = sum(choice.tokens for choice in self.choices)
         total = self.prompt_tokens + completion_tokens
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTemplate | None = None) -> GenerationRequest:
-    """Parse the body of /v1/completions or, with a template, of /v1/chat/completions. Raises RequestError."""
+def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: PromptFormat | None = None) -> GenerationRequest:
+    """Parse the body of /v1/completions or, with a prompt format, of /v1/chat/completions. Raises RequestError."""
     if not isinstance(body, dict):
         raise RequestError('the body must be an object such as {"prompt": "..."}')
     tokenizer = gpt.tokenizer
@@ -294,12 +288,12 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
     stop = read_stop(body, tokenizer)
     if isinstance(fields, ChatFields):
         try:
-            text = chat.prompt(body.get("messages"))
+            text = chat_prompt(chat, body.get("messages"))
         except UserError as problem:
             raise RequestError(str(problem), "messages") from None
         prompts = [encode(text, "messages", tokenizer)]
         max_tokens = fields.max_completion_tokens or fields.max_tokens
-        logprobs, stop = fields.top_logprobs if fields.logprobs else None, (*stop, *chat.stop)
+        logprobs, stop = fields.top_logprobs if fields.logprobs else None, (*stop, *STOP[chat])
     else:
         prompts = read_prompts(body.get("prompt"), tokenizer, limits.choices)
         max_tokens, logprobs = fields.max_tokens, fields.logprobs
@@ -323,7 +317,7 @@ def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTempla
                 logprobs=logprobs,
             ),
             TextStream(tokenizer, stop),
-            skip=chat.answer_prefix if chat else "",
+            skip=ANSWER_PREFIX[chat] if chat else "",
         )
         for index, prompt in enumerate(prompts)
         for sample in range(fields.n)

@@ -23,30 +23,24 @@ class Refusal(NamedTuple):
     neutral: tuple[Any, ...]  # values that are accepted, because they ask for what the server does anyway
 
 
-def _harmless(reason: str, names: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), reason)
-
-
 def _refused(reason: str, names: str, *neutral: Any) -> dict[str, Refusal]:
     return dict.fromkeys(names.split(), Refusal(reason, neutral))
 
 
-HARMLESS: dict[str, str] = {  # name -> why no value of the field changes the answer
-    **_harmless("it describes the request or its sender", "user metadata store safety_identifier request_id"),
-    **_harmless("it concerns speed", "service_tier prediction prompt_cache_key prompt_cache_retention"),  # OpenAI
-    **_harmless("it concerns speed", "priority cache_salt cache_prompt id_slot keep_alive"),  # vLLM, llama.cpp, Ollama
-    **_harmless(
-        "tokenizers of Folio add no special tokens", "add_special_tokens add_special spaces_between_special_tokens"
-    ),
-    **_harmless("it has an effect only with tools", "parallel_tool_calls"),
-    **_harmless("it has an effect only with guided_json etc.", "guided_decoding_backend guided_whitespace_pattern"),
-    **_harmless("it has an effect only with mirostat", "mirostat_tau mirostat_eta"),
-    **_harmless("it has an effect only with dynatemp_range or xtc_probability", "dynatemp_exponent xtc_threshold"),
-    **_harmless(
-        "it has an effect only with dry_multiplier",
-        "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers",
-    ),
-}
+HARMLESS = frozenset(
+    " ".join(
+        (
+            "user metadata store safety_identifier request_id",  # they describe the request or its sender
+            "service_tier prediction prompt_cache_key prompt_cache_retention",  # they concern speed: OpenAI's
+            "priority cache_salt cache_prompt id_slot keep_alive",  # vLLM's, llama.cpp's, Ollama's
+            "add_special_tokens add_special spaces_between_special_tokens",  # tokenizers of Folio add no special tokens
+            # These have an effect only with fields that are refused, in this order: tools, guided_json etc., mirostat,
+            # dynatemp_range and xtc_probability, dry_multiplier.
+            "parallel_tool_calls guided_decoding_backend guided_whitespace_pattern mirostat_tau mirostat_eta",
+            "dynatemp_exponent xtc_threshold dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers",
+        )
+    ).split()
+)
 
 TOOLS = "the model cannot call tools"
 CONSTRAINED = "the text cannot be constrained to a format"

@@ -16,7 +16,6 @@ from folio import UserError
 from folio.base import settings
 from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
-from folio.web.chat import ChatTemplate
 from tests.support import processes
 from tests.support.servers import Client, open_request, serving_tool, start_server
 from tests.support.viewed_models import save_random_run
@@ -84,9 +83,9 @@ def test_a_run_is_served_under_its_folder_name(capsys, run):
 
 
 def test_the_printed_example_matches_the_model(capsys):
-    template = ChatTemplate("chat")
-    for chat, path, field in ((None, "completions", "prompt"), (template, "chat/completions", "messages")):
-        served = SimpleNamespace(model_id="out", chat=chat, engine=SimpleNamespace(rows=1))
+    for prompt_format, path, field in ((None, "completions", "prompt"), ("chat", "chat/completions", "messages")):
+        gpt = SimpleNamespace(prompt_format=prompt_format)
+        served = SimpleNamespace(model_id="out", gpt=gpt, engine=SimpleNamespace(rows=1))
         serve.print_address(ServeConfig(), served, 80)
         address, command = capsys.readouterr().out.splitlines()
         assert address == "http://127.0.0.1:80/v1  serves out, one text at a time (Ctrl-C stops)"

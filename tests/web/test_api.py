@@ -16,7 +16,6 @@ from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel, Request
 from folio.decoding.scheduler import Completion
 from folio.web.api import ServedModel, make_app
-from folio.web.chat import ChatTemplate
 from folio.web.completions import Limits
 from folio.web.engine import Engine
 from tests.support import servers
@@ -321,7 +320,8 @@ def test_the_model_is_listed(client):
 
 def test_chat_completions():
     gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
-    with serving(gpt, chat=ChatTemplate("chat")) as client:
+    gpt.prompt_format = "chat"
+    with serving(gpt) as client:
         settings = {"seed": 2, "top_k": 5, "temperature": 0.9}
         text = gpt.generate("User: ab\n\nAssistant:", stop="\nUser:", max_new_tokens=None, **settings)
         expected = text.removeprefix(" ")

@@ -14,7 +14,7 @@ from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from folio.data.windows import Mixture
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import encode_prompt
-from folio.web.chat import ChatTemplate, chat_template
+from folio.web.chat import chat_prompt
 from prepare import pairs, summaries
 from prepare.pairs import PairsConfig
 from tests.support.decoding import random_model
@@ -64,15 +64,14 @@ def train_on(tiny, tmp_path):
 
 def test_chat_prompts_equal_the_training_prompts(train_on, tmp_path):
     dataset = prepare(tmp_path, "chats", CHATS)
-    template = chat_template(train_on("chats"))
-    assert template == ChatTemplate("chat")
+    prompt_format = train_on("chats").prompt_format
+    assert prompt_format == "chat"
     prompts = {prompt for shards in (dataset.train, dataset.val) for prompt, _ in split_pairs(shards, ByteTokenizer())}
     first = "System: Be short.\n\nUser: Who\nare you?\n\nAssistant:"
-    assert template.prompt(CHAT[:2]) == first and first in prompts
-    assert template.prompt(CHAT[:4]) == f"{first} Me.<|endoftext|>User: And I?\n\nAssistant:"
+    assert chat_prompt("chat", CHAT[:2]) == first and first in prompts
+    assert chat_prompt("chat", CHAT[:4]) == f"{first} Me.<|endoftext|>User: And I?\n\nAssistant:"
     chat = CHATS[QUESTIONS.index(CHAT[1]["content"])]["messages"]
-    assert template.prompt(chat[:4]) in prompts
-    assert template.answer_prefix == " " and template.stop == ("\nUser:",)
+    assert chat_prompt("chat", chat[:4]) in prompts
 
 
 def test_prompts_have_the_same_tokens_as_in_training(tmp_path):
@@ -83,20 +82,19 @@ def test_prompts_have_the_same_tokens_as_in_training(tmp_path):
     dataset = prepare(tmp_path, "chats", CHATS, str(tmp_path / "tokenizer.json"))
     ids = [i for shard in (*dataset.train, *dataset.val) for i in shard.ids.tolist()]
     for k in range(30):
-        prompt = ChatTemplate("chat").prompt(CHATS[k]["messages"][:-1])
+        prompt = chat_prompt("chat", CHATS[k]["messages"][:-1])
         expected = encode_prompt(tokenizer, prompt).ids
         assert any(ids[n : n + len(expected)] == expected for n in range(len(ids)))
 
 
 def test_pairs_take_one_unchanged_prompt(train_on, tmp_path):
     prepare(tmp_path, "sums", PAIRS)
-    template = chat_template(train_on("sums"))
-    assert template == ChatTemplate("pairs") and template.stop == () and template.answer_prefix == ""
-    assert template.prompt([{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
+    assert train_on("sums").prompt_format == "pairs"
+    assert chat_prompt("pairs", [{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
     with pytest.raises(UserError, match=r"messages .*send only the last"):
-        template.prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
+        chat_prompt("pairs", [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
     with pytest.raises(UserError, match=r'messages\[0\].role must be "user"'):
-        template.prompt([{"role": "system", "content": "Add."}])
+        chat_prompt("pairs", [{"role": "system", "content": "Add."}])
 
 
 def test_summaries_are_pairs_and_documents_are_text(tmp_path):
@@ -124,7 +122,7 @@ def test_the_format_of_a_mixture(train_on, data_dir, tmp_path):
     ):
         mixture = Mixture([(dataset, 1.0) for dataset in datasets], 8, 1337, "epoch")
         assert mixture.prompt_format == expected
-    assert chat_template(train_on("chats:0.3,sums:0.7")).prompt_format == "chat"
+    assert train_on("chats:0.3,sums:0.7").prompt_format == "chat"
 
 
 def test_the_latest_training_determines_the_format(train_on, tmp_path, data_dir):
@@ -136,17 +134,17 @@ def test_the_latest_training_determines_the_format(train_on, tmp_path, data_dir)
     assert meta["prompt_format"] == "pairs"
     write_json(tmp_path / "text" / "meta.json", meta | {"prompt_format": None})
     assert open_dataset(tmp_path / "text").prompt_format is None
-    template = chat_template(train_on("chats"))
-    assert template == ChatTemplate("chat")
-    assert chat_template(train_on("chats", init_from="resume", max_iters=4)) == template
-    assert chat_template(train_on("text", "fine", init_from=str(tmp_path / "out"))) is None
-    assert chat_template(train_on("chats", "back", init_from=str(tmp_path / "fine"))) == template
+    prompt_format = train_on("chats").prompt_format
+    assert prompt_format == "chat"
+    assert train_on("chats", init_from="resume", max_iters=4).prompt_format == "chat"
+    assert train_on("text", "fine", init_from=str(tmp_path / "out")).prompt_format is None
+    assert train_on("chats", "back", init_from=str(tmp_path / "fine")).prompt_format == "chat"
 
 
 def test_a_model_of_another_program_has_no_template(tmp_path):
     model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
     assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"model": {}}).prompt_format is None
-    assert chat_template(LanguageModel(model, ByteTokenizer())) is None
+    assert LanguageModel(model, ByteTokenizer()).prompt_format is None
 
 
 def test_unknown_formats_in_a_data_set_are_refused(tmp_path):
@@ -173,7 +171,7 @@ def test_exports_contain_the_chat_template(prompt_format, count, tmp_path):
     loaded = Checkpoint(tmp_path, dict(model.named_parameters()), tokenizer, state)
     write_tokenizer(loaded, tmp_path / "hf")
     messages = [{"role": "developer", "content": "Hi."}, *CHAT[1:4]][:count] if count > 1 else CHAT[1:2]
-    expected = ChatTemplate(prompt_format).prompt(messages)
+    expected = chat_prompt(prompt_format, messages)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
     assert theirs(expected).input_ids == encode_prompt(tokenizer, expected).ids
@@ -189,12 +187,11 @@ HELLO = {"role": "user", "content": "Hello"}
 
 
 def test_content_parts_and_the_developer_role():
-    template = ChatTemplate("chat")
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
     expected = "System: Be kind.\n\nUser: Hello\nthere\n\nAssistant:"
     for role in ("system", "developer"):
         messages = [{"role": role, "content": "Be kind."}, {"role": "user", "content": parts, "name": "Ann"}]
-        assert template.prompt(messages) == expected
+        assert chat_prompt("chat", messages) == expected
         assert messages[1]["content"] == parts
 
 
@@ -202,7 +199,7 @@ def test_an_answer_of_the_server_can_be_sent_back():
     """With the fields that OpenAI's client adds to it, and with the same name for each message of a role."""
     answer = {"role": "assistant", "content": "Hi.", "refusal": None, "tool_calls": None, "annotations": []}
     messages = [HELLO | {"name": "Ann"}, answer | {"name": "bot"}, HELLO | {"name": "Ann"}]
-    prompt = ChatTemplate("chat").prompt(messages)
+    prompt = chat_prompt("chat", messages)
     assert prompt == "User: Hello\n\nAssistant: Hi.<|endoftext|>User: Hello\n\nAssistant:"
 
 
@@ -226,4 +223,4 @@ def test_an_answer_of_the_server_can_be_sent_back():
 @pytest.mark.parametrize("prompt_format", ["chat", "pairs"])
 def test_invalid_messages_are_refused(messages, error, prompt_format):
     with pytest.raises(UserError, match=error):
-        ChatTemplate(prompt_format).prompt(messages)
+        chat_prompt(prompt_format, messages)

@@ -6,12 +6,12 @@ import re
 import pytest
 
 from folio.base.settings import setting_names
+from folio.data.shards import PromptFormat
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import TokenLogprobs
 from folio.web import completions
-from folio.web.chat import ChatTemplate
 from folio.web.completions import ChatAnswer, CompletionAnswer, GenerationRequest, Limits, RequestError, read_request
 from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe, trained
@@ -26,11 +26,11 @@ def language_model(tokenizer: Tokenizer) -> LanguageModel:
 
 GPT = language_model(CHARACTERS)
 GPT_BYTES = language_model(ByteTokenizer())
-CHATS, PAIRS = ChatTemplate("chat"), ChatTemplate("pairs")
+CHATS, PAIRS = "chat", "pairs"
 MESSAGES = [{"role": "user", "content": "b"}]
 
 
-def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None, **limits: int) -> GenerationRequest:
+def read(body: dict, gpt: LanguageModel = GPT, chat: PromptFormat | None = None, **limits: int) -> GenerationRequest:
     return read_request(body, gpt, Limits(**limits), chat)
 
 
@@ -39,17 +39,17 @@ def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None,
 
 def test_defaults_are_openais():
     request = read({"prompt": "abc"})
-    (completion,) = request.completions
+    (completion,) = (choice.completion for choice in request.choices)
     assert completion.sampling == Sampling() and completion.max_new_tokens == 16 and completion.logprobs is None
     assert completion.prompt == [1, 2, 3]
     assert not request.stream and not request.include_usage
     null = read(dict.fromkeys([*setting_names(completions.TextFields), "stop", "logit_bias", "stream_options"]))
-    assert null.completions[0].sampling == Sampling() and null.completions[0].max_new_tokens == 16
-    assert null.completions[0].prompt == [CHARACTERS.eot]  # the default prompt
-    assert len({read({}).completions[0].seed for _ in range(10)}) == 10
+    assert null.choices[0].completion.sampling == Sampling() and null.choices[0].completion.max_new_tokens == 16
+    assert null.choices[0].completion.prompt == [CHARACTERS.eot]  # the default prompt
+    assert len({read({}).choices[0].completion.seed for _ in range(10)}) == 10
     for top_k in (0, -1):  # vLLM's values for "off"
         off = {"top_k": top_k, "min_p": 0, "repetition_penalty": 1.0}
-        assert read(off).completions[0].sampling == Sampling()
+        assert read(off).choices[0].completion.sampling == Sampling()
 
 
 def test_all_fields():
@@ -59,7 +59,8 @@ def test_all_fields():
     body |= {"stop": ["x", "yz"], "stream": True, "stream_options": {"include_usage": True}, "context_stride": 4}
     request = read({**body, **penalties, **filters, "logit_bias": {"1": -100, "2": 5.5}})
     assert request.stream and request.include_usage and request.prompt_tokens == 2
-    for index, (choice, completion) in enumerate(zip(request.choices, request.completions, strict=True)):
+    for index, choice in enumerate(request.choices):
+        completion = choice.completion
         assert choice.index == index and completion.prompt == [1 + index // 2] and completion.sample == index % 2
         assert completion.sampling == Sampling(**penalties, **filters, logit_bias=((1, -100.0), (2, 5.5)))
         assert (completion.seed, completion.max_new_tokens, completion.context_stride) == (7, 3, 4)
@@ -78,7 +79,7 @@ def test_all_fields():
     ],
 )
 def test_prompts_are_strings_or_ids(prompt, ids):
-    assert [completion.prompt for completion in read({"prompt": prompt}).completions] == ids
+    assert [choice.completion.prompt for choice in read({"prompt": prompt}).choices] == ids
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_prompt_and_new_tokens_must_fit_in_the_context():
         available = CONTEXT + 1 - length
         if available > 0:
             request = read({"prompt": "a" * length, "max_tokens": available})
-            assert request.completions[0].max_new_tokens == available
+            assert request.choices[0].completion.max_new_tokens == available
         with pytest.raises(RequestError) as raised:
             read({"prompt": ["a", "a" * length], "max_tokens": max(available, 0) + 1})
         assert raised.value.code == "context_length_exceeded"
@@ -132,7 +133,7 @@ def test_with_a_mask_of_documents_only_the_last_one_must_fit_in_the_context():
     eot = CHARACTERS.eot
     model = random_model(1, vocab_size=CHARACTERS.vocab_size, block_size=CONTEXT, document_token=eot)
     gpt, body = LanguageModel(model, CHARACTERS, "cpu"), {"prompt": [*[1] * CONTEXT, eot, 2, 3], "max_tokens": 5}
-    assert read(body, gpt).completions[0].prompt == body["prompt"]
+    assert read(body, gpt).choices[0].completion.prompt == body["prompt"]
     with pytest.raises(RequestError, match=f"the prompt has {CONTEXT + 3}"):
         read(body, GPT)
 
@@ -154,14 +155,14 @@ def test_request_size_is_limited():
 
 def test_a_conversation_becomes_a_prompt():
     request = read({"messages": MESSAGES, "stop": "x"}, GPT_BYTES, CHATS)
-    (completion,) = request.completions
+    (completion,) = (choice.completion for choice in request.choices)
     assert bytes(completion.prompt) == b"User: b\n\nAssistant:" and completion.max_new_tokens is None
     assert request.choices[0].text.stop == ("x", "\nUser:")
-    assert bytes(read({"messages": MESSAGES}, GPT_BYTES, PAIRS).completions[0].prompt) == b"b"
+    assert bytes(read({"messages": MESSAGES}, GPT_BYTES, PAIRS).choices[0].completion.prompt) == b"b"
     for name in ("max_tokens", "max_completion_tokens"):
-        assert read({"messages": MESSAGES, name: 5}, GPT_BYTES, CHATS).completions[0].max_new_tokens == 5
+        assert read({"messages": MESSAGES, name: 5}, GPT_BYTES, CHATS).choices[0].completion.max_new_tokens == 5
     top = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}, GPT_BYTES, CHATS)
-    assert top.completions[0].logprobs == 3
+    assert top.choices[0].completion.logprobs == 3
     with pytest.raises(RequestError, match="messages") as raised:
         read({"messages": MESSAGES * 2}, GPT_BYTES, PAIRS)
     assert raised.value.param == "messages"
@@ -190,7 +191,7 @@ def logprobs_of(token: int) -> TokenLogprobs:
 
 def generate(answer: CompletionAnswer, tokens: list[int], rng: random.Random) -> bytes:
     """Add tokens to the completion of an answer, a few at a time, and return the bytes sent."""
-    (completion,) = answer.request.completions
+    (completion,) = (choice.completion for choice in answer.request.choices)
     remaining, sent = list(tokens), b""
     while not answer.readers[0].has_ended:
         for token in remaining[: rng.randint(1, 3)]:
@@ -261,7 +262,7 @@ def answer_all(
     kind: type[CompletionAnswer] = CompletionAnswer,
 ) -> bytes:
     """The bytes sent for a completion whose tokens arrive together."""
-    completion = request.completions[0]
+    completion = request.choices[0].completion
     completion.token_logprobs = completion.token_logprobs or [logprobs_of(token) for token in tokens]
     completion.tokens += tokens
     completion.finish_reason = "length"
@@ -334,7 +335,7 @@ def test_chat_log_probabilities_do_not_depend_on_how_tokens_arrive(stop, seed):
 def test_log_probabilities_are_numbers_of_the_chosen_token(tokenizer, scored, expected):
     gpt = language_model(tokenizer)
     request = read({"prompt": "a", "logprobs": 2, "max_tokens": 1}, gpt)
-    request.completions[0].token_logprobs.append(scored)
+    request.choices[0].completion.token_logprobs.append(scored)
     (choice,) = json.loads(answer_all(request, [2], gpt))["choices"]
     assert choice["logprobs"]["top_logprobs"] == [expected]
     assert choice["logprobs"]["token_logprobs"] == [*expected.values()]
