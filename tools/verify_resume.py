@@ -11,12 +11,9 @@ with 1 on any difference. Every setting of train.py is accepted; on a GPU, add -
 import hashlib
 import json
 import platform
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +49,8 @@ class VerifyConfig(TrainConfig):
 
 def main(cfg: VerifyConfig) -> None:
     find_datasets(cfg.dataset, cfg.data_dir)  # prepares missing data before the first run is timed
-    with work_folder(cfg) as folder:
+    with tempfile.TemporaryDirectory(prefix="verify-resume-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(cfg.work_dir or temporary)
         reference, killed = folder / "reference", folder / "killed"
         start_time = time.perf_counter()
         finish(start(cfg, reference, cfg.processes), reference)
@@ -77,18 +75,6 @@ def main(cfg: VerifyConfig) -> None:
         print(json.dumps(certificate, indent=1, ensure_ascii=False))
         if differences or lost:
             raise SystemExit(1)
-
-
-@contextmanager
-def work_folder(cfg: VerifyConfig) -> Iterator[Path]:
-    if cfg.work_dir:
-        yield Path(cfg.work_dir)
-        return
-    folder = Path(tempfile.mkdtemp(prefix="verify-resume-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

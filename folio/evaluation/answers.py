@@ -12,7 +12,7 @@ import numpy as np
 
 from folio.base.progress import note, progress_bar
 from folio.data.sources.pairs import Pair, strip_tldr
-from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.language_model import GenerationConfig, LanguageModel, Request
 from folio.evaluation.intervals import leave_one_out_influence
 from folio.evaluation.scores import Coverage, Evaluation, Measure, count_characters
 
@@ -37,14 +37,29 @@ def answer_pairs(
     config = GenerationConfig(
         temperature=0.0, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, on_unknown="skip"
     )
-    order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # batches of prompts of similar lengths
-    answers = [""] * len(pairs)
-    with progress_bar(total=len(pairs), unit="answer", desc=name) as progress:
-        for batch in model.batches([(prompts[i], 0) for i in order], config):
+    return generate_texts(model, [(prompt, 0) for prompt in prompts], config, name)
+
+
+def generate_texts(
+    model: LanguageModel,
+    requests: Sequence[Request],
+    config: GenerationConfig,
+    name: str,
+    unit: str = "answer",
+    stop: tuple[str, ...] = (),
+) -> list[str]:
+    """Generate the text that follows each prompt, and show the progress. name, unit: of the progress bar.
+
+    stop: texts before which the generated ones end, in addition to that of the config.
+    """
+    order = sorted(range(len(requests)), key=lambda i: len(requests[i][0]))  # batches of prompts of similar lengths
+    texts = [""] * len(requests)
+    with progress_bar(total=len(requests), unit=unit, desc=name) as progress:
+        for batch in model.batches([requests[i] for i in order], config, stop):
             for number, text in zip(batch.numbers, batch.run(), strict=True):
-                answers[order[number]] = text
+                texts[order[number]] = text
             progress.update(len(batch.numbers))
-    return answers
+    return texts
 
 
 def first_sentence(prompt: str) -> str:

@@ -33,10 +33,12 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows
 
 from folio import UserError
+from folio.base.files import finite
 from folio.base.progress import note, progress_bar
 from folio.data.tokenizer import Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.decoding.prompts import default_prompt, encode_text, unknown_characters
+from folio.evaluation.answers import generate_texts
 from folio.evaluation.scores import Coverage, Evaluation, Measure, count_characters
 from folio.evaluation.text_loss import BATCH_TOKENS
 from folio.machine.runtime import Runtime
@@ -211,14 +213,10 @@ class HarnessModel(LM):
                 occurrences[id(request)] += 1
                 groups.setdefault((config, stop), []).append((number, ids[-prompt_tokens:], sample))
             texts = [""] * len(requests)
-            progress = progress_bar(total=len(requests), unit="answer", desc="lm-eval")
             for (config, stop), prompts in groups.items():
-                prompts.sort(key=lambda prompt: len(prompt[1]))  # batches of prompts of similar lengths
-                for batch in generator.batches([(ids, sample) for _, ids, sample in prompts], config, stop):
-                    for i, text in zip(batch.numbers, batch.run(), strict=True):
-                        texts[prompts[i][0]] = text
-                    progress.update(len(batch.numbers))
-            progress.close()
+                generated = generate_texts(generator, [prompt[1:] for prompt in prompts], config, "lm-eval", stop=stop)
+                for (number, _, _), text in zip(prompts, generated, strict=True):
+                    texts[number] = text
         return texts
 
     def _count(self, request: Instance, is_truncated: bool) -> None:
@@ -327,25 +325,15 @@ def evaluate_benchmark(evaluation: Evaluation, model: HarnessModel, benchmark: B
 
 def describe(run: str, name: str, results: dict[str, Any]) -> dict[str, Any]:
     """Return lm-eval's own results of a task or group, and what is needed to reproduce them."""
+    figures = {key: x for key, x in results["results"][name].items() if isinstance(x, str | int | float | np.number)}
     return {
         "run": run,
         "task": name,
         "lm_eval": lm_eval.__version__,
         "version": results["versions"].get(name),
         "num_fewshot": results["n-shot"].get(name),
-        "results": {key: finite(value) for key, value in results["results"][name].items() if is_figure(value)},
+        "results": finite({key: float(x) if isinstance(x, np.number) else x for key, x in figures.items()}),
     }
-
-
-def is_figure(value: Any) -> bool:
-    return isinstance(value, str | int | float | np.number)
-
-
-def finite(value: Any) -> Any:
-    """Return a figure as JSON can represent it: a number that is not finite becomes None."""
-    if isinstance(value, str | int):
-        return value
-    return float(value) if math.isfinite(value) else None
 
 
 def requested_texts(samples: Iterable[dict[str, Any]]) -> list[str]:

@@ -11,7 +11,7 @@ from folio import UserError
 from folio.checkpoints import foreign
 from folio.checkpoints.find_runs import expand_runs
 from folio.evaluation import intervals
-from folio.evaluation.intervals import Estimate, ratio_difference
+from folio.evaluation.intervals import Estimate, plus_minus, ratio_difference
 from folio.evaluation.scores import LOSS, Evaluation, Measure
 
 MAX_LEFT_OUT = 0.001  # fraction of a text's characters; no verdict if models left out more, and different ones
@@ -170,13 +170,12 @@ def compare_checkpoints(first: str, second: str, a: Measure, b: Measure) -> dict
     if difference.p < 0.05:
         winner, loser = better_first(first, second, difference, a)
         verdict = f"the checkpoint {winner} is better than {loser}"
-    plus_minus = "" if difference.half_width is None else f" ± {difference.half_width:.4f}"
     return {
         **comparison_row(a, difference),
         "n": len(a.values),
         "over": a.unit,
         "sentence": f"{a.source}, {a.name}: on this text, {verdict}. The difference {second} minus {first} is "
-        f"{difference.value:+.4f}{plus_minus} (p = {difference.p:.2g}, {len(a.values):,} {a.unit}). This compares "
+        f"{plus_minus(difference, '+')} (p = {difference.p:.2g}, {len(a.values):,} {a.unit}). This compares "
         f"these two checkpoints, not their settings: other seeds may give another result.",
     }
 
@@ -200,7 +199,7 @@ def compare_settings(first: Sequence[Measure], second: Sequence[Measure], paired
         "over": "runs",
         "test": test,
         "sentence": f"{first[0].source}, {first[0].name}: on this text, {verdict}. The difference of the means, "
-        f"B minus A, is {b.mean():.4f} - {a.mean():.4f} = {difference.value:+.4f} ± {difference.half_width:.4f} "
+        f"B minus A, is {b.mean():.4f} - {a.mean():.4f} = {plus_minus(difference, '+')} "
         f"(p = {difference.p:.2g}, {runs}, {test}).",
     }
 

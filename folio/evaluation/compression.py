@@ -6,19 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from folio import UserError
 from folio.base.download import cache_folder
 from folio.base.files import read_json, write_json
 from folio.base.progress import progress_bar
 from folio.data.shards import Dataset, Shard
 from folio.data.tokenizer import MidiTokenizer, Tokenizer
+from folio.evaluation.memorization import blocks
 from folio.evaluation.scores import Evaluation
 from folio.evaluation.text_loss import token_sizes
 
 MAX_BYTES = 100_000_000  # of both sets; xz takes about 4 minutes and 1.1 GB for these
-BLOCK = 1 << 20  # tokens or bytes processed at once
+BLOCK = 1 << 20  # bytes compressed at once
 END_OF_TEXT = b"\0"  # xz compresses where documents end, because a model's loss includes these tokens
 
 
@@ -84,17 +83,11 @@ def shard_text(shards: Sequence[Shard], tokenizer: Tokenizer) -> bytes:
     contents = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     if tokenizer.eot is not None:
         contents[tokenizer.eot] = END_OF_TEXT
-    return b"".join(b"".join(map(contents.__getitem__, ids.tolist())) for ids in token_blocks(shards))
+    parts = (ids.tolist() for shard in shards for _, ids in blocks(shard.ids))
+    return b"".join(b"".join(map(contents.__getitem__, ids)) for ids in parts)
 
 
 def count_bytes(shards: Sequence[Shard], tokenizer: Tokenizer) -> int:
     """Return the number of UTF-8 bytes in shards, where end-of-text tokens have none."""
     sizes = token_sizes(tokenizer)
-    return sum(int(sizes[ids].sum()) for ids in token_blocks(shards))
-
-
-def token_blocks(shards: Sequence[Shard]) -> Iterator[np.ndarray]:
-    """Yield the token ids of shards in order, up to BLOCK at a time."""
-    for shard in shards:
-        for begin in range(0, len(shard), BLOCK):
-            yield shard.ids[begin : begin + BLOCK]
+    return sum(int(sizes[ids].sum()) for shard in shards for _, ids in blocks(shard.ids))

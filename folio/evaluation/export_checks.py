@@ -10,11 +10,8 @@ from folio import UserError
 from folio.base.settings import ROOT
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import ExportedModel, transformers_model
-from folio.decoding.decoders import make_decoder
-from folio.decoding.prompts import default_prompt
-from folio.decoding.scheduler import generate
-from folio.machine.runtime import resolve_runtime
-from model import GPT, GPTConfig
+from folio.decoding.language_model import LanguageModel
+from model import GPTConfig
 
 TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
 OTHER_GELU_TOLERANCE = 1e-2  # the same if one computes the exact GELU and the other GPT-2's approximation
@@ -53,8 +50,9 @@ def relative_difference(logits: Tensor, expected: Tensor) -> float:
 def compare_export(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
     """Compare an export with the checkpoint, on texts of one document. Raises UserError if tokens or logits differ."""
     model, tokenizer = loaded.build().eval(), loaded.tokenizer
+    generated = LanguageModel(model, tokenizer, "cpu", "float32").generate("", max_new_tokens=200)
     n_tokens, differences = 0, []
-    for text in ((ROOT / "train.py").read_text(encoding="utf-8"), generate_text(model, loaded)):
+    for text in ((ROOT / "train.py").read_text(encoding="utf-8"), generated):
         ids = tokenizer.encode(text, "skip").tolist()
         known_text = tokenizer.decode(ids)  # without characters outside the vocabulary
         if exported.encode(known_text) != ids or exported.decode(ids) != known_text:
@@ -68,12 +66,3 @@ def compare_export(loaded: Checkpoint, exported: ExportedModel, tolerance: float
         n_tokens += len(ids)
         differences.append(difference)
     return f"{n_tokens:,} tokens are identical; the largest relative difference of logits is {max(differences):.0e}"
-
-
-def generate_text(model: GPT, loaded: Checkpoint) -> str:
-    """Generate 200 tokens."""
-    tokenizer = loaded.tokenizer
-    runtime = resolve_runtime("cpu", "float32", False)
-    decoder = make_decoder(model, runtime)
-    steps = generate(decoder, [default_prompt(tokenizer)], max_new_tokens=200, vocab_size=tokenizer.vocab_size)
-    return tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])

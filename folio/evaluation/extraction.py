@@ -17,7 +17,13 @@ from folio.data.shards import Dataset, Shard
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.decoding.torch_decoder import inference_context
 from folio.evaluation.intervals import estimate_mean, share_interval
-from folio.evaluation.memorization import TrainingIndex, TrainingSearch, covering_lengths, maximal_spans
+from folio.evaluation.memorization import (
+    TrainingIndex,
+    TrainingSearch,
+    covering_lengths,
+    evenly_spaced,
+    maximal_spans,
+)
 from folio.evaluation.scores import Measure
 
 BATCH_SIZE = 64  # maximum number of samples generated at once
@@ -57,11 +63,6 @@ def cut_passages(shards: Sequence[Shard], eot: int | None, length: int, drop_las
             end = len(document) - (len(document) % length if drop_last else 0)
             passages += [document[start : start + length] for start in range(0, end, length)]
     return passages
-
-
-def evenly_spaced(items: Sequence[Any], max_items: int) -> list[Any]:
-    """Select up to `max_items` evenly spaced items."""
-    return [items[i] for i in np.linspace(0, len(items) - 1, min(max_items, len(items))).astype(int)]
 
 
 # --- spans in generated text ------------------------------------------------------------------------------------------

@@ -28,6 +28,12 @@ class Estimate(NamedTuple):
         return None if self.half_width is None else self.value + self.half_width
 
 
+def plus_minus(estimate: Estimate, sign: str = "") -> str:
+    """Format a value and half the width of its 95 % interval."""
+    half_width = "" if estimate.half_width is None else f" ± {estimate.half_width:.4f}"
+    return f"{estimate.value:{sign}.4f}{half_width}"
+
+
 NORMAL_975 = NormalDist().inv_cdf(0.975)
 # The logarithm of Student's 97.5 % quantile is a smooth function of 1 / degrees of freedom, from the normal
 # distribution's at 0 to Cauchy's at 1. These are the coefficients of its polynomial of degree 8, highest power first,

@@ -208,20 +208,12 @@ def open_texts(saved: Checkpoint, cfg: MeasurementConfig) -> list[EvaluatedText]
     return [open_validation_set(dataset, saved) for dataset in datasets]
 
 
-class PairSource(NamedTuple):
-    """Pairs of a file, or of the validation set of a data set."""
-
-    name: str
-    pairs: list[Pair]
-    dataset: Dataset | None = None
-
-
-def open_pair_sources(saved: Checkpoint, cfg: MeasurementConfig) -> list[PairSource]:
-    """Read the pairs of --pairs, or of the validation sets. Raises UserError if there are none."""
+def open_pair_sources(saved: Checkpoint, cfg: MeasurementConfig) -> list[tuple[str, list[Pair], Dataset | None]]:
+    """Read the pairs of --pairs, or of the validation sets: name, pairs, and data set. Raises UserError without any."""
     if cfg.pairs:
-        return [PairSource(f"pairs of {cfg.pairs}", read_pairs(cfg.pairs, cfg.format))]
+        return [(f"pairs of {cfg.pairs}", read_pairs(cfg.pairs, cfg.format), None)]
     datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs")
-    return [PairSource(f"pairs of {d.folder.name}, validation", validation_pairs(d), d) for d in datasets]
+    return [(f"pairs of {d.folder.name}, validation", validation_pairs(d), d) for d in datasets]
 
 
 def write_results(cfg: MeasurementConfig, models: Sequence[Evaluation], results: dict[str, Any]) -> None:

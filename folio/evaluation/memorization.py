@@ -9,7 +9,7 @@ Dimensions: T time, N indexed tokens, V vocabulary.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -363,7 +363,10 @@ def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_
         training = open_training_data(saved, data_dir)
         datasets = [dataset for dataset in training if not text.dataset or dataset.hash != text.dataset.hash]
         ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
-        probes = choose_documents(ids, document) if text.are_pairs else choose_probes(ids, document)
+        if text.are_pairs:
+            probes = evenly_spaced(np.split(ids, np.flatnonzero(np.diff(document)) + 1), MAX_PROBES)
+        else:
+            probes = choose_probes(ids, document)
         if not probes:
             quoted = search_short_documents(text.name, ids, run, saved, datasets)
             return replace(coverage, prepared_again=again and is_own, quoted=quoted)
@@ -408,10 +411,9 @@ def search_short_documents(
     return overlap.in_training, overlap.characters
 
 
-def choose_documents(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:
-    """Choose up to MAX_PROBES evenly spaced documents of a text. Arguments: see choose_probes."""
-    documents = np.split(ids, np.flatnonzero(np.diff(document)) + 1)
-    return [documents[i] for i in np.linspace(0, len(documents) - 1, min(MAX_PROBES, len(documents))).astype(int)]
+def evenly_spaced(items: Sequence[Any], max_items: int) -> list[Any]:
+    """Select up to `max_items` evenly spaced items."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(max_items, len(items))).astype(int)]
 
 
 def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:
@@ -422,8 +424,7 @@ def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:
     # The document must have one more token, because its last one is the end of text or a separator.
     starts = np.flatnonzero(document[:-PROBE_TOKENS] == document[PROBE_TOKENS:])
     n = min(MAX_PROBES, math.ceil(len(starts) / PROBE_TOKENS))
-    chosen = starts[np.linspace(0, len(starts) - 1, n).astype(int)] if n else []
-    return [ids[start : start + PROBE_TOKENS] for start in chosen]
+    return [ids[start : start + PROBE_TOKENS] for start in evenly_spaced(starts, n)]
 
 
 def count_matches(

@@ -21,7 +21,6 @@ from unittest.mock import patch
 import numpy as np
 
 from folio import UserError
-from folio.base.progress import progress_bar
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.training_data import open_training_data
 from folio.data.shards import Shard
@@ -38,7 +37,8 @@ from folio.data.sources.music import (
 )
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
-from folio.evaluation.memorization import TrainingIndex
+from folio.evaluation.answers import generate_texts
+from folio.evaluation.memorization import TrainingIndex, evenly_spaced
 from folio.evaluation.scores import Coverage, Evaluation, Measure
 
 TUNE_STEPS = 48  # time steps per quarter note in tunes: 1/16 of a quarter note, and triplets of it
@@ -220,16 +220,10 @@ def distance_rows(sets: dict[str, Sequence[Piece]], held_out: Sequence[Piece]) -
     return rows
 
 
-class Distance(NamedTuple):
-    """A distance with its 95 % interval."""
+def distance(first: Sequence[Counter], second: Sequence[Counter]) -> tuple[float, float, float]:
+    """Return the total variation distance of two distributions, and the bounds of its 95 % interval.
 
-    value: float
-    low: float
-    high: float
-
-
-def distance(first: Sequence[Counter], second: Sequence[Counter], seed: int = 0) -> Distance:
-    """Return the total variation distance of two distributions, each summed over pieces: 0 if equal, 1 if disjoint.
+    Each distribution is summed over pieces. The distance is 0 if they are equal, and 1 if they are disjoint.
 
     The distance of two samples is biased upward, because even samples of the same distribution differ. The bootstrap
     over pieces (Efron and Tibshirani 1993, section 10.2) estimates this bias and gives the basic interval. Near 0, some
@@ -237,7 +231,7 @@ def distance(first: Sequence[Counter], second: Sequence[Counter], seed: int = 0)
     Raises ValueError if one side has no values.
     """
     values = sorted(set().union(*first, *second))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     distributions = []
     for pieces in (first, second):
         counts = np.array([[piece[value] for value in values] for piece in pieces], dtype=np.float64)  # (P, V)
@@ -248,7 +242,8 @@ def distance(first: Sequence[Counter], second: Sequence[Counter], seed: int = 0)
         distributions.append(sums / np.maximum(sums.sum(axis=1, keepdims=True), 1))
     observed, *resampled = np.abs(distributions[0] - distributions[1]).sum(axis=1) / 2  # (1 + R,)
     low, high = np.quantile(resampled, [0.025, 0.975])
-    return Distance(*(max(0.0, float(2 * observed - x)) for x in (np.mean(resampled), high, low)))
+    value, low, high = (max(0.0, float(2 * observed - x)) for x in (np.mean(resampled), high, low))
+    return value, low, high
 
 
 def longest_copied(index: TrainingIndex, ids: np.ndarray) -> Share:
@@ -264,19 +259,14 @@ def split_pieces(shards: Sequence[Shard], eot: int, limit: int | None = None) ->
     ids = np.concatenate([shard.ids for shard in shards])  # (n,); a shard may end in a piece
     pieces = [piece[piece != eot] for piece in np.split(ids, np.flatnonzero(ids == eot))]
     pieces = [piece for piece in pieces if len(piece)]
-    return [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(limit or len(pieces), len(pieces))).astype(int)]
+    return evenly_spaced(pieces, limit or len(pieces))
 
 
 def generate_pieces(model: LanguageModel, count: int, max_new_tokens: int, temperature: float) -> list[str]:
     """Generate pieces of up to `max_new_tokens` without a prompt. Piece k equals sample k of sample.py."""
     config = GenerationConfig(temperature=temperature, top_k=None, max_new_tokens=max_new_tokens, batch_size=BATCH_SIZE)
     start = model.encode_prompt("").ids
-    pieces: list[str] = []
-    with progress_bar(total=count, unit="piece", desc="generating") as progress:
-        for batch in model.batches([(start, k) for k in range(count)], config):
-            pieces += batch.run()
-            progress.update(len(batch.numbers))
-    return pieces
+    return generate_texts(model, [(start, k) for k in range(count)], config, "generating", "piece")
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

@@ -229,19 +229,16 @@ class Evaluation:
                 warnings.setdefault(measure.source, warning)
         return list(warnings.values())
 
-    def curves(self) -> list[dict[str, Any]]:
-        """Return the mean loss at each position, for each text."""
-        return [
-            {"run": self.run, "of": losses.source, "block_size": losses.block_size, "losses": losses.curve()}
-            for losses in self.positions
-        ]
-
 
 def collect_results(models: Sequence[Evaluation]) -> dict[str, Any]:
     """Return the results of all models as JSON."""
     results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
     if any(model.positions for model in models):
-        results["curves"] = [curve for model in models for curve in model.curves()]
+        results["curves"] = [
+            {"run": model.run, "of": losses.source, "block_size": losses.block_size, "losses": losses.curve()}
+            for model in models
+            for losses in model.positions
+        ]
     if signatures := {name: text for model in models for name, text in model.signatures.items()}:
         results |= {"signatures": signatures, "groups": [row for model in models for row in model.groups]}
     if benchmarks := [row for model in models for row in model.benchmarks]:

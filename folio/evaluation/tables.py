@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from folio.base.number_format import counted
+from folio.base.number_format import aligned_table, counted
 from folio.evaluation.scores import MIN_EFFECTIVE, PREPARED_AGAIN, Evaluation, PositionLoss
 
 
@@ -72,12 +72,9 @@ def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) ->
         lines.append(["characters that are in its training data", *quoted])
     if any(coverage.prepared_again for coverage in coverages):
         lines.append([PREPARED_AGAIN, *("yes" if coverage.prepared_again else "no" for coverage in coverages)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     title = f"{first.source}: loss in nats per token ± half the width of its 95 % interval, "
     title += f"over {counted(n_windows, 'window')} of {context + 1:,} tokens"
-    return "\n".join([title, "", *(f"| {line} |" for line in padded)])
+    return f"{title}\n\n{aligned_table(lines[0], lines[1:])}"
 
 
 def format_loss(row: dict[str, Any]) -> str:

@@ -173,8 +173,11 @@ def measure_positions(
     A model with learned positions predicts only the first block_size positions. Raises UserError if the text has fewer
     than 2 windows.
     """
-    fields = ("ids", "counted", "document")
-    ids, counted, document = (cut_windows([getattr(s, field) for s in streams], context + 1) for field in fields)
+    size = context + 1
+    columns = zip(*((s.ids, s.counted, s.document) for s in streams), strict=True)
+    ids, counted, document = (  # (W, size) each; the remainder of a stream is dropped
+        np.concatenate([part[: len(part) // size * size].reshape(-1, size) for part in column]) for column in columns
+    )
     if len(ids) < 2:
         n = sum(len(stream.ids) for stream in streams)
         raise UserError(
@@ -195,11 +198,6 @@ def measure_positions(
     counted = counted[:, 1:]
     nats = np.where(counted[:, :T], losses, 0.0)
     return PositionLoss(name, hashlib.sha256(ids.tobytes()).hexdigest(), block_size, nats, counted, document[:, 0])
-
-
-def cut_windows(columns: list[np.ndarray], size: int) -> np.ndarray:
-    """Cut each column (n,) into consecutive windows, dropping the remainder: (W, size)."""
-    return np.concatenate([column[: len(column) // size * size].reshape(-1, size) for column in columns])
 
 
 def make_logits(model: GPT, runtime: Runtime) -> Callable[[Tensor], Tensor]:
