@@ -44,7 +44,7 @@ from folio.training.planning.resume import merge_checkpoint
 from folio.training.setup import build_weights
 from folio.web.completions import CompletionAnswer, Limits, read_request, token_text
 from folio.web.engine import Engine as BatchEngine
-from folio.web.html_file import ENGINE_SCRIPTS, read_html
+from folio.web.html_file import ENGINE_SCRIPTS
 from folio.web.questions import TraceProvider
 from folio.web.viewed_model import ViewedModel
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig
@@ -52,7 +52,7 @@ from prepare import text as prepare_text
 from prepare.text import TextConfig
 from tests.support.decoding import GREEDY, decoder_in, run_scheduler
 from tests.support.engine import engine_in
-from tests.support.exports import output_path, run_export
+from tests.support.exports import output_path, read_html, run_export
 from tests.support.questions import sample_lines
 from tests.support.runs import edit_state
 from tests.support.tiny_tokenizers import trained

@@ -13,8 +13,8 @@ transformers, only nanogpt and html files can be written, and model.py is not co
 
 An ONNX graph is traced from model.py, so it supports every model.
 
-An HTML file also supports other position encodings than GPT-2's. The export reads the weights back and compares them,
-and prints the validation loss before and after rounding. In the browser, the file compares its logits with model.py's.
+An HTML file also supports other position encodings than GPT-2's. The export reads the file back and compares it, and
+prints the validation loss before and after rounding. In the browser, the file compares its logits with model.py's.
 docs/use/inside.md shows such a file.
 """
 
@@ -46,7 +46,6 @@ from folio.checkpoints.export_formats import (  # noqa: E402
 from folio.checkpoints.find_runs import find_run  # noqa: E402
 from folio.evaluation.export_checks import check_computes_gpt2, compare_export, logit_tolerance  # noqa: E402
 from folio.web import html_export, html_file  # noqa: E402
-from folio.web.html_export import TrainingFacts  # noqa: E402
 from folio.web.viewed_model import ViewedModel  # noqa: E402
 
 HTML, ONNX = ".html", ".onnx"
@@ -152,18 +151,16 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
     stored = replace(loaded, model=html_file.unpack_weights(weights)).build()
     try:
         index_offset = len(weights.content) if cfg.with_index else None
-        facts = html_export.read_training_data(viewed, stored, text, cfg.data_dir, index_offset)
+        facts, index = html_export.read_training_data(viewed, stored, text, cfg.data_dir, index_offset)
     except UserError as problem:
         if cfg.with_index:
             raise UserError(f"with_index: {cfg.paths[0]}: {problem}") from None
         print(f"the validation loss is not measured: {problem}")
-        facts = TrainingFacts(losses=[])
-    training, (losses, overlap, languages, index, _) = html_export.record_training(viewed, text), facts
-    known = losses, languages, index, training, overlap
-    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, *known)
+        facts, index = {}, b""
+    facts["training"] = html_export.record_training(viewed, text)
+    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, facts)
     with removed_on_error(output):
-        html_file.write_html(output, header, weights.content + facts.index_content)
-        html_file.check_weights(loaded.model, html_file.read_html(output).weights)
+        html_file.write_html(output, header, weights.content + index)
     for line in html_export.describe_file(output, header):
         print(line)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.trace import Trace
 from folio.evaluation.export_checks import check_computes_gpt2
-from folio.evaluation.memorization import OVERLAP_TOKENS, TrainingIndex, find_overlap
+from folio.evaluation.memorization import OVERLAP_TOKENS, TrainingIndex, TrainingSearch, find_overlap
 from folio.evaluation.scores import LOSS
 from folio.evaluation.text_loss import Stream, measure_text, shard_streams
 from folio.machine.runtime import resolve_runtime
@@ -35,16 +35,6 @@ LOSS_WORK = 2e11  # parameters times tokens; large models use fewer tokens, but 
 MIN_LOSS_TOKENS = 10_000
 RECORDED_STEPS = 8  # checkpoints and snapshots whose losses on the first text are recorded
 RECORDED_TOKENS = 300  # of the text, so that the record has at most 50 kB
-
-
-class TrainingFacts(NamedTuple):
-    """Facts about the training data of a model."""
-
-    losses: list[dict[str, Any]]  # see measure_losses; one per data set
-    overlap: dict[str, Any] | None = None  # see overlap_of
-    languages: dict[str, Any] | None = None  # see html_file.find_languages
-    index: dict[str, Any] | None = None  # see html_file.pack_index
-    index_content: bytes = b""
 
 
 def checked_checkpoint(viewed: ViewedModel) -> Checkpoint:
@@ -71,35 +61,29 @@ def first_text(viewed: ViewedModel, text: str, data_dir: str | None) -> str:
 
 def read_training_data(
     viewed: ViewedModel, stored: GPT, text: str, data_dir: str | None, index_offset: int | None
-) -> TrainingFacts:
+) -> tuple[dict[str, Any], bytes]:
     """Measure losses and index the training data of a model, and print progress. Raises UserError.
 
-    stored: the model with its weights as rounded in the file. text: the initial text. index_offset: offset of the index
-    in the file's content; None: no index.
+    Returns fields of the file's header, see html_file.make_header, and the content of the index, if any. stored: the
+    model with its weights as rounded in the file. text: the initial text. index_offset: offset of the index in the
+    file's content; None: no index.
     """
     datasets = open_training_data(viewed.checkpoint, data_dir)
     print("measuring the loss of the stored weights and writing the file", flush=True)
     losses = [measure_losses(dataset, viewed.model, stored) for dataset in progress_bar(iterable=datasets)]
-    languages = html_file.find_languages(held_out_pairs(datasets))
-    overlap = overlap_of(viewed, text, datasets)
-    if index_offset is None:
-        return TrainingFacts(losses, overlap, languages)
-    print("indexing the training data", flush=True)
-    search = html_file.index_training_data(datasets, viewed.tokenizer)
-    return TrainingFacts(losses, overlap, languages, *html_file.pack_index(search, index_offset))
-
-
-def overlap_of(viewed: ViewedModel, text: str, datasets: list[Dataset]) -> dict[str, Any]:
-    """Find how much of the initial text occurs in the training data, for a file without an index.
-
-    ids: the text. facts: the answer to the question "overlap".
-    """
-    tokenizer = viewed.tokenizer
-    ids = encode_prompt(tokenizer, text, "skip").ids[: viewed.limit]
-    index = TrainingIndex(datasets, tokenizer.eot, OVERLAP_TOKENS)
-    overlap = find_overlap(index, tokenizer, np.array(ids))
+    tokenizer, ids = viewed.tokenizer, encode_prompt(viewed.tokenizer, text, "skip").ids[: viewed.limit]
+    overlap = find_overlap(TrainingIndex(datasets, tokenizer.eot, OVERLAP_TOKENS), tokenizer, np.array(ids))
     base = Path(str(viewed.settings.get("init_from"))).name
-    return {"ids": ids, "facts": {"reason": None, **overlap._asdict(), "init_from": base}}
+    header = {
+        "losses": losses,
+        "languages": html_file.find_languages(held_out_pairs(datasets)),
+        "initial_overlap": {"ids": ids, "facts": {"reason": None, **overlap._asdict(), "init_from": base}},
+    }
+    if index_offset is None:
+        return header, b""
+    print("indexing the training data", flush=True)
+    index, content = html_file.pack_index(TrainingSearch(datasets, tokenizer), index_offset)
+    return {**header, "index": {**index, "init_from": base}}, content
 
 
 def record_training(viewed: ViewedModel, text: str) -> dict[str, Any] | None:

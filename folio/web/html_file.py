@@ -1,4 +1,4 @@
-"""Writes a model as one HTML file that generates text and shows the model's internals in a browser; reads it back.
+"""Writes a model as one HTML file that generates text and shows the model's internals in a browser.
 
 The file is the viewer's page (page/) with an engine (browser/) in place of the server. It needs no network: its
 content security policy forbids all requests. The parts of the file, in order:
@@ -35,9 +35,7 @@ from folio import UserError
 from folio.base.files import atomic_write
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import GELUS, check_parameters, check_settings, gpt2_parameters
-from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, translation
-from folio.data.tokenizer import Tokenizer
 from folio.decoding import trace
 from folio.evaluation import memorization
 from folio.evaluation.memorization import TrainingSearch
@@ -64,6 +62,7 @@ ENGINE_SCRIPTS = (
 )
 CONSTANTS = {  # constants of the server that the engine uses, too
     questions: (
+        "KINDS",
         "MAX_CHARACTERS",
         "THUMBNAIL_SIZE",
         "LENS_TOP_K",
@@ -85,7 +84,6 @@ DTYPES = ("float32", "float16", "int8")
 BLOCK_BYTES = 3 * 2**18  # 2**20 characters of base64, which a browser handles in a few milliseconds
 MAX_PARAMETERS = 2**29  # 2 GiB in float32, which all browsers can allocate
 MAX_EXAMPLES = 4  # of translations
-MAX_INDEXED_TOKENS = 5_000_000  # training tokens; the index has 5 or 6 bytes per token
 MAX_TRACED_PARAMETERS = 20_000_000  # larger models only generate; a trace would take seconds
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # no effect after training
@@ -98,6 +96,13 @@ SETTINGS = (
     *DROPOUT,
 )  # fields of GPTConfig that the engine implements
 KNOWN_POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "alibi", "none")  # implemented by the engine
+FACTS = {  # fields of the header from the run and its training data, as they are if these are unknown
+    "losses": [],  # of each data set; see measure_losses in html_export.py
+    "languages": None,  # see find_languages
+    "initial_overlap": None,  # the ids of the initial text, and the answer to the question "overlap" about them
+    "index": None,  # see pack_index
+    "training": None,  # see record_training in html_export.py
+}
 CHECKED_TOKENS, CHECKED_LOGITS = 8, 32  # of the comparison with model.py when the file is opened
 
 
@@ -185,40 +190,14 @@ def unpack_weights(weights: Weights) -> dict[str, Tensor]:
     return tensors
 
 
-def check_weights(tensors: dict[str, Tensor], weights: Weights) -> None:
-    """Raise UserError unless the weights equal the tensors rounded to their dtypes."""
-    stored = unpack_weights(weights)
-    for parameter in weights.parameters:
-        name, dtype = parameter["name"], parameter["dtype"]
-        expected = tensors[name].detach()
-        limit = torch.zeros_like(expected)
-        if dtype == "float16":  # half the distance between neighboring numbers
-            limit = expected.abs() * 2.0**-11 + 2.0**-25
-        elif dtype == "int8":  # half a step; the largest weight of a row is 127 steps
-            limit = expected.abs().amax(dim=1, keepdim=True).expand_as(expected) / 127 * 0.5001
-        if not ((stored[name] - expected).abs() <= limit).all():
-            raise UserError(f"{name} was written incorrectly, and the file was removed; please report this")
-    if stored.keys() != tensors.keys():
-        raise UserError("parameters are missing in the file, which was removed; please report this")
-
-
 # --- the index of the training data -----------------------------------------------------------------------------------
-
-
-def index_training_data(
-    datasets: list[Dataset], tokenizer: Tokenizer, max_tokens: int = MAX_INDEXED_TOKENS
-) -> TrainingSearch:
-    """Index the training data. Raises UserError if it is too large for a file."""
-    tokens = sum(len(shard) for dataset in datasets for shard in dataset.train)
-    if tokens > max_tokens:
-        raise UserError(f"the training data has {tokens:,} tokens; an index can have at most {max_tokens:,}")
-    return TrainingSearch(datasets, tokenizer)
 
 
 def pack_index(search: TrainingSearch, offset: int) -> tuple[dict[str, Any], bytes]:
     """Return the header and the content of an index, which a file stores after the weights.
 
-    codes: dtype, offset, and number. suffixes: offset of the same number of int32. end: offset of the end.
+    It has 5 or 6 bytes per token. codes: dtype, offset, and number. suffixes: offset of the same number of int32. end:
+    offset of the end.
     """
     codes, suffixes = search.index.codes, np.asarray(search.index.suffixes).astype("<i4")
     parts = [codes.astype(codes.dtype.newbyteorder("<")).tobytes(), suffixes.tobytes()]
@@ -235,22 +214,11 @@ def pack_index(search: TrainingSearch, offset: int) -> tuple[dict[str, Any], byt
 
 
 def make_header(
-    viewed: ViewedModel,
-    stored: GPT,
-    weights: Weights,
-    dtype: str,
-    text: str,
-    losses: list[dict[str, Any]],
-    languages: dict[str, Any] | None,
-    index: dict[str, Any] | None = None,
-    training: dict[str, Any] | None = None,
-    initial_overlap: dict[str, Any] | None = None,
+    viewed: ViewedModel, stored: GPT, weights: Weights, dtype: str, text: str, facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Return everything about a model except its weights, as JSON.
 
-    stored: the model with its weights as rounded in the file. text: shown first. losses: see measure_losses in
-    html_export.py. languages: see find_languages. index: see pack_index. training, initial_overlap: see
-    record_training and overlap_of in html_export.py.
+    stored: the model with its weights as rounded in the file. text: shown first. facts: of FACTS, those that are known.
     """
     tokenizer = viewed.tokenizer
     name = viewed.run.resolve().name if viewed.run else Path(viewed.name).resolve().name
@@ -263,11 +231,8 @@ def make_header(
         "text": text,
         "music": viewed.music and asdict(viewed.music),
         "probe_ids": probe_ids(viewed.model.config, tokenizer.vocab_size, viewed.limit),
-        "languages": languages,
-        "losses": losses,
-        "training": training,
-        "initial_overlap": initial_overlap,
-        "index": index and index | {"init_from": Path(str(viewed.settings.get("init_from"))).name},
+        **FACTS,
+        **facts,
         "storage": {"dtype": dtype, "bytes": len(weights.content)},
         "traced": info["num_params"]["total"] <= MAX_TRACED_PARAMETERS,
         "check": expected_logits(stored, tokenizer.vocab_size),
@@ -316,13 +281,20 @@ def find_languages(pairs: Sequence[Pair]) -> dict[str, Any] | None:
 
 
 def write_html(path: Path, header: dict[str, Any], content: bytes) -> None:
-    """Write the file. content: weights, followed by the index if there is one. Raises OSError."""
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        for part in html_parts(header, content):
-            file.write(part.encode("utf-8", "replace"))
+    """Write the file, and compare it when it is read back. Raises OSError.
+
+    content: weights, followed by the index if there is one.
+    """
+    with atomic_write(path) as temporary:
+        with open(temporary, "wb") as file:
+            for part in html_parts(header, content):
+                file.write(part)
+        with open(temporary, "rb") as file:
+            if not all(file.read(len(part)) == part for part in html_parts(header, content)):
+                raise OSError("its content is not what was written")
 
 
-def html_parts(header: dict[str, Any], content: bytes) -> Iterator[str]:
+def html_parts(header: dict[str, Any], content: bytes) -> Iterator[bytes]:
     """Yield the parts of the file."""
     page = (PAGE / "page.html").read_text(encoding="utf-8")
     style, start_script = read_style(), f"\n{read_scripts([PAGE / START_SCRIPT])}\n"
@@ -344,19 +316,18 @@ def html_parts(header: dict[str, Any], content: bytes) -> Iterator[str]:
     head = re.sub("<title>.*</title>", lambda _: f"<title>{name}</title>", head)
     head = re.sub("<link rel.*>", lambda _: f"<style>{style}</style>\n<script>{start_script}</script>", head)
     loading = '<main id="view" tabindex="-1">Loading the model. <noscript>This page needs JavaScript.</noscript>'
-    yield head + "</head>" + body.replace('<main id="view" tabindex="-1">', loading)
+    start = head + "</head>" + body.replace('<main id="view" tabindex="-1">', loading)
+    yield start.encode("utf-8", "replace")
 
-    def block(kind: str, content: bytes, attributes: str = "") -> str:
-        text = base64.b64encode(content).decode()
-        return (
-            f'<script type="text/plain" data-kind="{kind}"{attributes}>{text}</script><script>{read_block}</script>\n'
-        )
+    def block(kind: str, content: bytes, attributes: str = "") -> bytes:
+        begin, end = f'<script type="text/plain" data-kind="{kind}"{attributes}>', f"<script>{read_block}</script>\n"
+        return begin.encode() + base64.b64encode(content) + b"</script>" + end.encode()
 
     offsets = range(0, len(content), BLOCK_BYTES)
     yield block("code", compress(code))
     yield block("header", compress(header), f' data-blocks="{len(offsets)}"')
     yield from (block("weights", content[offset : offset + BLOCK_BYTES]) for offset in offsets)
-    yield "</body>\n</html>\n"
+    yield b"</body>\n</html>\n"
 
 
 def page_scripts(page: str) -> str:
@@ -385,26 +356,3 @@ def engine_constants() -> str:
 def compress(value: Any) -> bytes:
     """Serialize a value as gzipped JSON."""
     return gzip.compress(json.dumps(value, allow_nan=False, separators=(",", ":")).encode(), mtime=0)
-
-
-class HtmlFile(NamedTuple):
-    """Contents of a file."""
-
-    code: dict[str, str]
-    header: dict[str, Any]
-    weights: Weights
-
-
-def read_html(path: Path) -> HtmlFile:
-    """Read a file written by write_html. Raises UserError for other files."""
-    contents: dict[str, list[bytes]] = {}
-    pattern = re.compile(r'<script type="text/plain" data-kind="(\w+)"[^>]*>([\w+/=]*)</script>', re.ASCII)
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if match := pattern.match(line):
-                contents.setdefault(match[1], []).append(base64.b64decode(match[2]))
-    try:
-        code, header = (json.loads(gzip.decompress(contents[kind][0])) for kind in ("code", "header"))
-        return HtmlFile(code, header, Weights(header["parameters"], b"".join(contents["weights"])))
-    except (LookupError, ValueError, OSError) as error:
-        raise UserError(f"{path} is not a model in an HTML file: {error}") from None

@@ -6,9 +6,8 @@ Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
 
 import json
-import math
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from folio import UserError
 from folio.base import settings
+from folio.base.files import finite
 from folio.base.settings import NonNegativeInt, Settings
 from folio.checkpoints.training_data import open_training_data
 from folio.data.sources.music import pitch_name, place_notes
@@ -38,6 +38,10 @@ from folio.web.playground import MAX_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.viewed_model import LRUCache, ViewedModel
 from model import GPT, GPTConfig, angles, score_biases, sinusoids
 
+KINDS = (  # of questions, each answered by a method of TraceProvider with this name
+    *("models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits"),
+    *("parameter", "vocabulary", "positions", "memorized", "overlap", "run"),
+)
 MAX_CHARACTERS = 100_000  # per text
 THUMBNAIL_SIZE = 64  # rows and columns of a head's thumbnail
 LENS_TOP_K = 5  # tokens per state of the logit lens
@@ -68,19 +72,10 @@ class Answer(NamedTuple):
         """
         arrays = {name: _array(tensor) for name, tensor in self.tensors.items()}
         kinds = {name: {"dtype": array.dtype.name, "shape": array.shape} for name, array in arrays.items()}
-        header = json.dumps(_finite({**self.facts, "tensors": kinds}), allow_nan=False).encode()
+        header = json.dumps(finite({**self.facts, "tensors": kinds}), allow_nan=False).encode()
         parts = [header, *(array.tobytes() for array in arrays.values())]
         padded = [part + b" " * (-len(part) % 4) for part in parts]
         return len(padded[0]).to_bytes(4, "little") + b"".join(padded)
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by None in JSON values."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -94,7 +89,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 class Question(Settings):
     """A question of the page. Each kind of question uses some of the fields."""
 
-    kind: str = ""  # one of TraceProvider.questions
+    kind: str = ""  # one of KINDS
     model: NonNegativeInt = 0  # index of the model
     step: NonNegativeInt | None = None  # checkpoint of its run; None: the opened one
     layer: NonNegativeInt = 0
@@ -120,7 +115,7 @@ class TraceProvider:
 
     def __init__(self, models: list[ViewedModel], text: str, data_dir: str | None = None):
         """text: shown first. data_dir: where to look for training data that has moved."""
-        self.models, self.text, self.data_dir = models, text, data_dir
+        self.viewed, self.text, self.data_dir = models, text, data_dir
         self.lock = threading.Lock()
         self.traces = LRUCache(MAX_TRACES)
         self.probes = LRUCache(1000)  # prefix-matching scores (L, H) by _version
@@ -128,36 +123,18 @@ class TraceProvider:
         self.searches = LRUCache(2)  # TrainingSearch by the hash of the training data
         self.indexes = LRUCache(2)  # the same of TrainingIndex, which is smaller
         self.maps = LRUCache(8)  # principal planes by _version
-        self.questions: dict[str, Callable[[Question], Answer]] = {
-            "models": self.describe,
-            "tokens": self.tokens,
-            "overview": self.overview,
-            "head": self.head,
-            "layer": self.layer,
-            "alignment": self.alignment,
-            "notes": self.notes,
-            "token": self.token,
-            "lens": self.lens,
-            "logits": self.logits,
-            "parameter": self.parameter,
-            "vocabulary": self.vocabulary,
-            "positions": self.positions,
-            "memorized": self.memorized,
-            "overlap": self.overlap,
-            "run": self.run,
-        }
 
     def answer(self, body: Any) -> Answer:
         """Answer a question given as JSON. Raises UserError if it is invalid."""
         question = self._parse(Question, body)
-        if question.kind not in self.questions:
-            raise UserError(f"kind={question.kind!r}: it must be one of {', '.join(self.questions)}")
+        if question.kind not in KINDS:
+            raise UserError(f"kind={question.kind!r}: it must be one of {', '.join(KINDS)}")
         limit = self._viewed(question).limit
         if len(question.ids) > limit:
             raise UserError(f"ids has {len(question.ids):,} tokens; the limit is {limit:,}")
         with self.lock, torch.no_grad():  # not inference_mode: a sampler cannot use its tensors
             torch.set_float32_matmul_precision("highest")  # a sampler on a GPU changes it
-            facts, tensors = self.questions[question.kind](question)
+            facts, tensors = getattr(self, question.kind)(question)
             return Answer(
                 facts, {name: tensor.cpu() for name, tensor in tensors.items()}
             )  # before the lock is released
@@ -197,15 +174,15 @@ class TraceProvider:
         fields = dict(body)
         ids = fields.pop("ids", [])
         question = settings.from_json(kind, fields)
-        if question.model >= len(self.models):
-            raise UserError(f"model={question.model}: it must be less than {len(self.models)}")
+        if question.model >= len(self.viewed):
+            raise UserError(f"model={question.model}: it must be less than {len(self.viewed)}")
         size = self._viewed(question).tokenizer.vocab_size  # without the model's padding
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise UserError(f"ids must be a list of token ids from 0 to {size - 1:,}")
         return replace(question, ids=tuple(ids))
 
     def _viewed(self, question: Question | GenerationQuestion) -> ViewedModel:
-        return self.models[question.model]
+        return self.viewed[question.model]
 
     def _version(self, question: Question | GenerationQuestion) -> Hashable:
         """Return the cache key of a checkpoint. Raises UserError."""
@@ -240,17 +217,16 @@ class TraceProvider:
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
-    def describe(self, question: Question) -> Answer:
+    def models(self, question: Question) -> Answer:
         """Describe the models, the text of all tokens, and the bytes (hexadecimal, by id) of tokens without text."""
-        first, size = self.models[0], max(viewed.model.config.vocab_size for viewed in self.models)
-        pieces = [first.piece(token) for token in range(size)]
-        not_text = [
-            token for token, piece in enumerate(pieces) if not piece or first.token_bytes(token) != piece.encode()
-        ]
+        tokenizer, size = self.viewed[0].tokenizer, max(viewed.model.config.vocab_size for viewed in self.viewed)
+        pieces = [tokenizer.piece(token) for token in range(size)]
+        contents = [tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b"" for token in range(size)]
+        not_text = [token for token, piece in enumerate(pieces) if not piece or contents[token] != piece.encode()]
         facts = {
-            "models": [viewed.describe() for viewed in self.models],
+            "models": [viewed.describe() for viewed in self.viewed],
             "pieces": pieces,
-            "bytes": {token: first.token_bytes(token).hex(" ") for token in not_text},
+            "bytes": {token: contents[token].hex(" ") for token in not_text},
             "text": self.text,
         }
         return Answer(facts)
@@ -345,7 +321,7 @@ class TraceProvider:
         viewed, trace, token = self._viewed(question), self._trace(question).trace, question.token
         if not viewed.music:
             raise UserError("this is not a model of music")
-        placed, times = place_notes([viewed.piece(id).strip() for id in question.ids], viewed.music)
+        placed, times = place_notes([viewed.tokenizer.piece(id).strip() for id in question.ids], viewed.music)
         steps, owner = viewed.music.steps, torch.full((len(times),), len(placed))
         for number, note in enumerate(placed):
             owner[[position for position in (note.on, note.velocity, note.off) if position is not None]] = number
@@ -421,9 +397,9 @@ class TraceProvider:
             return Answer({}, {"row": rows[question.row]})
         rows = rows.cpu()
         picture = F.adaptive_avg_pool2d(rows[None], [min(n, MAX_HEATMAP_SIZE) for n in rows.shape])[0]
-        finite = rows[rows.isfinite()].double()  # float32 is too coarse for narrow bins near 1
-        counts, edges = np.histogram(finite.numpy(), HISTOGRAM_BINS)
-        mean, deviation = (finite.mean().item(), finite.std(unbiased=False).item()) if len(finite) else (None, None)
+        numbers = rows[rows.isfinite()].double()  # float32 is too coarse for narrow bins near 1
+        counts, edges = np.histogram(numbers.numpy(), HISTOGRAM_BINS)
+        mean, deviation = (numbers.mean().item(), numbers.std(unbiased=False).item()) if len(numbers) else (None, None)
         facts = {"mean": mean, "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
         return Answer(facts, {"picture": picture})
 

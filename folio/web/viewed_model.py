@@ -129,13 +129,6 @@ class ViewedModel:
         weights = {name: t.to(self.device, torch.float32, copy=True) for name, t in loaded.model.items()}
         return replace(loaded, model=weights).build().requires_grad_(False).eval()
 
-    def piece(self, token: int) -> str:
-        return self.tokenizer.piece(token)
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token: none for the end-of-text token and for padding ids."""
-        return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
-
     def describe(self) -> dict[str, Any]:
         """Return facts about the model and its current checkpoints."""
         model = self.model

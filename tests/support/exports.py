@@ -1,6 +1,11 @@
 """Checkpoints to export, and the export command."""
 
+import base64
+import gzip
+import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -8,6 +13,7 @@ from folio.base import settings
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import FORMATS
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.web.html_file import Weights
 from model import GPT, GPTConfig
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
 from tools import export
@@ -42,3 +48,14 @@ def output_path(folder: Path, to: str) -> Path:
 def run_export(*arguments: object) -> None:
     """Run the export command in this process."""
     export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
+
+
+def read_html(path: Path) -> SimpleNamespace:
+    """The code, header, and weights of an HTML file, read without a browser."""
+    contents: dict[str, list[bytes]] = {}
+    pattern = re.compile(r'<script type="text/plain" data-kind="(\w+)"[^>]*>([\w+/=]*)</script>', re.ASCII)
+    for kind, text in pattern.findall(path.read_text(encoding="utf-8")):
+        contents.setdefault(kind, []).append(base64.b64decode(text))
+    code, header = (json.loads(gzip.decompress(contents[kind][0])) for kind in ("code", "header"))
+    weights = Weights(header["parameters"], b"".join(contents["weights"]))
+    return SimpleNamespace(code=code, header=header, weights=weights)

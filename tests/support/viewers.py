@@ -46,7 +46,7 @@ class Served:
     @contextmanager
     def perturbed(self, seed: int) -> Iterator[GPT]:
         """The opened model, with one weight of its layers changed inside the block."""
-        model, random = self.provider.models[0].model, np.random.default_rng(seed)
+        model, random = self.provider.viewed[0].model, np.random.default_rng(seed)
         parameters = {name: p for name, p in model.named_parameters() if ".h." in name}
         name = random.choice(sorted(parameters))
         weights = parameters[name].view(-1)
@@ -91,7 +91,7 @@ class Viewer:
 
     @property
     def viewed(self) -> ViewedModel:
-        return self.served.provider.models[0]
+        return self.served.provider.viewed[0]
 
     def run(self, **switches: Any) -> NumpyRun:
         """The shown text in NumPy."""
@@ -249,7 +249,7 @@ def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same_ranks(ranks, run)
     assert_same(viewer.column("tokens", "its probability"), [math.nan, *run.probabilities[:-1].max(-1)])
     assert_same(viewer.column("tokens", "entropy of the next (nats)"), run.entropies)
-    pieces = [viewer.viewed.piece(token) for token in run.probabilities.argmax(-1)]
+    pieces = [viewer.viewed.tokenizer.piece(token) for token in run.probabilities.argmax(-1)]
     assert viewer.column("tokens", "most likely") == ["", *pieces[:-1]]
 
 

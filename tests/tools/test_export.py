@@ -13,8 +13,7 @@ from folio import UserError
 from folio.checkpoints import export_formats, foreign
 from folio.checkpoints.export_formats import FORMATS
 from folio.checkpoints.tensor_files import write_tensors
-from folio.web.html_file import read_html
-from tests.support.exports import checkpoint_of, output_path, run_export
+from tests.support.exports import checkpoint_of, output_path, read_html, run_export
 from tests.support.tiny_tokenizers import bpe
 from tests.support.viewed_models import TOKENIZERS, save_random_run
 from train import train

@@ -95,7 +95,7 @@ def test_ends_of_samples(provider, runs, model, longest):
 
 def test_probabilities_are_the_models_own(provider):
     """Before temperature and filters."""
-    viewed = provider.models[0]
+    viewed = provider.viewed[0]
     events = generate(provider, ids=[3, 4], num_samples=2, max_new_tokens=12, temperature=1.5, top_k=3)
     for *entries, _ in entries_of(events):
         tokens, _, shown, others = zip(*entries, strict=True)

@@ -266,7 +266,7 @@ def test_a_context_of_one_token(seed, tmp_path):
 @pytest.mark.parametrize("kind", ["char"])
 def test_histogram_of_nearly_equal_values(provider, model):
     """The histogram failed for gains close to 1 after the first step: its bin edges were equal in float32."""
-    gains = provider.models[0].model.transformer.ln_f.weight
+    gains = provider.viewed[0].model.transformer.ln_f.weight
     gains.copy_(1 + torch.arange(len(gains)) % 2 * torch.finfo().eps)
     facts, _ = ask(provider, "parameter", name="transformer.ln_f.weight")
     assert facts["counts"] == [16] + 62 * [0] + [16]
@@ -275,7 +275,7 @@ def test_histogram_of_nearly_equal_values(provider, model):
 @pytest.mark.parametrize("kind", ["char"])
 def test_nan_weights_can_be_shown(provider, model):
     """A mean loss of NaN is not valid JSON, and a histogram of NaN failed."""
-    viewed = provider.models[0]
+    viewed = provider.viewed[0]
     viewed.model.transformer.h[0].mlp.c_fc.weight[3, 4] = math.nan
     facts, tensors = ask(provider, "overview", ids=IDS)
     assert facts["mean_loss"] is None and np.isnan(tensors["loss"]).all()
@@ -319,7 +319,7 @@ def test_caches_notice_replaced_checkpoints(provider, seed):
         return [tensors[0]["loss"], tensors[0]["score_prefix"], tensors[1]["logits"], tensors[2]["map"], samples]
 
     before = ask_all()
-    viewed = provider.models[0]
+    viewed = provider.viewed[0]
     save_run(viewed.run, {}, viewed.tokenizer, {10: build_model("char", seed + 1)})
     os.utime(viewed.checkpoints()[10], (1, 1))  # a different time even with a coarse clock
     for old, new in zip(before, ask_all(), strict=True):

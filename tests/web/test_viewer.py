@@ -22,7 +22,7 @@ from folio.decoding.language_model import LanguageModel
 from folio.experiments.static_page import BASE_STYLE, COLORS
 from folio.web import viewer
 from folio.web.playground import GenerationQuestion
-from folio.web.questions import Answer, Question, TraceProvider
+from folio.web.questions import KINDS, Answer, Question, TraceProvider
 from folio.web.server import FAILURE
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import read_page
@@ -226,7 +226,7 @@ VALID = {  # other fields may be 0 or 1
 }
 
 
-@pytest.mark.parametrize("kind", [*sorted(TraceProvider([], "").questions.keys() - {"notes"}), "generate"])
+@pytest.mark.parametrize("kind", [*sorted({*KINDS} - {"notes"}), "generate"])
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(data=st.data())
 def test_valid_questions_are_answered_and_others_answered_or_refused(client, kind, data):

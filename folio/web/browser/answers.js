@@ -19,8 +19,6 @@ const QUESTION = {
   mask: {type: ["before", "after", "off"], default: "before"}, scale: {type: "True or False", default: true},
   heads_off: TEXT, mlps_off: TEXT, whole: {type: "True or False", default: false},
 };
-const KINDS = ["models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits",
-  "parameter", "vocabulary", "positions", "memorized", "overlap", "run"];
 const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {

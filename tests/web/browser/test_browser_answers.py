@@ -65,10 +65,10 @@ class Case:
 
     @property
     def limit(self) -> int:
-        return self.provider.models[0].limit
+        return self.provider.viewed[0].limit
 
     def text_of(self, count: int) -> str:
-        tokenizer = self.provider.models[0].tokenizer
+        tokenizer = self.provider.viewed[0].tokenizer
         return EOT_TEXT.join([tokenizer.decode(random_ids(self, 20))] * count)
 
     def in_python(self, question: Any) -> Any:
@@ -138,11 +138,11 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
         run = save_run(tmp_path_factory.mktemp(name), {200: model}, tokenizer, {})
         provider = TraceProvider([ViewedModel(run, "best", torch.device("cpu"))], STRANGE)
         if name == "nan":
-            block = provider.models[0].model.transformer.h[0]
+            block = provider.viewed[0].model.transformer.h[0]
             block.mlp.c_fc.weight[3, 4] = math.nan
             edges = 0.1 * torch.arange(96).remainder(65) - 0.7  # of histogram bins
             block.attn.c_attn.bias.copy_(edges)
-        engine.load(provider.models[0].model, simd=name != "bpe")
+        engine.load(provider.viewed[0].model, simd=name != "bpe")
         script = "void (models[name] = new Answers(gpt, makeTokenizer(header.tokenizer), header))"
         engine(script, name=name, header=header_of(provider))
         opened[name] = Case(provider, engine, name)
@@ -150,7 +150,7 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
 
 
 def header_of(provider: TraceProvider) -> dict[str, Any]:
-    viewed = provider.models[0]
+    viewed = provider.viewed[0]
     return {
         **viewed.describe(),
         "tokenizer": viewed.tokenizer.to_json() | {"kind": viewed.tokenizer.kind},
@@ -166,14 +166,14 @@ def case(request, cases) -> Case:
 
 
 def random_ids(case: Case, count: int) -> list[int]:
-    tokenizer = case.provider.models[0].tokenizer
+    tokenizer = case.provider.viewed[0].tokenizer
     if tokenizer.kind == "midi":
         return tokenizer.encode(random_text(tokenizer, SEED, count)).tolist()[:count]
     return np.random.default_rng(count).integers(0, tokenizer.vocab_size, count).tolist()
 
 
 def test_questions_about_a_text_equal_python(case):
-    config, questions = case.provider.models[0].model.config, []
+    config, questions = case.provider.viewed[0].model.config, []
     for count in {case.limit, min(9, case.limit), 1}:
         ids = random_ids(case, count)
         for token in {0, count // 2, count - 1}:
@@ -188,7 +188,7 @@ def test_switches_equal_python(case):
 
 
 def test_questions_about_the_model_equal_python(case):
-    viewed = case.provider.models[0]
+    viewed = case.provider.viewed[0]
     parameters = [name for name, _ in viewed.model.named_parameters()]
     questions = [{"kind": "parameter", "name": name} for name in parameters]
     questions += [{"kind": "parameter", "name": name, "row": 0} for name in parameters]
@@ -314,9 +314,3 @@ def test_the_shortest_quote_is_that_of_python(engine):
         script = f"finish(TrainingSearch.read(index, bytes, {TOKENIZER}).overlap(text))"
         overlap = engine(script, index=index, bytes=content, text=text.tolist(), eot=None, kind="midi")
         assert overlap == find_overlap(search.index, tokenizer, text)._asdict() and overlap["in_training"] == quoted
-
-
-def test_too_much_training_data_is_an_error():
-    with pytest.raises(UserError, match=r"6 tokens.*at most 5"):
-        datasets = [dataset_of(np.arange(2), np.arange(4))]
-        html_file.index_training_data(datasets, StrangeTokenizer(None, "bpe"), max_tokens=5)

@@ -153,7 +153,7 @@ def check_positions(viewer: Viewer, run: NumpyRun, place: Place) -> None:
 
 @shows("examples")
 def check_examples(viewer: Viewer, run: NumpyRun, place: Place) -> None:
-    pieces = [viewer.viewed.piece(token) for token in run.ids]
+    pieces = [viewer.viewed.tokenizer.piece(token) for token in run.ids]
     assert viewer.column("examples", "prefix") == ["".join(pieces[:t]) for t in range(1, len(pieces))]
     assert viewer.column("examples", "next") == pieces[1:]
     assert_same(viewer.column("examples", "loss"), run.losses)

@@ -52,7 +52,7 @@ def test_a_text_of_the_training_data_is_labeled(new_viewer, serve, tiny, text, t
     wait_until(lambda: note_of(viewer).startswith("40 of these 40 characters"))
     viewer = new_viewer(serve(str(tmp_path / "a"), str(tmp_path / "b"), text=quote)).open("compare")
     wait_until(lambda: "40 of these 40" in note_of(viewer))
-    first, second = (viewed.name for viewed in viewer.served.provider.models)
+    first, second = (viewed.name for viewed in viewer.served.provider.viewed)
     reason = f"Not compared with the training data: its training data, {missing}, does not exist"
     assert note_of(viewer).startswith(f"{first}: 40 of these") and f" {second}: {reason}" in note_of(viewer)
     viewer.show("compare", text=quote[::-1])

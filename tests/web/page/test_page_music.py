@@ -160,7 +160,7 @@ FAKE_AUDIO = """
 
 def test_playback_uses_the_tempo_of_the_format(new_viewer, music):
     served, text = music
-    format = served.provider.models[0].music
+    format = served.provider.viewed[0].music
     played = play(text.split(), format)
     notes = [note for note in played if note.end > note.start]
     unit = 60 / format.tempo  # seconds
@@ -199,7 +199,7 @@ def test_playback_uses_the_tempo_of_the_format(new_viewer, music):
 @pytest.mark.parametrize("music", [PERFORMANCE], ids=["performance"], indirect=True)
 def test_the_model_continues_the_piece(new_viewer, music):
     served, text = music
-    viewed = served.provider.models[0]
+    viewed = served.provider.viewed[0]
     viewed.model.transformer.ln_f.bias.data[:] = 1
     viewed.model.transformer.wte.weight.data[viewed.tokenizer.eot] = -100  # the piece does not end
     settings = dict(temperature=1.5, seed=7, top_k=8)

@@ -436,7 +436,7 @@ def test_strange_text_is_shown_as_text_in_narrow_windows(kind, text, new_viewer,
     invisible = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e]")
     scripts = viewer.open("tokens")("document.scripts.length")
     viewer.after(lambda: viewer.page.locator("#text").fill(text))
-    assert viewer.column("tokens", "token") == [viewed.piece(token) for token in ids]
+    assert viewer.column("tokens", "token") == [viewed.tokenizer.piece(token) for token in ids]
     for view in viewer.views():
         viewer.show(view, text=text, layer=1, token=1)
         assert viewer("document.scripts.length") == scripts and not viewer.page.locator("b, #view script").count(), view
@@ -450,7 +450,7 @@ def test_strange_text_is_shown_as_text_in_narrow_windows(kind, text, new_viewer,
     shown = viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.textContent)")
     assert len(shown) == len(ids) and all(shown)
     for token, label in zip(ids, shown, strict=True):
-        piece = viewed.piece(token)
+        piece = viewed.tokenizer.piece(token)
         assert label == piece or not (piece.isascii() and piece.isprintable()) or piece == " "
 
 
