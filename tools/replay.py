@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from folio import UserError  # noqa: E402
-from folio.base.files import atomic_write, write_json  # noqa: E402
+from folio.base.files import write_json  # noqa: E402
 from folio.base.number_format import counted, format_seconds  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
@@ -32,6 +32,7 @@ from folio.checkpoints.find_runs import find_runs  # noqa: E402
 from folio.checkpoints.training_data import open_training_mixture  # noqa: E402
 from folio.data.tokenizer import Tokenizer  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
+from folio.experiments import static_page  # noqa: E402
 from folio.experiments.replay import Comparison, History, InMemoryCheckpoint, Part, StepRecorder  # noqa: E402
 from folio.experiments.replay_report import Report, as_page, as_text  # noqa: E402
 from folio.machine import distributed  # noqa: E402
@@ -249,8 +250,7 @@ def describe_work(history: History, begin: int, step: int) -> str:
 def write_report(report: Report, output: Path, json: str | None) -> None:
     """Write the page and, if given, the JSON file. Raises UserError."""
     try:
-        with atomic_write(output) as temporary:
-            temporary.write_text(as_page(report), encoding="utf-8", errors="backslashreplace")
+        static_page.write(output, as_page(report))
     except OSError as error:
         raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
     if json:

@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.base.files import atomic_write  # noqa: E402
 from folio.base.progress import note  # noqa: E402
 from folio.base.roles import UNLISTED, names_with  # noqa: E402
 from folio.base.settings import NonEmptyStr, run_script  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, runs_of  # noqa: E402
+from folio.experiments import static_page  # noqa: E402
 from folio.experiments.report_page import report_page  # noqa: E402
 from folio.experiments.selection import Selection  # noqa: E402
 from train import TrainConfig  # noqa: E402
@@ -59,8 +59,7 @@ def main(cfg: ReportConfig) -> None:
     content = report_page(runs, names_with(TrainConfig, UNLISTED))
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:
-        with atomic_write(output) as temporary:
-            temporary.write_text(content, encoding="utf-8", errors="backslashreplace")  # a run's name may not be UTF-8
+        static_page.write(output, content)
     except OSError as error:
         raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
     print(f"{output}: {len(content) / 2**20:.1f} MiB; open it in a browser")

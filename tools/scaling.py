@@ -38,6 +38,7 @@ from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, Pos
 from folio.base.stop_signals import StopSignal  # noqa: E402
 from folio.data.find_data import open_mixture  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
+from folio.experiments import static_page  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
 from folio.experiments.scaling_page import scaling_page  # noqa: E402
 from folio.machine.gpus import GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
@@ -288,8 +289,7 @@ def write_files(
                 temporary.write_text(config_file(cfg, path, minutes, candidates[0]), encoding="utf-8")
             print(f"train it for {minutes} minutes: {command('train.py', short_path(path))}")
         page = scaling_page(cfg.name, law, [run_cells(run) for run in runs], HEADS, table_rows(answers, data), answers)
-        with atomic_write(folder / "scaling.html") as temporary:
-            temporary.write_text(page, encoding="utf-8")
+        static_page.write(folder / "scaling.html", page)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written ({error.strerror}); choose another --out_dir") from None
     print(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_path)}: all numbers")

@@ -27,9 +27,10 @@ sys.path.insert(0, str(ROOT))
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError  # noqa: E402
 from folio.base.commands import short_path  # noqa: E402
-from folio.base.files import atomic_write, write_json  # noqa: E402
+from folio.base.files import write_json  # noqa: E402
 from folio.base.packages import require  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, help_text, run_script  # noqa: E402
+from folio.experiments import static_page  # noqa: E402
 from folio.experiments.sweep.arguments import parse_sweep  # noqa: E402
 from folio.experiments.sweep.definition import Sweep  # noqa: E402
 from folio.experiments.sweep.folder_queue import FolderQueue  # noqa: E402
@@ -105,8 +106,7 @@ def show_results(sweep: Sweep, trials: TrialSource) -> None:
     print("\n".join(remarks))
     html = sweep_page(f"Folio: {sweep.name}", sweep.space, rows, outcomes, importances, remarks)
     with report_write_errors(sweep.out_dir):
-        with atomic_write(sweep.out_dir / "sweep.html") as temporary:
-            temporary.write_text(html, encoding="utf-8")
+        static_page.write(sweep.out_dir / "sweep.html", html)
         write_json(sweep.out_dir / "results.json", as_json(rows, outcomes, importances))
     print(f"{short_path(sweep.out_dir / 'sweep.html')}: curves, parallel coordinates, importance; open it in a browser")
 

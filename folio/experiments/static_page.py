@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from folio.base.files import atomic_write
+
 FOLDER = Path(__file__).resolve().parent
 BASE_STYLE = FOLDER / "page.css"  # rules and colors of all pages
 COLORS = FOLDER / "colors.js"  # palettes of all pages
@@ -31,6 +33,12 @@ def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
     )
     end = f"</main>\n<script>{script}</script>\n</body>\n</html>\n"
     return "\n".join([head, *filter(None, parts), end])
+
+
+def write(path: Path, html: str) -> None:
+    """Write a page. Names in it may not be UTF-8: such bytes become escapes. Raises OSError."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
 
 
 def hash_source(text: str) -> str:

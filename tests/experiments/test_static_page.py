@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from folio.experiments.charts import LineGroup, Panel, line_chart, page_with_charts
-from folio.experiments.static_page import BASE_STYLE, COLORS, details, hash_source, page, table
+from folio.experiments.static_page import BASE_STYLE, COLORS, details, hash_source, page, table, write
 from tests.support.processes import ROOT
 
 HOSTILE = "<script>alert('x')</script> & \"é\""
@@ -110,3 +110,9 @@ def test_dark_mode_is_for_screens(open_page):
     opened.emulate_media(media="screen", color_scheme="light")
     opened.evaluate("dispatchEvent(new Event('afterprint'))")
     assert opened.evaluate(script) == ["rgb(255, 255, 255)"] * 2
+
+
+def test_a_name_that_is_not_utf_8_is_written_with_an_escape(tmp_path):
+    """The pages of sweeps and of scaling in such a folder ended in a traceback; only two other pages escaped names."""
+    write(tmp_path / "page.html", page("run-\udce9", [], "", ""))
+    assert "<title>run-\\udce9</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
