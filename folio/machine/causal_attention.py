@@ -38,6 +38,7 @@ from folio.machine.simd import (
     integers_32,
     load,
     make_array_at,
+    make_mixing_tile,
     multiply_add,
     reduce_lanes,
     square_root,
@@ -45,8 +46,8 @@ from folio.machine.simd import (
     widen_bfloat16,
 )
 
-PAIRS = FORMATS["bfloat16 pairs"]
 ROWS = 8  # of a tile; 8 rows by 2 vectors are 16 sums, in registers
+tile_1, tile_2 = (make_mixing_tile(FORMATS["bfloat16 pairs"], ROWS, vectors) for vectors in (1, 2))
 SOFTMAX_ROWS = 4  # that are computed together, because rows are short
 MASKED = np.float32(-np.inf)
 
@@ -65,44 +66,6 @@ def narrow(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """Round float32 to bfloat16."""
     rounded = call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", vector(BFloat()), x)
     return builder.bitcast(rounded, vector(INT16))
-
-
-def make_tile(vectors: int):
-    """tile(a, a_pair, a_row, b, b_pair, pairs, c, c_row): c[r, n] = the sum over i of a[r, i] b[i, n].
-
-    a: at pair p and row r, two elements at a + p a_pair + r a_row. b: at pair p, two elements for each n, at b + p
-    b_pair. c: float32 with ROWS rows of 16 `vectors` columns.
-    """
-
-    @intrinsic
-    def tile(context, a, a_pair, a_row, b, b_pair, pairs, c, c_row):
-        def generate(context, builder, signature, arguments):
-            a, a_pair, a_row, b, b_pair, pairs, c, c_row = arguments
-            sums = [
-                [cgutils.alloca_once_value(builder, constant(FLOAT, 0.0)) for _ in range(vectors)] for _ in range(ROWS)
-            ]
-            rows = [builder.add(a, builder.mul(a_row, ir.Constant(INT64, r))) for r in range(ROWS)]
-            with cgutils.for_range(builder, pairs) as loop:
-                b_p = builder.add(b, builder.mul(loop.index, b_pair))
-                offset = builder.mul(loop.index, a_pair)
-                columns = [PAIRS.weights(builder, builder.add(b_p, ir.Constant(INT64, 64 * v))) for v in range(vectors)]
-                for r in range(ROWS):
-                    pair = broadcast(builder, load(builder, builder.add(rows[r], offset), INT32))
-                    for v in range(vectors):
-                        total = PAIRS.accumulate(builder, builder.load(sums[r][v]), columns[v], pair)
-                        builder.store(total, sums[r][v])
-            for r in range(ROWS):
-                c_r = builder.add(c, builder.mul(c_row, ir.Constant(INT64, r)))
-                for v in range(vectors):
-                    store(builder, builder.load(sums[r][v]), builder.add(c_r, ir.Constant(INT64, 64 * v)))
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8), generate
-
-    return tile
-
-
-tile_1, tile_2 = make_tile(1), make_tile(2)
 
 
 @intrinsic
@@ -241,7 +204,7 @@ def softmax_gradient(context, weights, grad, count, factor, result):
 
 @compiled
 def multiply(a, a_pair, a_row, b, b_pair, pairs, c, c_row, columns):
-    """c = a b with BLOCK rows, by tiles. See make_tile. columns: a multiple of 16."""
+    """c = a b with BLOCK rows, by tiles, with the arguments of make_mixing_tile. columns: a multiple of 16."""
     for r in range(0, BLOCK, ROWS):
         a_r, c_r, n = a + r * a_row, c + r * c_row, 0
         while n + 2 * LANES <= columns:

@@ -89,6 +89,7 @@ class WeightFormat:
     inputs = LANES  # per step
     weight_bytes, activation_bytes = 64, 64  # per step
     activation = vector(FLOAT)
+    factor = FLOAT  # of a row of weights, in make_mixing_tile
 
     def weights(self, builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
         """Load the weights of a step as one vector."""
@@ -110,6 +111,7 @@ class BFloat16Pairs(WeightFormat):
 
     inputs = 2 * LANES
     activation = vector(INT16, 2 * LANES)
+    factor = INT32  # a pair
 
     def weights(self, builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
         return load(builder, address, self.activation)
@@ -219,41 +221,42 @@ def make_tile(format: WeightFormat, rows: int, outputs: int, prefetch: bool = Tr
 
 
 def make_mixing_tile(format: WeightFormat, rows: int, vectors: int):
-    """tile(x, x_stride, w, w_stride, n, y, y_stride): y[r, c] = sum of x[r, i] w[i, c] over n rows of w.
+    """tile(x, x_column, x_row, w, w_row, n, y, y_row): y[r, c] = sum of x[r, i] w[i, c] over n rows of w.
 
-    rows: of x and y. vectors: of 16 columns each. x and y are float32.
+    rows: of x and y. vectors: of 16 columns each. x[r, i] is at x + r x_row + i x_column. x and y are float32, except
+    that with pairs of bfloat16, x[r, i] and w[i, c] are pairs.
     """
 
     @intrinsic
-    def tile(context, x, x_stride, w, w_stride, n, y, y_stride):
+    def tile(context, x, x_column, x_row, w, w_row, n, y, y_row):
         def generate(context, builder, signature, arguments):
-            x, x_stride, w, w_stride, n, y, y_stride = arguments
+            x, x_column, x_row, w, w_row, n, y, y_row = arguments
 
             def at(base: ir.Value, stride: ir.Value, index: int) -> ir.Value:
                 return builder.add(base, builder.mul(stride, ir.Constant(INT64, index)))
 
-            zeros = constant(FLOAT, 0.0)
+            zeros, x_rows = constant(FLOAT, 0.0), [at(x, x_row, r) for r in range(rows)]
             sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(vectors)] for _ in range(rows)]
             with cgutils.for_range(builder, n) as loop:
-                w_row = builder.add(w, builder.mul(w_stride, loop.index))
-                x_column = builder.add(x, builder.mul(loop.index, ir.Constant(INT64, 4)))
+                w_i = builder.add(w, builder.mul(w_row, loop.index))
+                x_offset = builder.mul(x_column, loop.index)
                 w_vectors = [
-                    format.weights(builder, builder.add(w_row, ir.Constant(INT64, v * format.weight_bytes)))
+                    format.weights(builder, builder.add(w_i, ir.Constant(INT64, v * format.weight_bytes)))
                     for v in range(vectors)
                 ]
                 for r in range(rows):
-                    factor = broadcast(builder, load(builder, at(x_column, x_stride, r), FLOAT))
+                    factor = broadcast(builder, load(builder, builder.add(x_rows[r], x_offset), format.factor))
                     for v in range(vectors):
-                        total = multiply_add(builder, factor, w_vectors[v], builder.load(sums[r][v]))
+                        total = format.accumulate(builder, builder.load(sums[r][v]), w_vectors[v], factor)
                         builder.store(total, sums[r][v])
             for r in range(rows):
                 for v in range(vectors):
-                    address = builder.add(at(y, y_stride, r), ir.Constant(INT64, 4 * LANES * v))
+                    address = builder.add(at(y, y_row, r), ir.Constant(INT64, 4 * LANES * v))
                     total = builder.load(sums[r][v])
                     builder.store(total, builder.inttoptr(address, total.type.as_pointer()), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 8), generate
 
     return tile
 
@@ -275,16 +278,16 @@ def make_mix(format: WeightFormat):
             while r + 4 <= rows:
                 x_r, y_r = x + r * x_stride, y + r * y_stride + 4 * c
                 if wide:
-                    tile_4x4(x_r, x_stride, w_c, w_stride, n, y_r, y_stride)
+                    tile_4x4(x_r, 4, x_stride, w_c, w_stride, n, y_r, y_stride)
                 else:
-                    tile_4x1(x_r, x_stride, w_c, w_stride, n, y_r, y_stride)
+                    tile_4x1(x_r, 4, x_stride, w_c, w_stride, n, y_r, y_stride)
                 r += 4
             while r < rows:
                 x_r, y_r = x + r * x_stride, y + r * y_stride + 4 * c
                 if wide:
-                    tile_1x4(x_r, x_stride, w_c, w_stride, n, y_r, y_stride)
+                    tile_1x4(x_r, 4, x_stride, w_c, w_stride, n, y_r, y_stride)
                 else:
-                    tile_1x1(x_r, x_stride, w_c, w_stride, n, y_r, y_stride)
+                    tile_1x1(x_r, 4, x_stride, w_c, w_stride, n, y_r, y_stride)
                 r += 1
             c += 4 * LANES if wide else LANES
         return 0
