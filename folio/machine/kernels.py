@@ -29,7 +29,7 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     if runtime.workers > 1 and runtime.dtype == torch.bfloat16 and compiled_attention.is_available():
         model.kernel = CompiledAttention()
     max_logits = MAX_LOGITS_COMPILED if runtime.compile else MAX_LOGITS // runtime.workers
-    model.cross_entropy = make_cross_entropy(model.config.vocab_size, runtime.size_multiple, max_logits)
+    model.cross_entropy = make_cross_entropy(max_logits, model.config.vocab_size, runtime.size_multiple)
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -48,7 +48,7 @@ def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> T
 def pad_vocabulary(model: GPT, multiple: int) -> None:
     """Add rows of zeros to the token embeddings, up to a multiple of `multiple`, for faster matmuls on GPUs.
 
-    The rows stay zero in training: no id selects them, chunked_cross_entropy masks their logits, and `lm_head` returns
+    The rows stay zero in training: no id selects them, the loss masks their logits, and `lm_head` returns
     logits without them. Checkpoints do not contain them. Call it before the optimizer is built.
     """
     V = model.config.vocab_size
@@ -171,41 +171,28 @@ MAX_LOGITS_COMPILED = 2**28  # never in float32; with fewer chunks, compiling is
 GRADIENT_SCALE = {torch.float16: 256}  # of the logits' gradients, most of which are near 1 / V
 
 
-def chunked_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    max_logits: int = MAX_LOGITS,
-    vocab_size: int | None = None,
-    row_multiple: int = 1,
-) -> Tensor:
+def make_cross_entropy(
+    max_logits: int = MAX_LOGITS, vocab_size: int | None = None, row_multiple: int = 1
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """model.cross_entropy, computed in chunks of tokens if there are more than `max_logits` logits.
 
     vocab_size: the number of rows of `weight` without padding (see pad_vocabulary); None: all. A chunk's number of
     tokens is rounded up to a multiple of row_multiple.
-    """
-    N, V, mask = len(targets), len(weight), None
-    if vocab_size is not None and vocab_size < V:
-        mask = weight.new_zeros(V)  # added to the logits
-        mask[vocab_size:] = -math.inf
-    if N * V <= max_logits:
-        return F.cross_entropy(F.linear(x, weight, mask), targets, ignore_index=-1, reduction="sum")
-    chunks = -(-N * V // max_logits)
-    rows = round_up(-(-N // chunks), row_multiple)
-    return ChunkedCrossEntropy.apply(x, weight, mask, targets, rows, torch.is_grad_enabled())
-
-
-def make_cross_entropy(
-    vocab_size: int, row_multiple: int, max_logits: int
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """chunked_cross_entropy with these arguments.
 
     It is a function, not a partial object: torch compiles all partial objects as one function of its own, so that after
     calls with different shapes (a block's, the loss's), the sizes become variables of the graphs.
     """
 
     def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        return chunked_cross_entropy(x, weight, targets, max_logits, vocab_size, row_multiple)
+        N, V, mask = len(targets), len(weight), None
+        if vocab_size is not None and vocab_size < V:
+            mask = weight.new_zeros(V)  # added to the logits
+            mask[vocab_size:] = -math.inf
+        if N * V <= max_logits:
+            return F.cross_entropy(F.linear(x, weight, mask), targets, ignore_index=-1, reduction="sum")
+        chunks = -(-N * V // max_logits)
+        rows = round_up(-(-N // chunks), row_multiple)
+        return ChunkedCrossEntropy.apply(x, weight, mask, targets, rows, torch.is_grad_enabled())
 
     return cross_entropy
 

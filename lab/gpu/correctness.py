@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from folio.machine.kernels import adapt, chunked_cross_entropy, compile_loss, pad_vocabulary
+from folio.machine.kernels import adapt, compile_loss, make_cross_entropy, pad_vocabulary
 from folio.machine.runtime import Runtime
 from folio.training.optim import LearningRates, make_optimizer, state_tensors, update
 from lab.gpu.part import Part, can_compile, compiler_counters, name_of, quick_compiler, supported_dtypes
@@ -75,7 +75,7 @@ class Variant(NamedTuple):
             pad_vocabulary(model, 128)
         adapt(model, runtime)
         if self.is_chunked:
-            model.cross_entropy = lambda *tensors: chunked_cross_entropy(*tensors, CHUNK, V, runtime.size_multiple)
+            model.cross_entropy = make_cross_entropy(CHUNK, V, runtime.size_multiple)
         if not self.is_compiled:
             return compute(model, runtime, batch, compile_loss(model, runtime))
         torch.compiler.reset()  # otherwise the ninth model would not be compiled

@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ from folio.machine.kernels import (
     FusedInEvaluation,
     adapt,
     choose_attention,
-    chunked_cross_entropy,
     describe_attention,
+    make_cross_entropy,
     pad_vocabulary,
 )
 from folio.machine.runtime import resolve_runtime
@@ -189,7 +188,7 @@ def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir, chun
 
 
 def with_chunked_loss(model: GPT, max_logits: int = MAX_LOGITS) -> GPT:
-    model.cross_entropy = partial(chunked_cross_entropy, max_logits=max_logits)
+    model.cross_entropy = make_cross_entropy(max_logits)
     return model
 
 
@@ -275,7 +274,7 @@ def test_the_chunked_loss_keeps_small_gradients_in_float16(seed):
     for dtype in (torch.float32, torch.float16):
         leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            (chunked_cross_entropy(*leaves, targets, 1000 * V // 50) * 1024).backward()
+            (make_cross_entropy(1000 * V // 50)(*leaves, targets) * 1024).backward()
         gradients[dtype] = [leaf.grad for leaf in leaves]
     for half, single in zip(gradients[torch.float16], gradients[torch.float32], strict=True):
         # float16 has the logits' gradients, the inputs, and the sums over ids or tokens.
@@ -299,7 +298,7 @@ def test_a_padded_vocabulary_changes_no_logit_loss_or_gradient(dtype, max_logits
     assert models[0].num_params() == models[1].num_params() and len(models[1].lm_head.weight) == 64
     gradients, losses, logits = [], [], []
     for model in models:
-        model.cross_entropy = partial(chunked_cross_entropy, max_logits=max_logits, vocab_size=V)
+        model.cross_entropy = make_cross_entropy(max_logits, V)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits.append(model.logits(idx))
             losses.append(model(idx, targets)[1])

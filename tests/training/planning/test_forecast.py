@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from folio import UserError
 from folio.machine import distributed, memory
 from folio.machine.data_parallel import DataParallelLoss
-from folio.machine.kernels import FusedAttention, adapt, chunked_cross_entropy, compile_loss
+from folio.machine.kernels import FusedAttention, adapt, compile_loss, make_cross_entropy
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.loader import resident_bytes
 from folio.training.planning.data import open_data
@@ -136,7 +136,7 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     model, runtime = GPT(config).train(), Runtime(torch.device("cpu"), dtype, True, "")
     adapt(model, runtime)
-    model.kernel, model.cross_entropy = FusedAttention(), partial(chunked_cross_entropy, max_logits=limit)
+    model.kernel, model.cross_entropy = FusedAttention(), make_cross_entropy(limit)
     if recompute:
         distributed.checkpoint_activations(model.transformer.h)
     loss_fn, idx = compile_loss(model, runtime), torch.zeros(4, 64, dtype=torch.long)
@@ -191,7 +191,7 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as measured:
-        chunked_cross_entropy(x, weight, torch.arange(N), n * V)
+        make_cross_entropy(n * V)(x, weight, torch.arange(N))
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
     not_counted = 4 * V * C + s * (N * C + n * C + 10)
     assert 0 <= measured.peak - elsewhere - loss_bytes(N, config, s) <= not_counted
