@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -220,39 +220,38 @@ class Saver:
         self.replace = replace  # whether the first checkpoint replaces those of another run
         self.folder = FolderWatch(out_dir)
         self.thread = ThreadPoolExecutor(1, initializer=_lower_priority)
-        self.writing: tuple[int, Future] | None = None  # a step and its save
-        self.writing_snapshot: tuple[int, Future] | None = None
+        self.writing: dict[str, tuple[int, Future]] = {}  # "checkpoint" or "snapshot" -> its step, its write
 
     def begin(self, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Start to `save` a checkpoint. The tensors must not change. Call wait() for the previous one first."""
-        assert self.writing is None
-        arguments = (self.out_dir, step, model, optimizer, self.tokenizer, state, self.keep_last, self.replace)
-        self.writing = step, self.thread.submit(self._write, save, *arguments)
-
-    def wait(self) -> str | None:
-        """Wait for the pending checkpoint. Returns the reason of a failure, or None."""
-        if not self.writing:
-            return None
-        writing, self.writing = self.writing, None
-        failure = _wait_for(*writing)
-        self.replace = self.replace and failure is not None
-        return failure
+        """Start to `save` a checkpoint. The tensors must not change. Wait for the previous one first."""
+        arguments = (step, model, optimizer, self.tokenizer, state, self.keep_last, self.replace)
+        self._begin("checkpoint", step, save, *arguments)
 
     def begin_snapshot(self, step: int, weights: dict[str, Tensor]) -> None:
-        """Start to write a snapshot. Call wait_for_snapshot() for the previous one first."""
-        assert self.writing_snapshot is None
-        self.writing_snapshot = step, self.thread.submit(self._write, write_snapshot, self.out_dir, step, weights)
+        """Start to write a snapshot. Wait for the previous one first."""
+        self._begin("snapshot", step, write_snapshot, step, weights)
 
-    def wait_for_snapshot(self) -> str | None:
-        """Wait for the pending snapshot. Returns the reason of a failure, or None."""
-        writing, self.writing_snapshot = self.writing_snapshot, None
-        return _wait_for(*writing) if writing else None
+    def _begin(self, what: str, step: int, write: Callable[..., Any], *arguments: Any) -> None:
+        assert what not in self.writing
+        self.writing[what] = step, self.thread.submit(self._write, write, *arguments)
+
+    def wait(self, what: Literal["checkpoint", "snapshot"]) -> str | None:
+        """Wait for the pending checkpoint or snapshot, if there is one. Returns the reason of a failure, or None."""
+        if what not in self.writing:
+            return None
+        step, future = self.writing.pop(what)
+        error = future.exception()
+        if error and not isinstance(error, OSError):
+            raise error
+        if what == "checkpoint" and not error:
+            self.replace = False
+        return f"step {step:,} could not be saved ({error})" if error else None
 
     def _write(self, write: Callable[..., Any], *arguments: Any) -> None:
-        """Call `write`. Raises FileNotFoundError if out_dir was moved: its path may belong to another run now."""
+        """Write into out_dir. Raises FileNotFoundError if out_dir was moved: its path may belong to another run now."""
         if not self.folder.is_in_place():
             raise FileNotFoundError(errno.ENOENT, "the folder was moved or removed", str(self.out_dir))
-        write(*arguments)
+        write(self.out_dir, *arguments)
 
     def folder_is_in_place(self) -> bool:
         """Whether out_dir is still the same folder as at the start."""
@@ -275,15 +274,12 @@ class NullSaver(Saver):
 
     replace = False
 
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        self.writing = {}
 
     def begin(self, *arguments: Any) -> None: ...
 
-    def wait(self) -> None: ...
-
     def begin_snapshot(self, *arguments: Any) -> None: ...
-
-    def wait_for_snapshot(self) -> None: ...
 
     def folder_is_in_place(self) -> bool:
         return True
@@ -291,14 +287,6 @@ class NullSaver(Saver):
     def current_folder(self) -> None: ...
 
     def __exit__(self, *exception: Any) -> None: ...
-
-
-def _wait_for(step: int, future: Future) -> str | None:
-    """Wait until a step is written. Returns the reason of a failure, or None."""
-    error = future.exception()
-    if error and not isinstance(error, OSError):
-        raise error
-    return f"step {step:,} could not be saved ({error})" if error else None
 
 
 def _lower_priority() -> None:

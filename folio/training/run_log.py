@@ -200,8 +200,6 @@ class NullMetrics(Metrics):
 
     def append(self, name: str, line: dict[str, Any]) -> None: ...
 
-    def abandon_after(self, step: int, number: int) -> None: ...
-
     def say(self, text: str) -> None: ...
 
 
@@ -233,9 +231,8 @@ def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> No
         numbers, samples = (read_lines(out_dir / name)[0] for name in ("metrics.jsonl", "samples.jsonl"))
         was_evaluated = step and any(line["step"] == step and line.get("val_loss") is not None for line in numbers)
         if was_evaluated and all(line["step"] != step for line in samples):
-            old_lines = b"".join(line + b"\n" for line in _complete_lines(out_dir / "samples.jsonl"))
-            with atomic_write(out_dir / "samples.jsonl") as temporary:
-                temporary.write_bytes(old_lines + json.dumps({"step": step, "text": generate()}).encode() + b"\n")
+            line = json.dumps({"step": step, "text": generate()}).encode()
+            _write_lines(out_dir / "samples.jsonl", [*_complete_lines(out_dir / "samples.jsonl"), line])
     except Exception as error:  # a sample is optional
         print(f"step {step:,}: no sample ({type(error).__name__}: {error})")
 

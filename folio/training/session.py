@@ -404,7 +404,7 @@ class Session:
 
     def _wait_for_snapshot(self) -> None:
         """Wait for the snapshot that is being written, and report a failure."""
-        if failure := self.saver.wait_for_snapshot():
+        if failure := self.saver.wait("snapshot"):
             self.metrics.say(f"the snapshot of {failure}; training continues without it")
 
     def save(self, is_required: bool = False) -> None:
@@ -437,7 +437,7 @@ class Session:
         required, raises TrainingError.
         """
         self._wait_for_snapshot()
-        failure = self.group.broadcast(self.saver.wait())
+        failure = self.group.broadcast(self.saver.wait("checkpoint"))
         if not failure:
             self.saved_best = self.pending_best
             return
