@@ -8,26 +8,24 @@ import io
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from struct import unpack_from
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from folio.base import pickles
 from folio.base.download import hub_model
-from folio.base.files import MAX_TEXT_BYTES, check_regular, read_json, refuse_lfs_pointer, short_repr, shorten
+from folio.base.files import MAX_TEXT_BYTES, check_regular, read_json, refuse_lfs_pointer, short_repr
 from folio.checkpoints import checkpoint, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint, LazyTensors
 from folio.checkpoints.foreign_tokenizers import check_fields
 from folio.checkpoints.identify import HUB, Identity, identify
-from folio.checkpoints.run_folder import CheckpointError
+from folio.checkpoints.run_folder import CheckpointError, as_checkpoint_error, first_line
 from folio.data.tokenizer import Tokenizer
 from folio.machine import memory
 from model import ACTIVATIONS, GPT, GPTConfig
@@ -93,7 +91,7 @@ def from_hugging_face(folder: Path, lazy: bool = False) -> Checkpoint:
     """Load GPT-2 as saved by transformers: config.json, model.safetensors or pytorch_model.bin (or their shards), and
     the tokenizer's files.
     """
-    with _reading(folder, "a folder of Hugging Face's GPT-2"):
+    with as_checkpoint_error(folder, "is not a folder of Hugging Face's GPT-2"):
         config = read_json(folder / "config.json")
         supported = {
             "model_type": ["gpt2"],
@@ -125,18 +123,12 @@ def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError.
     """
-    tensors = {}
-    for name, tensor in _saved_tensors(folder).items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{folder}: {short_repr(name)} is not a tensor")
-        if name.endswith(BUFFERS):
-            continue
-        if name != "lm_head.weight":
-            name = f"transformer.{name.removeprefix('transformer.')}"
-        if name in tensors:
-            raise CheckpointError(f"{folder} has {short_repr(name)} twice, with and without the prefix transformer.")
-        tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
-    return tensors
+
+    def rename(name: str) -> str:
+        return name if name == "lm_head.weight" else f"transformer.{name.removeprefix('transformer.')}"
+
+    tensors = _renamed(folder, _saved_tensors(folder), rename)
+    return {name: tensor.T if name.endswith(TRANSPOSED) else tensor for name, tensor in tensors.items()}
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
@@ -164,7 +156,7 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
 
 def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
     """Load nanoGPT's ckpt.pt. The characters come from the data set's meta.pkl (`foreign_tokenizers.read_nanogpt`)."""
-    with _reading(path, "nanoGPT's ckpt.pt"):
+    with as_checkpoint_error(path, "is not nanoGPT's ckpt.pt"):
         saved = load_pickle(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
         if unknown := arguments.keys() - {*NANOGPT_ARGUMENTS, "dropout"}:
@@ -172,15 +164,7 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
                 f"{path}: model_args has {short_repr(min(unknown))}, which nanoGPT's GPT does not have"
             )
         shape = {**{name: arguments[name] for name in NANOGPT_ARGUMENTS}, "activation": NANOGPT_ACTIVATION}
-        tensors = {}
-        for name, tensor in saved["model"].items():
-            if not isinstance(tensor, Tensor):
-                raise CheckpointError(f"{path}: {short_repr(name)} is not a tensor")
-            name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
-            if name in tensors:
-                raise CheckpointError(f"{path} has {short_repr(name)} twice, with and without _orig_mod. or module.")
-            if not name.endswith(BUFFERS):
-                tensors[name] = tensor
+        tensors = _renamed(path, saved["model"], lambda name: re.sub(r"^(_orig_mod\.|module\.)*", "", name))
         dataset = config.get("dataset")
         dataset = dataset if isinstance(dataset, str) else ""
         tokenizer = foreign_tokenizers.read_nanogpt(path, dataset, shape["vocab_size"])
@@ -192,7 +176,7 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
 
 def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
     """Load a GGUF file of GPT-2's architecture, with its tokenizer. Weights are F32, F16 or BF16, not quantized."""
-    with _reading(path, "a GGUF file of GPT-2"):
+    with as_checkpoint_error(path, "is not a GGUF file of GPT-2"):
         reader = _open_gguf(path)
         fields = {name: _gguf_value(reader, name) for name in GGUF_FIELDS if name in reader.fields}
         supported = {
@@ -342,6 +326,20 @@ def gguf_names(n_layer: int) -> dict[str, str]:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
+def _renamed(path: Path, saved: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    """The tensors under other names, without buffers. Raises CheckpointError."""
+    tensors = {}
+    for saved_name, tensor in saved.items():
+        if not isinstance(saved_name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path}: {short_repr(saved_name)} is not a tensor")
+        name = rename(saved_name)
+        if name in tensors:
+            raise CheckpointError(f"{path} has {short_repr(name)} twice, with and without a prefix")
+        if not name.endswith(BUFFERS):
+            tensors[name] = tensor
+    return tensors
+
+
 def load_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises OSError if it is not a regular file."""
     check_regular(path)
@@ -359,7 +357,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
             raise ValueError("its tensors are larger than the file")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # for a damaged file, torch's unpickler can raise any type
-        reason = _first_line(error)
+        reason = first_line(error)
         raise CheckpointError(
             f"{path} was not loaded, because it is damaged or may run code ({reason}); download it again"
         ) from None
@@ -412,31 +410,6 @@ def _storages(content: pickles.Content) -> dict[str, int]:
             raise ValueError(f"a tensor has {short_repr(numel)} elements")
         storages[key] = max(storages.get(key, 0), numel * STORAGES[storage])
     return storages
-
-
-@contextmanager
-def _reading(path: Path, what: str) -> Iterator[None]:
-    """Turn the exceptions from reading a damaged or foreign file into a one-line CheckpointError."""
-    try:
-        yield
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
-        raise CheckpointError(f"{path} is not {what}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error's message, shortened."""
-    if isinstance(error, KeyError):
-        return f"it has no {short_repr(error.args[0])}"
-    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def _checkpoint(

@@ -244,8 +244,8 @@ def check_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def as_checkpoint_error(path: Path) -> Iterator[None]:
-    """Convert exceptions from damaged files of a checkpoint to CheckpointError."""
+def as_checkpoint_error(path: Path, problem: str = "is damaged") -> Iterator[None]:
+    """Convert exceptions from damaged or foreign files to CheckpointError. problem: completes the path in a message."""
     try:
         yield
     except FileNotFoundError as error:
@@ -254,8 +254,24 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
         raise
     except UserError as error:  # a Git LFS pointer, or an invalid tokenizer
         raise CheckpointError(str(error)) from None
-    except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged: {shorten(str(error)) or type(error).__name__}") from None
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        raise CheckpointError(f"{path} {problem}: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, shortened."""
+    if isinstance(error, KeyError):
+        return f"it has no {short_repr(error.args[0])}"
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
