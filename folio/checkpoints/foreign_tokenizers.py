@@ -78,7 +78,6 @@ def _exported_by_folio(path: Path) -> Tokenizer | None:
         if any(len(character) != 1 for character in characters):
             return None
         tokenizer = CharTokenizer("".join(characters), eot=bool(content["added_tokens"]))
-        content["model"]["unk_token"] = UNKNOWN  # older exports have their first character here
     expected = json.loads(to_hugging_face(tokenizer).to_str())
     compared = ("model", "pre_tokenizer", "normalizer", "added_tokens")
     return tokenizer if all(content[part] == expected[part] for part in compared) else None

@@ -24,8 +24,8 @@ def by_rows(quantize: Callable[..., T]) -> Callable[..., T]:
     """Decorate a function to process a matrix in chunks of rows, so that temporary values stay in the CPU's caches."""
 
     @wraps(quantize)
-    def quantize_all(weight: Tensor, *args: str, chunk_weights: int = CHUNK_WEIGHTS) -> T:
-        chunks = [quantize(rows, *args) for rows in weight.detach().split(max(1, chunk_weights // weight.shape[1]))]
+    def quantize_all(weight: Tensor, *args: str) -> T:
+        chunks = [quantize(rows, *args) for rows in weight.detach().split(max(1, CHUNK_WEIGHTS // weight.shape[1]))]
         return torch.cat(chunks) if isinstance(chunks[0], Tensor) else tuple(map(torch.cat, zip(*chunks, strict=True)))
 
     return quantize_all

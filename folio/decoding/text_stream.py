@@ -92,14 +92,6 @@ def overlap(text: str, stop: str) -> int:
     return next(n for n in range(max_length, -1, -1) if text.endswith(stop[:n]))
 
 
-def stream_text(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:
-    """Yield the text of the first row in pieces."""
-    text = TextStream(tokenizer)
-    for step in steps:
-        yield text.push(step.tokens[0])
-    yield text.push(None)
-
-
 def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
     """Yield a sample without a prompt in pieces."""
     steps = generate(
@@ -111,4 +103,5 @@ def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, t
         eot=tokenizer.eot,
         seed=seed,
     )
-    return stream_text(tokenizer, steps)
+    for (piece,) in TextBatch(range(1), steps, [TextStream(tokenizer)], [False]):
+        yield piece

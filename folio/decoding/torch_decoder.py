@@ -27,10 +27,8 @@ GREEDY = Sampling(temperature=0)
 class TorchDecoder:
     """Decodes with the model itself, on its device. Puts it into eval mode."""
 
-    def __init__(self, model: GPT, runtime: Runtime, single_thread_bytes: int = SINGLE_THREAD_BYTES):
+    def __init__(self, model: GPT, runtime: Runtime):
         self.model, self.config, self.runtime = padded(model.eval(), runtime.size_multiple), model.config, runtime
-        self.single_thread_bytes = single_thread_bytes
-
         # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
         self.cache_dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
         self.weight_bytes = sum(p.nbytes for p in model.parameters())
@@ -55,7 +53,6 @@ class TorchBatch:
 
     def __init__(self, decoder: TorchDecoder, rows: int, vocab_size: int | None = None):
         self.model, self.runtime, self.weight_bytes = decoder.model, decoder.runtime, decoder.weight_bytes
-        self.single_thread_bytes = decoder.single_thread_bytes
         model, runtime = self.model, self.runtime
         self.sampler = TokenSampler(rows, model.config.vocab_size, vocab_size, runtime.device)
         self.steps_ahead = STEPS_AHEAD.get(runtime.device.type, 0)
@@ -136,7 +133,7 @@ class TorchBatch:
         """
         if self.runtime.device.type != "cpu":
             return nullcontext()
-        is_small = self.weight_bytes * rows < self.single_thread_bytes
+        is_small = self.weight_bytes * rows < SINGLE_THREAD_BYTES
         return using_threads(1 if is_small else max(1, default_threads() - 1))
 
     def padded_rows(self, rows: int) -> int:

@@ -8,7 +8,7 @@ Dimensions: T time, S keys, C channels, H heads, D head size, V vocabulary, L la
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -128,16 +128,11 @@ class Trace:
     @contextmanager
     def _mlps_off(self) -> Iterator[None]:
         """Set the output of the MLPs in switches.mlps_off to 0 inside the context."""
-        blocks = self.model.transformer.h
-        handles = [
-            blocks[layer].mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
-            for layer in self.switches.mlps_off
-        ]
-        try:
+        with ExitStack() as stack:
+            for layer in self.switches.mlps_off:
+                mlp = self.model.transformer.h[layer].mlp
+                stack.enter_context(mlp.register_forward_hook(lambda module, x, y: torch.zeros_like(y)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @cached_property
     def positions(self) -> Tensor:
@@ -252,12 +247,10 @@ def forward_hooks(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         callbacks[module](inputs[0][0], output[0])
 
-    handles = [module.register_forward_hook(hook) for module in callbacks]
-    try:
+    with ExitStack() as stack:
+        for module in callbacks:
+            stack.enter_context(module.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # --- head scores ------------------------------------------------------------------------------------------------------

@@ -58,11 +58,6 @@ def import_package(name: str) -> ModuleType:
         return import_module(name)
 
 
-def package_version(name: str) -> str:
-    with as_compile_error(name):
-        return version(name)
-
-
 @contextmanager
 def as_compile_error(package: str) -> Iterator[None]:
     """Convert any exception to CompileError. For unsupported versions, numba raises several types."""
@@ -143,7 +138,8 @@ def cache_key(module: CompiledModule) -> str:
     digest = hashlib.sha256()
     for name in (module.name, *module.imports, __name__):
         digest.update(Path(find_spec(name).origin).read_bytes())
-    versions = [package_version(name) for name in ("numba", "llvmlite")]
+    with as_compile_error("numba"):
+        versions = version("numba"), version("llvmlite")
     parts = (*versions, platform.python_version(), platform.platform())
     digest.update(repr((parts, llvm().get_host_cpu_name(), sorted(cpu_features().items()))).encode())
     return digest.hexdigest()[:16]

@@ -10,7 +10,6 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from folio import UserError
-from folio.base.files import read_json, write_json
 from folio.checkpoints import foreign, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import (
@@ -98,16 +97,6 @@ def test_an_unknown_character_is_also_an_error_in_transformers(tmp_path):
     assert pipe("a cab")[0]["generated_text"].startswith("a cab")
     with pytest.raises(Exception, match="Missing"):
         pipe("a cxb")
-
-
-def test_an_export_of_an_older_version_is_read(tmp_path):
-    """Its unknown token is the first character."""
-    loaded = checkpoint_of(CharTokenizer.of(TEXT), True)
-    write_hugging_face(loaded, tmp_path / "hf")
-    content = read_json(tmp_path / "hf" / "tokenizer.json")
-    content["model"]["unk_token"] = loaded.tokenizer.characters[0]
-    write_json(tmp_path / "hf" / "tokenizer.json", content)
-    assert foreign.load(str(tmp_path / "hf")).tokenizer.to_json() == loaded.tokenizer.to_json()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -167,6 +167,6 @@ def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch, set_threa
     monkeypatch.setattr(torch_decoder, "default_threads", lambda: 4)
     runtime = resolve_runtime("cpu", "float32", False)
     for single_thread_bytes, expected in ((2**26, 1), (1, 3)):
-        decoder = torch_decoder.TorchDecoder(random_model(1), runtime, single_thread_bytes)
-        list(generate(decoder, [[1]], max_new_tokens=3))
+        monkeypatch.setattr(torch_decoder, "SINGLE_THREAD_BYTES", single_thread_bytes)
+        list(generate(torch_decoder.TorchDecoder(random_model(1), runtime), [[1]], max_new_tokens=3))
         assert used[-1] == expected and torch.get_num_threads() == 4
