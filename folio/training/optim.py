@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, AdamW, Muon, and learning-rate schedules."""
+"""Optimizers: parameter groups, AdamW, Muon, and the decays of learning rates (schedule.py)."""
 
 import inspect
 import math
@@ -242,36 +242,6 @@ DECAYS: dict[str, Callable[[float], float]] = {  # factors from 1 to 0 as functi
     "wsd": lambda progress: 1.0 - progress,  # warmup, stable, decay (Hu et al. 2024, MiniCPM): only in the last steps
 }
 LR_SCHEDULES = (*DECAYS, "constant")  # constant: without a decay
-
-
-def lr_at(
-    step: float,
-    *,
-    schedule: str,
-    learning_rate: float,
-    min_lr: float,
-    warmup_iters: int,
-    lr_decay_iters: int,
-    wsd_decay_iters: int,
-) -> float:
-    """The learning rate of step 0, 1, 2, ...
-
-    It increases linearly during the first `warmup_iters` steps. Then it follows DECAYS to `min_lr` at step
-    `lr_decay_iters`, or is constant. "wsd" decays only during the last `wsd_decay_iters` of these steps.
-    """
-    decay = None if schedule == "constant" else DECAYS[schedule]
-    # In the first steps, Adam knows the usual size of gradients from few of them, and those of a new model change fast,
-    # so full steps may do harm. In the last ones, small steps average out the noise of the batches.
-    if step < warmup_iters:
-        return learning_rate * (step + 1) / (warmup_iters + 1)
-    if decay is None:
-        return learning_rate
-    if step >= lr_decay_iters:
-        return min_lr
-    begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters
-    if step < begin:
-        return learning_rate
-    return min_lr + decay((step - begin) / (lr_decay_iters - begin)) * (learning_rate - min_lr)
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

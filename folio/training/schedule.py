@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 
 from folio.base.settings import COMMAND_LINE
-from folio.training.optim import LearningRates, lr_at
+from folio.training.optim import DECAYS, LearningRates
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,30 @@ class Schedule:
 
     def learning_rates_at(self, step: int) -> LearningRates:
         """The learning rates of step 0, 1, 2, ..., which are in the same proportion at each step."""
-        rate = self.lr_factor * lr_at(
-            self.recipe_step(step),
-            schedule=self.lr_schedule,
-            learning_rate=self.peak,
-            min_lr=self.min_lr,
-            warmup_iters=self.counts.warmup_iters,
-            lr_decay_iters=self.counts.lr_decay_iters,
-            wsd_decay_iters=self.counts.wsd_decay_iters,
-        )
+        rate = self.lr_factor * self.recipe_rate(self.recipe_step(step))
         return LearningRates(rate * (self.learning_rate / self.peak), rate * (self.muon_learning_rate / self.peak))
+
+    def recipe_rate(self, step: float) -> float:
+        """The learning rate of a step of the recipe, of which the highest is `peak`.
+
+        It increases linearly during the first warmup_iters steps. Then it follows DECAYS to `min_lr` at step
+        lr_decay_iters, or is constant. "wsd" decays only during the last wsd_decay_iters of these steps.
+        """
+        warmup_iters, lr_decay_iters = self.counts.warmup_iters, self.counts.lr_decay_iters
+        decay = None if self.lr_schedule == "constant" else DECAYS[self.lr_schedule]
+        # In the first steps, Adam knows the usual size of gradients from few of them, and those of a new model change
+        # fast, so full steps may do harm. In the last ones, small steps average out the noise of the batches.
+        if step < warmup_iters:
+            return self.peak * (step + 1) / (warmup_iters + 1)
+        if decay is None:
+            return self.peak
+        if step >= lr_decay_iters:
+            return self.min_lr
+        is_wsd = self.lr_schedule == "wsd"
+        begin = max(warmup_iters, lr_decay_iters - self.counts.wsd_decay_iters) if is_wsd else warmup_iters
+        if step < begin:
+            return self.peak
+        return self.min_lr + decay((step - begin) / (lr_decay_iters - begin)) * (self.peak - self.min_lr)
 
     def evaluates(self, step: int) -> bool:
         """Whether the run evaluates after `step`: every eval_steps steps of the recipe, and at the end."""

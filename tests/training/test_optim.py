@@ -8,6 +8,7 @@ import torch
 from folio.machine import distributed
 from folio.machine.distributed import Group
 from folio.training import optim
+from folio.training.schedule import Schedule, StepCounts
 from model import GPT, GPTConfig
 from tests.support.tolerances import norm_error, rounding_error, within
 
@@ -113,9 +114,8 @@ def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
     """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
     with pytest.raises(KeyError, match="steepest"):
         optim.make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
-    counts = dict(warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
     with pytest.raises(KeyError, match="staircase"):
-        optim.lr_at(0, learning_rate=1.0, min_lr=0.1, schedule="staircase", **counts)
+        Schedule(StepCounts(110), "staircase", 1.0).learning_rates_at(0)
 
 
 # --- learning rate ----------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
             expected = low + 0.5 * (1.0 + math.cos(math.pi * ((step - begin) / (end - begin)))) * (lr - low)
         else:
             expected = low + (1.0 - (step - begin) / (end - begin)) * (lr - low)
-        settings = dict(learning_rate=lr, min_lr=low, warmup_iters=warmup, lr_decay_iters=end, wsd_decay_iters=tail)
-        assert optim.lr_at(step, schedule=schedule, **settings) == expected, (step, settings)
+        made = Schedule(StepCounts(longest, warmup, end, tail), schedule, lr, low)
+        assert made.recipe_rate(step) == expected, (step, vars(made))
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
