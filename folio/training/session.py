@@ -118,6 +118,7 @@ class Session:
     def __enter__(self) -> "Session":
         self.metrics, self.saver = self._open_writers()
         self.pacer = Pacer(self.plan.budget, self.schedule, self.group, self.metrics)
+        self.plan.budget.begin_evaluation()  # before the first step
         with ExitStack() as stack:
             for context in (self.metrics, self.saver, self.signals):
                 stack.enter_context(context)
@@ -171,7 +172,7 @@ class Session:
             remark = f" (uniform baseline: {math.log(vocab_size):.4f})"
             self.metrics.log(self._metrics_line(0, losses), remark)
         if losses and not self.runtime.compile:  # compiling would distort the measurement
-            self.pacer.measure_evaluation()
+            self.plan.budget.end_evaluation()
         if snapshot_is_due(0, self.cfg.snapshots, self.schedule):
             self.snapshot()
         self.pacer.replan(0, min_steps=1)
@@ -218,7 +219,7 @@ class Session:
             self._read_step()
             if not evaluate and self._rolls_back({}):
                 return Due()
-            self.pacer.begin_evaluation()
+            self.plan.budget.begin_evaluation()
         return Due(evaluate, log, snapshot_is_due(step, self.cfg.snapshots, self.schedule), save)
 
     def _read_step(self) -> None:
@@ -329,7 +330,8 @@ class Session:
         """
         if self._rolls_back(losses):
             return Due()
-        self.pacer.end_evaluation(self.state.step)
+        self.plan.budget.end_evaluation()
+        self.pacer.replan(self.state.step)
         self._wait_for_checkpoint()  # if it failed, it is not the best, to which this evaluation is compared
         if not self.group.gloo:  # several processes agree after the next step
             self.stopped_by = self.signals.stop
@@ -451,17 +453,18 @@ class Session:
     def sample(self) -> None:
         """Add a sample to samples.jsonl after an evaluation. A failure does not end the run."""
         tokens, deadline = self.cfg.sample_tokens, self.plan.budget.sample_deadline(is_last=False)
-        self.pacer.begin_sample()
+        self.plan.budget.begin_sample()
         if self.sample_text and tokens:
             self.metrics.sample(self.state.step, lambda: self._timed_sample(tokens, deadline))
         self._barrier()
         is_complete = self.sample_text and tokens and time.perf_counter() < deadline
-        self.pacer.end_sample(self.state.step, tokens if is_complete else 0)
+        self.plan.budget.end_sample(tokens if is_complete else 0)
+        self.pacer.replan(self.state.step, min_steps=1)  # this step was not saved as the last one
 
     def _timed_sample(self, tokens: int, deadline: float) -> str:
         pieces = take_until(deadline, self.sample_text(tokens))
         first = next(pieces, "")
-        self.pacer.begin_sample()
+        self.plan.budget.begin_sample()
         return first + "".join(pieces)
 
     def print_summary(self) -> None:

@@ -160,19 +160,31 @@ class Budget:
         delay = now - self.interval_start - (step - self.first_step) * self.step_seconds
         self.is_late = delay > max(self.MAX_DELAY * self.seconds, 2 * self.step_seconds)
 
-    def record_evaluation(self, seconds: float) -> None:
+    def begin_evaluation(self) -> None:
+        self.evaluation_start = time.perf_counter()
+
+    def end_evaluation(self) -> None:
         """Average an evaluation's duration with the estimate, so that one slow evaluation does not end the run."""
+        self.evaluation_end = time.perf_counter()
+        seconds = self.evaluation_end - self.evaluation_start
         self.evaluation_seconds = (self.evaluation_seconds + seconds) / 2
         self.evaluating += seconds
 
-    def record_saving(self, seconds: float) -> None:
-        """Record the duration of a checkpoint and its sample."""
+    def begin_sample(self) -> None:
+        """Start timing a sample. Call it again after the first token, because the decoder may be compiled first."""
+        self.sample_start = time.perf_counter()
+
+    def end_sample(self, tokens: int) -> None:
+        """Record the duration of the checkpoint and the sample after an evaluation.
+
+        tokens: length of a complete sample, from which the duration of the final sample is estimated, or 0.
+        """
+        now = time.perf_counter()
+        seconds = now - self.evaluation_end
         self.saving_seconds = (self.saving_seconds + seconds) / 2
         self.evaluating += seconds
-
-    def record_sample(self, tokens: int, seconds: float) -> None:
-        """Record a sample's duration, from which that of the final sample is estimated."""
-        self.ending_seconds = ENDING_SECONDS + seconds / tokens * FINAL_SAMPLE_TOKENS
+        if tokens:
+            self.ending_seconds = ENDING_SECONDS + (now - self.sample_start) / tokens * FINAL_SAMPLE_TOKENS
 
     def seconds_per_step(self) -> float:
         """Seconds per step in this interval, without its slowest gap, so that one stall does not skew the estimate."""
@@ -245,40 +257,10 @@ class Pacer:
         self.budget, self.schedule, self.group, self.metrics = budget, schedule, group, metrics
         self.evaluate_from = 0  # the first step that may be followed by an evaluation
         self.reported_max_iters = schedule.max_iters  # the last one that was printed
-        self.evaluation_start = self.evaluation_end = time.perf_counter()  # of the last evaluation
-        self.sample_start = self.evaluation_start  # of the last sample
 
     def evaluates(self, step: int) -> bool:
         """Whether an evaluation follows `step`."""
         return self.schedule.evaluates(step) and (step >= self.evaluate_from or step == self.schedule.max_iters)
-
-    def begin_evaluation(self) -> None:
-        self.evaluation_start = time.perf_counter()
-
-    def measure_evaluation(self) -> None:
-        """Record the duration of the evaluation that ends now."""
-        self.evaluation_end = time.perf_counter()
-        self.budget.record_evaluation(self.evaluation_end - self.evaluation_start)
-
-    def end_evaluation(self, step: int) -> None:
-        """Record the duration of the evaluation after `step`, and plan the remaining steps."""
-        self.measure_evaluation()
-        self.replan(step)
-
-    def begin_sample(self) -> None:
-        """Start timing a sample. Call it again after the first token, because the decoder may be compiled first."""
-        self.sample_start = time.perf_counter()
-
-    def end_sample(self, step: int, tokens: int) -> None:
-        """Record the duration of the checkpoint and the sample after an evaluation, and plan the remaining steps.
-
-        tokens: length of a complete sample, or 0.
-        """
-        now = time.perf_counter()
-        self.budget.record_saving(now - self.evaluation_end)
-        if tokens:
-            self.budget.record_sample(tokens, now - self.sample_start)
-        self.replan(step, min_steps=1)  # this step was not saved as the last one
 
     def replan(self, step: int, min_steps: int = 0) -> None:
         """Recompute max_iters from current timings, the same on every rank, but run at least min_steps more steps."""

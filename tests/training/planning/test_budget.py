@@ -246,7 +246,7 @@ def test_compiling_does_not_count_as_an_evaluation(compiles):
     run = mock.Mock()
     run.runtime.compile, run.data.tokenizer.vocab_size, run.cfg.snapshots = compiles, 5, 0
     Session.log_start(run, {"val_loss": 1.0})
-    assert run.pacer.measure_evaluation.called != compiles
+    assert run.plan.budget.end_evaluation.called != compiles
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
@@ -256,7 +256,7 @@ def test_an_incomplete_sample_is_not_timed(seconds):
     run.plan.budget.sample_deadline.return_value = time.perf_counter() + seconds
     run.cfg.sample_tokens = 100
     Session.sample(run)
-    assert run.pacer.end_sample.call_args.args[1] == (100 if seconds else 0)
+    assert run.plan.budget.end_sample.call_args.args[0] == (100 if seconds else 0)
 
 
 # --- a run on a simulated machine -------------------------------------------------------------------------------------
