@@ -257,7 +257,7 @@ def train_step(
         grad_norm = clip_grad_norm(model.parameters(), grad_clip or math.inf, loader.runtime)
         loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
         skip = state.guard.judge(loss, distributed.full_tensor(grad_norm), loss_scale)  # 1.0 or 0.0, on the device
-        update(optimizer, rates, state.step, skip, loader.runtime.skips_on_device)
+        update(optimizer, rates, state.step, skip)
         scaler.update()
     else:
         state.guard.judge_without_targets()

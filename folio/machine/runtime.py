@@ -58,11 +58,6 @@ class Runtime:
         return self.device.type == "cuda"
 
     @property
-    def skips_on_device(self) -> bool:
-        """Whether the fused optimizers can skip a step by a flag on the device (found_inf)."""
-        return self.device.type in ("cpu", "cuda")
-
-    @property
     def size_multiple(self) -> int:
         """Sizes of matrices are rounded up to a multiple of this if possible. Tensor cores need 8; tiles have 128."""
         return 128 if self.device.type == "cuda" else 1

@@ -108,16 +108,11 @@ def format_losses(losses: dict[str, float]) -> str:
 
 
 def next_commands(cfg: TrainSettings, step: int, max_iters: int, out_of_patience: bool) -> list[str]:
-    """The commands that sample from a run, and continue it."""
-    sample = shlex.join(["python", str(Path(sys.argv[0]).with_name("sample.py")), f"--out_dir={cfg.out_dir}"])
-    return [f"sample:   {sample}", f"continue: {continue_command(cfg, step, max_iters, out_of_patience)}"]
-
-
-def continue_command(cfg: TrainSettings, step: int, max_iters: int, out_of_patience: bool) -> str:
-    """The command that continues a run. All other settings are in its checkpoint."""
-    options = ["--init_from=resume", f"--out_dir={cfg.out_dir}"]
+    """The commands that sample from a run, and continue it. All other settings are in its checkpoint."""
+    sample = ["python", str(Path(sys.argv[0]).with_name("sample.py")), f"--out_dir={cfg.out_dir}"]
+    resume = [*distributed.launch_command(), sys.argv[0], "--init_from=resume", f"--out_dir={cfg.out_dir}"]
     if step >= max_iters:
-        options.append(f"--max_iters={2 * step}")
+        resume.append(f"--max_iters={2 * step}")
     if out_of_patience:
-        options.append("--patience=None")
-    return shlex.join([*distributed.launch_command(), sys.argv[0], *options])
+        resume.append("--patience=None")
+    return [f"sample:   {shlex.join(sample)}", f"continue: {shlex.join(resume)}"]

@@ -58,33 +58,21 @@ def make_optimizer(
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     if kind == "muon":
         settings |= {"processes": group, "workers": workers}
-    optimizer = BUILDERS[kind](groups, **settings)
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's flag: respects found_inf
-        optimizer.register_step_pre_hook(drop_bad_gradients)
-    return optimizer
+    return BUILDERS[kind](groups, **settings)
 
 
-def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-    """A pre-step hook that removes all gradients if `found_inf` is 1, so that nothing changes. Waits for the device."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    if found_inf is not None and found_inf.item():
-        optimizer.zero_grad(set_to_none=True)
-
-
-def update(
-    optimizer: torch.optim.Optimizer, rates: LearningRates, step: int, skip: Tensor, skips_on_device: bool
-) -> None:
+def update(optimizer: torch.optim.Optimizer, rates: LearningRates, step: int, skip: Tensor) -> None:
     """Update the weights and clear the gradients.
 
     step: the number of steps done, for Muon's momentum. skip: a tensor on the device, 1.0 if nothing may change, else
-    0.0. skips_on_device: whether the optimizer's kernels read `skip`; otherwise this waits for the device.
+    0.0. If the optimizer's kernels do not read it, this waits for the device.
     """
     for group in optimizer.param_groups:
         if "shape" in group:  # a group of Muon ("momentum" is also a key of torch's SGD and RMSprop)
             group["lr"], group["momentum"] = rates.muon_learning_rate, muon_momentum_at(step)
         else:
             group["lr"] = rates.learning_rate
-    if skips_on_device:
+    if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's flag of fused optimizers
         optimizer.found_inf = skip  # the fused step changes nothing if this is 1
         optimizer.step()
     elif not skip.item():
