@@ -44,6 +44,7 @@ from folio.base.files import (
     replace_folder,
     settle_folder,
     sha256,
+    step_number,
     sync,
 )
 from folio.base.progress import note
@@ -57,6 +58,7 @@ from folio.checkpoints.run_folder import (
     as_checkpoint_error,
     check_file,
     check_state,
+    newest_first,
     replaced_directories,
 )
 from folio.checkpoints.snapshots import write_snapshot
@@ -64,6 +66,7 @@ from folio.checkpoints.tensor_files import write_tensors
 from folio.data import tokenizer
 from folio.data.shards import PromptFormat
 from folio.data.tokenizer import Tokenizer
+from folio.machine import distributed
 from model import GPT, GPTConfig
 
 # The fields of GPTConfig that are settings of train.py. The data determine the others.
@@ -349,6 +352,19 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool 
                 raise
             note(f"{error}; loading {candidates[number].name}")
     raise AssertionError("there was a candidate")
+
+
+def load_before(out_dir: Path, step: int) -> Checkpoint | None:
+    """The newest intact checkpoint of a run before `step`, or None. Damaged checkpoints are reported and skipped."""
+    for path in newest_first(out_dir):
+        if step_number(path.name) < step:
+            try:
+                return load(path)
+            except CheckpointError as error:
+                problem = f"{path} was removed" if isinstance(error, NoCheckpointError) else error
+                if distributed.rank_from_env() == 0:
+                    note(f"{problem}; using an earlier checkpoint")
+    return None
 
 
 def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from folio import UserError
 from folio.base import settings
-from folio.base.files import read_json, step_number
-from folio.base.progress import note
+from folio.base.files import read_json
 from folio.base.settings import Config, ConfigError
 from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
@@ -90,19 +89,8 @@ class History(Generic[Config]):
         """Return the newest checkpoint before `step`, or None. Damaged checkpoints are reported and skipped."""
         if self.newest.state["step"] < step:
             return self.newest
-        for path in run_folder.newest_first(self.folder):
-            if step_number(path.name) >= min(step, self.newest.state["step"]):
-                continue
-            try:
-                saved = checkpoint.load(path)
-            except CheckpointError as error:
-                problem = f"{path} was removed" if isinstance(error, NoCheckpointError) else error
-                if distributed.rank_from_env() == 0:
-                    note(f"{problem}; replaying from an earlier step")
-                continue
-            if precedes(saved.state, self.newest.state):
-                return saved
-        return None
+        saved = checkpoint.load_before(self.folder, min(step, self.newest.state["step"]))
+        return saved if saved and precedes(saved.state, self.newest.state) else None
 
     def parts_between(self, begin: int, end: int) -> list[Part[Config]]:
         """Return the parts that contain the steps after `begin`, up to `end`."""

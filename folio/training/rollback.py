@@ -5,34 +5,15 @@ The run continues from the last checkpoint before the rise, skips the sequences 
 skips as many sequences again, because bad text may be longer than the steps that detect it.
 """
 
-from pathlib import Path
 from typing import Any
 
-from folio.base.files import step_number
-from folio.base.progress import note
-from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord
-from folio.machine import distributed
 from folio.training.planning.resume import changed_settings
 from folio.training.planning.train_settings import TrainSettings
 
 MAX_ROLLBACKS = 3
 LR_FACTOR = 0.5  # of each rollback
-
-
-def checkpoint_before(out_dir: Path, step: int) -> Checkpoint | None:
-    """The newest intact checkpoint of a run after at most `step` steps, or None."""
-    for path in run_folder.newest_first(out_dir):
-        if step_number(path.name) > step:
-            continue
-        try:
-            return checkpoint.load(path)
-        except CheckpointError as error:
-            if distributed.rank_from_env() == 0:
-                note(f"{error}; rolling back to an earlier checkpoint")
-    return None
 
 
 def new_part(

@@ -13,7 +13,7 @@ from folio import UserError
 from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.checkpoints import run_folder
-from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver
+from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver, load_before
 from folio.checkpoints.schema import PartRecord
 from folio.checkpoints.snapshots import remove_snapshots
 from folio.machine.distributed import SharedFlags
@@ -24,7 +24,7 @@ from folio.training.out_dir import cannot_write, repair
 from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Pacer, take_until
 from folio.training.planning.run_plan import Plan
 from folio.training.reference import find_reference
-from folio.training.rollback import MAX_ROLLBACKS, checkpoint_before, new_part
+from folio.training.rollback import MAX_ROLLBACKS, new_part
 from folio.training.run_log import Metrics, NullMetrics, StepReader, add_lost_sample
 from folio.training.schedule import snapshot_is_due
 from folio.training.signals import SignalHandler
@@ -261,7 +261,7 @@ class Session:
         reason, remedy = guard.diagnose(self.state.model, max_bad_steps, val_loss, self.evaluations, has_checkpoint)
         part, saved = self.record["parts"][-1], None
         if may_roll_back and has_checkpoint and part.get("rollbacks", 0) < MAX_ROLLBACKS:
-            saved = checkpoint_before(self.out_dir, self.evaluations.last_step if losses else self.reader.step)
+            saved = load_before(self.out_dir, 1 + (self.evaluations.last_step if losses else self.reader.step))
         if saved is None:
             intact = ", and the last checkpoint is intact" if has_checkpoint else ""
             what = f"{reason}; this step was not saved{intact}; {remedy}"

@@ -184,7 +184,12 @@ FAULTS = (
         "mix(np.uint32(a.seed + h * T + i + r))",
         ATTENTION_TESTS,
     ),
-    Fault("folio/training/rollback.py", "if step_number(path.name) > step:", "if step_number(path.name) >= step:"),
+    Fault(
+        "folio/training/session.py",
+        "load_before(self.out_dir, 1 + ",
+        "load_before(self.out_dir, 0 + ",
+        "tests/training/test_rollback.py",
+    ),
     Fault(
         "folio/training/rollback.py",
         'rollbacks[0]["skipped_sequences"][0]',

@@ -368,7 +368,7 @@ def test_a_damaged_checkpoint_is_skipped(tiny, capsys):
     assert "model.safetensors has changed since it was written" in capsys.readouterr().err
     Path(cfg.out_dir, "step-000003", "manifest.json").unlink()
     assert replay(cfg.out_dir, 8)["replayed_from"] == "step 0, random weights"
-    assert "step-000003 was removed; replaying from an earlier step" in capsys.readouterr().err
+    assert "step-000003 was removed; using an earlier checkpoint" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_abandoned_steps_is_skipped(tiny, tmp_path):
