@@ -175,9 +175,7 @@ def load_weights(init_from: str) -> Checkpoint:
 
 def finetune_run(user_cfg: TrainSettings, ckpt: Checkpoint, lines: list[str]) -> Draft:
     """A new run from trained weights. lines: those to print are appended. Raises UserError."""
-    shape, shape_lines = shape_settings(user_cfg, ckpt)
-    lines += shape_lines
-    cfg = user_cfg.replace(**shape)
+    cfg = user_cfg.replace(**shape_settings(user_cfg, ckpt, lines))
     is_masked = ckpt.config().document_token is not None
     if not cfg.is_set("mask_documents"):
         cfg = cfg.replace(mask_documents=is_masked)
@@ -196,8 +194,9 @@ def finetune_run(user_cfg: TrainSettings, ckpt: Checkpoint, lines: list[str]) ->
     return Draft(cfg, ckpt, lines=lines)
 
 
-def shape_settings(cfg: TrainSettings, ckpt: Checkpoint) -> tuple[dict[str, Any], list[str]]:
-    """The settings of the model's shape, from the checkpoint, and a line about values in a config file that differ.
+def shape_settings(cfg: TrainSettings, ckpt: Checkpoint, lines: list[str]) -> dict[str, Any]:
+    """The settings of the model's shape, from the checkpoint. lines: one about values in a config file that differ is
+    appended.
 
     `cfg` may have a shorter block_size, and a longer one if positions are not learned. Raises UserError for any other
     value on the command line.
@@ -219,7 +218,9 @@ def shape_settings(cfg: TrainSettings, ckpt: Checkpoint) -> tuple[dict[str, Any]
             ignored.append(f"{name}={trained} (not {requested})")
     if refused:
         raise UserError(f"{'; '.join(refused)}; leave the setting out")
-    return shape, [f"the model's shape comes from the checkpoint {ckpt.path}: {', '.join(ignored)}"] if ignored else []
+    if ignored:
+        lines.append(f"the model's shape comes from the checkpoint {ckpt.path}: {', '.join(ignored)}")
+    return shape
 
 
 # --- a run that continues ---------------------------------------------------------------------------------------------
@@ -233,17 +234,12 @@ def resume_run(user_cfg: TrainSettings, ckpt: Checkpoint, restarted: bool, lines
     saved = SavedRun(ckpt, saved_settings(type(user_cfg), ckpt))
     if restarted:
         user_cfg = user_cfg.replace(init_from="resume", overwrite=False)
-    cfg, saved_lines = merge_saved_settings(user_cfg, saved, restarted)
-    lines += saved_lines
-    shape, shape_lines = shape_settings(cfg, ckpt)
-    lines += shape_lines
-    cfg = cfg.replace(**shape)
+    cfg = merge_saved_settings(user_cfg, saved, restarted, lines)
+    cfg = cfg.replace(**shape_settings(cfg, ckpt, lines))
     require_same_run(cfg, saved)
     cfg = cfg.replace(**batch_settings(user_cfg, cfg, saved))
     adds_minutes = not restarted and minutes_are_added(user_cfg, saved)
-    counts, count_lines = resumed_step_counts(user_cfg, cfg, saved, adds_minutes)
-    lines += count_lines
-    cfg = cfg.replace(**asdict(counts))
+    cfg = cfg.replace(**asdict(resumed_step_counts(user_cfg, cfg, saved, adds_minutes, lines)))
     all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
     return Draft(cfg, ckpt, saved, adds_minutes, lines=lines)
@@ -274,11 +270,12 @@ def minutes_are_added(user_cfg: TrainSettings, saved: SavedRun) -> bool:
     return user_cfg.minutes != saved.settings.minutes or saved.step >= max_iters
 
 
-def merge_saved_settings(user_cfg: TrainSettings, saved: SavedRun, restarted: bool) -> tuple[TrainSettings, list[str]]:
+def merge_saved_settings(user_cfg: TrainSettings, saved: SavedRun, restarted: bool, lines: list[str]) -> TrainSettings:
     """The user's settings; those that are not set come from the run's checkpoint.
 
     A config file cannot change the fixed settings of a run, because the original command line may have overridden the
-    file; a line names the values that are ignored. On the command line, such a change is an error (require_same_run).
+    file; a line that names the ignored values is appended. On the command line, such a change is an error
+    (require_same_run).
     """
     cls, saved_cfg = type(user_cfg), saved.settings
     turned_off = turned_off_settings(user_cfg, saved_cfg, restarted)
@@ -296,10 +293,9 @@ def merge_saved_settings(user_cfg: TrainSettings, saved: SavedRun, restarted: bo
             origins[name] = saved_cfg.origins.get(name)
             if is_ignored:
                 ignored.append(f"{name}={trained} (not {requested})")
-    lines = (
-        [f"fixed settings come from the checkpoint {saved.checkpoint.path}: {', '.join(ignored)}"] if ignored else []
-    )
-    return user_cfg.replace({name: origin for name, origin in origins.items() if origin}, **values), lines
+    if ignored:
+        lines.append(f"fixed settings come from the checkpoint {saved.checkpoint.path}: {', '.join(ignored)}")
+    return user_cfg.replace({name: origin for name, origin in origins.items() if origin}, **values)
 
 
 def turned_off_settings(user_cfg: TrainSettings, saved_cfg: TrainSettings, restarted: bool) -> set[str]:
@@ -346,9 +342,9 @@ def batch_settings(user_cfg: TrainSettings, cfg: TrainSettings, saved: SavedRun)
 
 
 def resumed_step_counts(
-    user_cfg: TrainSettings, cfg: TrainSettings, saved: SavedRun, adds_minutes: bool
-) -> tuple[StepCounts, list[str]]:
-    """The step counts of a resumed run, and a line about those of the command line that are ignored.
+    user_cfg: TrainSettings, cfg: TrainSettings, saved: SavedRun, adds_minutes: bool, lines: list[str]
+) -> StepCounts:
+    """The step counts of a resumed run. lines: one about those of the command line that are ignored is appended.
 
     A run with a time budget keeps its counts; those of added minutes follow when a step is measured. Otherwise, if
     max_iters changes, counts chosen for the old value are scaled, except that a warmup that is over is not repeated.
@@ -360,15 +356,16 @@ def resumed_step_counts(
         if adds_minutes:
             counts |= {name: getattr(user_cfg, name) for name in by_command if name != "max_iters"}
         changed = {name: getattr(user_cfg, name) for name in by_command if getattr(user_cfg, name) != counts[name]}
-        ignored = ", ".join(f"{name}={value}" for name, value in changed.items())
-        lines = [f"the time budget keeps its step counts; ignored: {ignored}"] if changed else []
-        return StepCounts(**counts), lines
+        if changed:
+            ignored = ", ".join(f"{name}={value}" for name, value in changed.items())
+            lines.append(f"the time budget keeps its step counts; ignored: {ignored}")
+        return StepCounts(**counts)
     was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or saved_cfg.minutes]
     to_scale = [name for name in was_scaled if not user_cfg.is_set(name)]
     counts = replace(cfg.step_counts, max_iters=saved_cfg.max_iters).scaled(cfg.max_iters, to_scale)
     if user_cfg.origins.get("warmup_iters") != COMMAND_LINE:
         counts = counts.without_second_warmup(saved_cfg.step_counts, saved.step)
-    return counts, []
+    return counts
 
 
 def require_same_run(cfg: TrainSettings, saved: SavedRun) -> None:
