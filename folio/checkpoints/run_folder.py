@@ -207,18 +207,11 @@ def exists(out_dir: Path) -> bool:
 
 
 def last_state(out_dir: Path) -> dict[str, Any]:
-    """state.json of the newest checkpoint. Raises CheckpointError if it is damaged, LookupError if there is none."""
+    """state.json of the newest checkpoint in which it is readable; empty without one."""
     for path in newest_first(out_dir):
-        return read_state(path)
-    raise LookupError(out_dir)
-
-
-def torchrun_id(out_dir: Path) -> str | None:
-    """The torchrun id in the newest checkpoint with a readable state.json, or None."""
-    for path in reversed(directories(out_dir)):
-        with suppress(CheckpointError):
-            return read_state(path)["torchrun"]
-    return None
+        with suppress(CheckpointError):  # it is damaged, or was removed by the training process
+            return read_state(path)
+    return {}
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from folio.base.files import is_locked, read_json
 from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS
 from folio.checkpoints.find_runs import is_run, written_at
-from folio.checkpoints.run_folder import CheckpointError
 from folio.checkpoints.schema import PartRecord, measured_since, measured_text
 from folio.training.run_log import ABANDONED, read_lines
 from model import GPT, GPTConfig
@@ -206,12 +205,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
     Model settings newer than the checkpoint have their defaults.
     """
-    for path in run_folder.newest_first(folder):
-        with suppress(CheckpointError):  # it is damaged, or was removed by the training process
-            state = run_folder.read_state(path)
-            defaults = {name: getattr(GPTConfig, name) for name in MODEL_SETTINGS}
-            return {**state, "config": {**defaults, **state["config"]}}
-    return {}
+    state = run_folder.last_state(folder)
+    defaults = {name: getattr(GPTConfig, name) for name in MODEL_SETTINGS}
+    return {**state, "config": {**defaults, **state["config"]}} if state else {}
 
 
 def planned_steps(state: dict[str, Any]) -> int | None:

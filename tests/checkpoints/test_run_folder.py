@@ -175,11 +175,11 @@ def test_a_folder_with_another_name_is_not_a_checkpoint(name, tmp_path):
 
 def test_the_torchrun_id_is_read_from_a_damaged_checkpoint(tmp_path):
     """Under torchrun, --overwrite=True failed if the newest checkpoint was damaged, because all of it was read."""
-    assert run_folder.torchrun_id(tmp_path) is None
+    assert run_folder.last_state(tmp_path).get("torchrun") is None
     for step, run in ((1, "first"), (2, "second")):
         path = save(tmp_path, step, keep_last=2)
         edit_state(path, lambda state, run=run: state.update(torchrun=run))
     (tmp_path / "step-000002" / "model.safetensors").unlink()
-    assert run_folder.torchrun_id(tmp_path) == "second"
+    assert run_folder.last_state(tmp_path).get("torchrun") == "second"
     (tmp_path / "step-000002" / "state.json").write_text("{")
-    assert run_folder.torchrun_id(tmp_path) == "first"
+    assert run_folder.last_state(tmp_path).get("torchrun") == "first"

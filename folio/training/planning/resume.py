@@ -139,7 +139,7 @@ def merge_checkpoint(user_cfg: TrainSettings, lines: list[str], writes: bool = T
     are known also if there is an error. writes: False if no run is started, so that out_dir may hold any other one.
     """
     out_dir = Path(user_cfg.out_dir)
-    restarted = under_torchrun() and distributed.is_restart(run_folder.torchrun_id(out_dir))
+    restarted = under_torchrun() and distributed.is_restart(run_folder.last_state(out_dir).get("torchrun"))
     if restarted or user_cfg.init_from == "resume":
         return resume_run(user_cfg, load_run(out_dir), restarted, lines)
     weights = None if user_cfg.init_from == "scratch" else load_weights(user_cfg.init_from)
