@@ -21,7 +21,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, fields, is_dataclass, replace
+from dataclasses import InitVar, astuple, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -62,7 +62,6 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 NonEmptyStr = Annotated[str, MinLen(1)]
-Rule = Ge | Gt | Le | Lt | MinLen  # types may have other annotations, too, such as folio/base/roles.py's
 CommaSeparated = Sequence[str]  # a repeatable option; tuple[str, ...] is the type of positional arguments
 
 
@@ -70,25 +69,8 @@ class ConfigError(UserError):
     """Invalid settings, one per line."""
 
 
-class UniqueNames(dict[str, Any]):
-    """The names of a class body, each of which may be defined once. Python would silently keep the last definition."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name in self and not name.startswith("__"):
-            raise TypeError(f"{self['__qualname__']} has two definitions of {name}; rename or remove one")
-        super().__setitem__(name, value)
-
-
-class SettingsType(type):
-    """The class of settings classes, in which no two settings may have the same name."""
-
-    @classmethod
-    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> UniqueNames:
-        return UniqueNames()
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings(metaclass=SettingsType):
+class Settings:
     """Base class of frozen settings dataclasses. A rule for one setting is in its type: `Annotated[int, Ge(1)]`."""
 
     # setting -> "command line" or "config/x.py:7", by load. Not a field, so not a setting, but copied by replace.
@@ -296,48 +278,31 @@ def _describe_setting(config: Settings, name: str) -> str:
     return f"{config.origins[name]}: {shown}" if name in config.origins else shown
 
 
+BOUNDS = {  # rule -> the comparison of a value with its bound, and words for it
+    Ge: (operator.ge, "at least"),
+    Gt: (operator.gt, "above"),
+    Le: (operator.le, "at most"),
+    Lt: (operator.lt, "less than"),
+}
+
+
 def broken_rule(value: Any, hint: Any) -> str | None:
     """Describe the rules of a type that `value` breaks; None if it breaks none."""
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a finite number"
     options = _options(hint)
     extras = [extra for option in options if get_origin(option) is Annotated for extra in option.__metadata__]
-    rules = [extra for extra in extras if isinstance(extra, Rule)]
-    if value is None or all(_obeys(value, rule) for rule in rules):
+    if value is None:
         return None
-    if INT64 in rules and value >= INT64.lt:
+    if any(isinstance(extra, MinLen) for extra in extras) and not value.strip():
+        return "it must not be empty"
+    bounds = [(*BOUNDS[type(rule)], *astuple(rule)) for rule in extras if type(rule) in BOUNDS]
+    if all(obeys(value, bound) for obeys, _, bound in bounds):
+        return None
+    if INT64 in extras and value >= INT64.lt:
         return "it must be less than 2**63"
-    bounds = [_describe_bound(rule) for rule in rules if rule != INT64 and not isinstance(rule, MinLen)]
-    or_none = ", or None" if type(None) in options else ""
-    return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
-
-
-def _obeys(value: Any, rule: Rule) -> bool:
-    match rule:
-        case Ge(bound):
-            return value >= bound
-        case Gt(bound):
-            return value > bound
-        case Le(bound):
-            return value <= bound
-        case Lt(bound):
-            return value < bound
-        case MinLen(length):
-            return len(value.strip()) >= length
-    raise TypeError(rule)
-
-
-def _describe_bound(rule: Rule) -> str:
-    match rule:
-        case Ge(bound):
-            return f"at least {bound}"
-        case Gt(bound):
-            return f"above {bound}"
-        case Le(bound):
-            return f"at most {bound}"
-        case Lt(bound):
-            return f"less than {bound}"
-    raise TypeError(rule)
+    shown = [f"{words} {bound}" for _, words, bound in bounds if bound != INT64.lt]
+    return f"it must be {' and '.join(shown)}{', or None' if type(None) in options else ''}"
 
 
 def run_script(main: Callable[[Any], Any], cls: type | None = None, needs_output: bool = True) -> None:

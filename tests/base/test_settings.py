@@ -231,21 +231,6 @@ def test_numbers_must_be_finite(number):
         settings.check(TrainConfig(dropout=float(number)))
 
 
-def test_two_settings_of_one_name_are_an_error():
-    """Python kept the last one, so that the first one in the source, with its help, had no effect."""
-    with pytest.raises(TypeError, match=r"Twice has two definitions of max_iters; rename or remove one"):
-
-        class Twice(Settings):
-            max_iters: int = 1  # one
-            start: str = ""
-            max_iters: int = 2  # noqa: PIE794  (the error under test)
-
-    class Overriding(Config):
-        max_iters: int = 2
-
-    assert Overriding.max_iters == 2
-
-
 def test_class_variables_are_not_settings():
     """--config_file was answered with "did you mean config_file?"."""
     with pytest.raises(ConfigError, match=r"origins is not a setting$"):
