@@ -84,7 +84,7 @@ MAX_NAME_BYTES = 200  # of a data set; file systems allow 255, and the temporary
 MAX_CHECKED_BYTES = 1_000_000_000  # largest text that is checked for leakage by default
 MAX_COMPARED_DOCUMENTS = 100_000  # near duplicates of more are not counted by default; this takes about 5 s and 300 MB
 MAX_NOTES = 5  # printed lines on files that are not read as their names say
-PROGRESS_VERSION = 7  # of progress.json and of the division of a corpus into blocks
+PROGRESS_VERSION = 8  # of progress.json and of the division of a corpus into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
@@ -166,21 +166,18 @@ def prepare(
     corpus: Corpus | Documents,
     name: str,
     tokenizer: Tokenizer | None = None,
-    max_checked_bytes: int = MAX_CHECKED_BYTES,
-    max_compared_documents: int = MAX_COMPARED_DOCUMENTS,
 ) -> Path:
     """Prepare the data set `name` from a corpus. Print a report and the training command, and return the folder.
 
     If the corpus has no split_rule, cfg.val_fraction is for validation: the tail of a single text, or documents
     selected by their hash. If this leaves a split empty, a second pass selects the documents with the smallest hashes.
 
-    tokenizer: None: the one that cfg.tokenizer names. max_checked_bytes: the largest text that is checked for leakage
-    by default. max_compared_documents: the maximum number of documents for counting near duplicates by default.
-    Raises UserError. After an error, nothing remains on disk except full shards to resume from.
+    tokenizer: None: the one that cfg.tokenizer names. Raises UserError. After an error, nothing remains on disk except
+    full shards to resume from.
     """
     assert name and name == name_from(name)
     started = time.perf_counter()
-    job = _Job(cfg, corpus, name, tokenizer, max_checked_bytes, max_compared_documents)
+    job = _Job(cfg, corpus, name, tokenizer)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
     if replaced(job.folder).exists():  # a killed process was replacing the data set
@@ -223,8 +220,6 @@ class _Job:
     corpus: Corpus | Documents
     name: str
     tokenizer: Tokenizer | None
-    max_checked_bytes: int
-    max_compared_documents: int
 
     def __post_init__(self):
         self.folder = data_root(self.cfg.data_dir) / self.name
@@ -257,8 +252,8 @@ class _Job:
     @cached_property
     def reason_to_skip_check(self) -> str | None:
         """The reason not to check for leakage by default, or None."""
-        if self.corpus.text_bytes > self.max_checked_bytes:
-            return f"the text has more than {self.max_checked_bytes / 1e9:g} GB; --check_leakage=True counts it"
+        if self.corpus.text_bytes > MAX_CHECKED_BYTES:
+            return f"the text has more than {MAX_CHECKED_BYTES / 1e9:g} GB; --check_leakage=True counts it"
         return compiled.why_unavailable(TEXT_STEP, "hash_words")
 
     @cached_property
@@ -639,7 +634,7 @@ def _count_repeated_text(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilde
     lengths, val = documents["tokens"], (documents["hash"] & np.uint64(1)).astype(bool)
     if job.corpus.is_one_text:  # its splits are its documents, without records
         lengths, val = np.array([writer.tokens for writer in builder.writers.values()]), np.array([False, True])
-    has_few_documents = job.cfg.check_leakage or len(documents) <= job.max_compared_documents
+    has_few_documents = job.cfg.check_leakage or len(documents) <= MAX_COMPARED_DOCUMENTS
     near, overlap = {"repeated": None, "val_in_train": None}, None
     if job.checks_leakage:
         signed = has_few_documents and not job.corpus.is_one_text
@@ -737,9 +732,9 @@ def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
         yield f"text shared by validation and training was not counted, because {job.reason_to_skip_check}"
         return
     documents = sum(report["documents"].values())
-    if job.checks_leakage and near["repeated"] is None and documents > job.max_compared_documents:
+    if job.checks_leakage and near["repeated"] is None and documents > MAX_COMPARED_DOCUMENTS:
         yield (
-            f"near duplicates were not counted, because there are more than {job.max_compared_documents:,} documents; "
+            f"near duplicates were not counted, because there are more than {MAX_COMPARED_DOCUMENTS:,} documents; "
             f"--check_leakage=True counts them"
         )
 

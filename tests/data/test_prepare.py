@@ -434,18 +434,20 @@ def test_dedup_without_a_value_is_true():
     assert load(TextConfig, ["--dedup", "a.txt"]).dedup is True
 
 
-def test_a_large_text_is_checked_only_on_request(lines, tmp_path, capsys):
-    report = read_report(prepare(config(tmp_path), lines, "large", max_checked_bytes=1000))
+def test_a_large_text_is_checked_only_on_request(lines, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("folio.data.prepare.MAX_CHECKED_BYTES", 1000)
+    report = read_report(prepare(config(tmp_path), lines, "large"))
     line = "was not counted, because the text has more than 1e-06 GB; --check_leakage=True"
     assert line in capsys.readouterr().out
     assert report["ngram_overlap"] is None
     assert report["near_duplicates"] == {"repeated": None, "val_in_train": None, "left_out": 0}
-    limits = dict(max_checked_bytes=1000, max_compared_documents=100)
-    asked = prepare(config(tmp_path, check_leakage=True), lines, "asked", **limits)
+    monkeypatch.setattr("folio.data.prepare.MAX_COMPARED_DOCUMENTS", 100)
+    asked = prepare(config(tmp_path, check_leakage=True), lines, "asked")
     assert "not counted" not in capsys.readouterr().out
     assert read_report(asked)["ngram_overlap"]["words"] > 0
     assert read_report(asked)["near_duplicates"]["repeated"] >= 1
-    prepare(config(tmp_path), lines, "many", max_compared_documents=100)
+    monkeypatch.setattr("folio.data.prepare.MAX_CHECKED_BYTES", 10**9)
+    prepare(config(tmp_path), lines, "many")
     line = "near duplicates were not counted, because there are more than 100 documents; --check_leakage=True"
     assert line in capsys.readouterr().out
     never = prepare(config(tmp_path, check_leakage=False), lines, "never")
