@@ -36,7 +36,7 @@ from folio.base.number_format import aligned_table, format_tokens  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
 from folio.base.stop_signals import StopSignal  # noqa: E402
-from folio.data.find_data import open_mixture  # noqa: E402
+from folio.data.find_data import find_datasets  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.experiments import static_page  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
@@ -107,7 +107,7 @@ class MeasuredRun(NamedTuple):
 
 
 def main(cfg: ScalingConfig) -> None:
-    data = open_mixture(cfg.dataset[0], cfg.data_dir, block_size=1, seed=cfg.seed, sampling="epoch")
+    data = Mixture(find_datasets(cfg.dataset[0], cfg.data_dir), block_size=1, seed=cfg.seed, sampling="epoch")
     runs = measure(cfg, data)
     laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
     law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)

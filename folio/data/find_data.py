@@ -9,22 +9,9 @@ from folio.base.commands import STARTED_BY_TRAINING, command, short_path
 from folio.base.settings import ROOT
 from folio.base.workers import run_child, under_torchrun
 from folio.data.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
-from folio.data.windows import Mixture, parse_mixture
+from folio.data.windows import parse_mixture
 
 SCRIPTS_FOR_ANY_INPUT = ("text", "pairs")  # in prepare/; other scripts have the name of the data set they prepare
-
-
-def open_mixture(
-    dataset: str,
-    data_dir: str | None,
-    *,
-    block_size: int,
-    seed: int,
-    sampling: str,
-    max_val_tokens: int | None = None,
-) -> Mixture:
-    """Open one or more data sets, such as "a" or "a:0.7,b:0.3", as a Mixture."""
-    return Mixture(find_datasets(dataset, data_dir), block_size, seed, sampling, max_val_tokens)
 
 
 def find_datasets(dataset: str, data_dir: str | None) -> list[tuple[Dataset, float]]:

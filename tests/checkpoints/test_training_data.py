@@ -14,7 +14,7 @@ from folio.checkpoints.training_data import (
     prepared_again,
     trained_on,
 )
-from folio.data.find_data import open_mixture
+from folio.data.find_data import find_datasets
 from folio.data.shards import open_dataset
 from folio.data.windows import Mixture
 from prepare import text as prepare_text
@@ -24,7 +24,7 @@ MIXTURE = "verse:0.7,prose:0.3"
 
 
 def mixture_of(dataset: str, folder: str) -> Mixture:
-    return open_mixture(dataset, folder, **SETTINGS)
+    return Mixture(find_datasets(dataset, folder), **SETTINGS)
 
 
 def checkpoint_of(dataset: str, folder: str) -> Checkpoint:

@@ -5,8 +5,9 @@ import pytest
 
 from folio.base import commands
 from folio.data import find_data, shards
-from folio.data.find_data import find_datasets, open_mixture
+from folio.data.find_data import find_datasets
 from folio.data.shards import DatasetError, data_root
+from folio.data.windows import Mixture
 from tests.support.repository import ROOT
 
 
@@ -18,7 +19,9 @@ def test_data_sets_are_in_data_by_default(tmp_path):
 def test_a_mixture_is_opened_by_name(data_dir):
     ((dataset, weight),) = find_datasets("verse:0.7", str(data_dir))
     assert dataset.folder == data_dir / "verse" and weight == 0.7
-    data = open_mixture("verse", str(data_dir), block_size=32, seed=1, sampling="epoch", max_val_tokens=3 * 32)
+    data = Mixture(
+        find_datasets("verse", str(data_dir)), block_size=32, seed=1, sampling="epoch", max_val_tokens=3 * 32
+    )
     assert data.names == ["verse"] and data.block_size == 32 and data.validation_tokens == 3 * 32
 
 

@@ -9,7 +9,7 @@ import pytest
 from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError
-from folio.data.find_data import open_mixture
+from folio.data.find_data import find_datasets
 from folio.data.windows import Mixture
 from folio.training.planning.choice import TRAINING_SHARE
 from folio.training.planning.law import RunSize, ScalingLaw, fit
@@ -32,7 +32,7 @@ def cfg(data_dir, tmp_path) -> ScalingConfig:
 
 @pytest.fixture
 def data(cfg) -> Mixture:
-    return open_mixture("verse", cfg.data_dir, block_size=1, seed=1, sampling="epoch")
+    return Mixture(find_datasets("verse", cfg.data_dir), block_size=1, seed=1, sampling="epoch")
 
 
 def chosen_for(cfg: ScalingConfig, minutes: str) -> TrainConfig:

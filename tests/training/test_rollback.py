@@ -20,7 +20,8 @@ import train as train_script
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.snapshots import find_snapshots
-from folio.data.find_data import open_mixture
+from folio.data.find_data import find_datasets
+from folio.data.windows import Mixture
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from folio.training import run_log
@@ -46,7 +47,7 @@ def settings(data_dir, tmp_path_factory) -> dict:
     The sequences of these steps of tiny() are random characters.
     """
     folder = shutil.copytree(data_dir / "verse", tmp_path_factory.mktemp("bad") / "verse")
-    data = open_mixture("verse", str(data_dir), block_size=32, seed=1337, sampling="epoch")
+    data = Mixture(find_datasets("verse", str(data_dir)), block_size=32, seed=1337, sampling="epoch")
     (path,) = folder.glob("train*.bin")
     ids, rng = np.fromfile(path, dtype=np.uint16), np.random.default_rng(0)
     for place in data.places(4 * BAD_STEPS.start, 4 * len(BAD_STEPS)):

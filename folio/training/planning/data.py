@@ -8,7 +8,7 @@ from folio.base.number_format import counted
 from folio.base.progress import note
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.training_data import changed_data, prepared_again
-from folio.data.find_data import open_mixture
+from folio.data.find_data import find_datasets
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import WINDOWS_VERSION, Mixture
 from folio.machine import distributed
@@ -19,14 +19,8 @@ from folio.training.planning.train_settings import TrainSettings
 
 def open_data(cfg: TrainSettings, max_val_tokens: int | None = None) -> Mixture:
     """Open the data of the settings. max_val_tokens: of each data set, see ValidationWindows."""
-    return open_mixture(
-        cfg.dataset,
-        cfg.data_dir,
-        block_size=cfg.block_size,
-        seed=cfg.seed,
-        sampling=cfg.sampling,
-        max_val_tokens=max_val_tokens,
-    )
+    datasets = find_datasets(cfg.dataset, cfg.data_dir)
+    return Mixture(datasets, cfg.block_size, cfg.seed, cfg.sampling, max_val_tokens)
 
 
 def check_data(draft: Draft, data: Mixture) -> None:

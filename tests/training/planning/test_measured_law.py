@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from folio import UserError
-from folio.data.find_data import open_mixture
+from folio.data.find_data import find_datasets
 from folio.data.windows import Mixture
 from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
@@ -19,7 +19,7 @@ RUNS = [RunSize(10**5, 10**6, 500, 10**7), RunSize(10**6, 4 * 10**6, 2000, 10**7
 @pytest.fixture
 def data(data_dir, tmp_path) -> Mixture:
     shutil.copytree(data_dir / "verse", tmp_path / "verse")
-    return open_mixture("verse", str(tmp_path), block_size=8, seed=1, sampling="epoch")
+    return Mixture(find_datasets("verse", str(tmp_path)), block_size=8, seed=1, sampling="epoch")
 
 
 def test_a_law_is_saved_in_the_folder_of_the_data_and_readable(data, tmp_path):
