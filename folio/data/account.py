@@ -4,16 +4,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
+from folio import UserError
 from folio.base.number_format import counted
 from folio.data.tokenizer import EOT_TEXT
 
 UNUSED_FIELDS = "unused fields"  # the unit whose categories are names from the input: nothing adds up to them
 IN = "in"  # the category of what entered, counted at the door; the other categories of a unit add up to it
 MAX_NAMED = 8  # reasons or fields per printed line; report.json lists all
-
-
-class AccountError(AssertionError):
-    """An account that does not add up, which is an error in Folio's code, or a file that changed while it was read."""
 
 
 class Account:
@@ -47,12 +44,15 @@ class Account:
         return {unit: parts for unit, parts in sorted(counts.items()) if parts}
 
     def check(self) -> None:
-        """Raise AccountError if the categories of a unit do not add up to what entered."""
+        """Raise UserError if the categories of a unit do not add up to what entered."""
         for unit, categories in self._counts.items():
             if unit == UNUSED_FIELDS or IN not in categories:
                 continue
             if (total := sum(categories.values()) - categories[IN]) != categories[IN]:
-                raise AccountError(f"{categories[IN]:,} {unit} were read, but {total:,} were used or left out")
+                raise UserError(
+                    f"{categories[IN]:,} {unit} were read, but {total:,} were used or left out: a file has changed "
+                    f"while it was read, or Folio has an error; repeat it"
+                )
 
 
 READ_AS = "read as "  # begins the categories of files that are used

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class Corpus:
     masked: bool = False
     prompt_format: PromptFormat | None = None
     split_rule: SplitRule | None = None
+    report_entries: ClassVar[dict[str, Any]] = {}  # additional entries of report.json
 
     def __post_init__(self) -> None:
         self.bytes = self.inputs.bytes
@@ -106,10 +107,6 @@ class Corpus:
     def account(self) -> Account:
         """The files and folders of the inputs. The blocks have the accounts of what is in the files."""
         return self.inputs.account()
-
-    def report(self) -> dict[str, Any]:
-        """Additional entries of report.json."""
-        return {}
 
     def documents(self, account: Account | None = None) -> Iterator[Any]:
         """Yield all documents, where a large text is in parts. Raises CorpusError. account: receives what was read."""
@@ -255,10 +252,6 @@ class Documents:
     def account(self) -> Account:
         """What was read to make the documents."""
         return self._account
-
-    def report(self) -> dict[str, Any]:
-        """Additional entries of report.json."""
-        return self.report_entries
 
     def blocks(self, val_fraction: float | None = None) -> Iterator[CorpusBlock]:
         """Yield all documents."""

@@ -32,7 +32,7 @@ from folio.base.progress import progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
-from folio.data.account import Account, AccountError, describe
+from folio.data.account import Account, describe
 from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, encode, iterate_texts, unique_characters
 from folio.data.builder import (
     BuildProgress,
@@ -64,7 +64,6 @@ from folio.data.shards import (
     write_meta,
 )
 from folio.data.tokenizer import (
-    EOT_TEXT,
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
@@ -602,10 +601,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
     account.add(builder.account)
     outcome = "replaced" if job.cfg.on_unknown == "replace" else "left out"
     account["characters outside the vocabulary"][outcome] += p.unknown
-    try:
-        account.check()
-    except AccountError as error:
-        raise UserError(f"{error}: a file has changed while it was read, or Folio has an error; repeat it") from None
+    account.check()
     text_bytes = sum(account["document bytes"][split] for split in shards)
     return {
         "documents": builder.documents,
@@ -620,10 +616,8 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "empty_documents": account["documents"]["empty"],
         **_count_repeated_text(job, tokenizer, builder, shards),
         "vocabulary_used": int((counts > 0).sum()),
-        "most_common_tokens": [
-            {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
-        ],
-        **job.corpus.report(),
+        "most_common_tokens": [{"id": i, "text": tokenizer.piece(i), "count": int(counts[i])} for i in most_common],
+        **job.corpus.report_entries,
         "account": account.to_json(),
     }
 
@@ -657,11 +651,6 @@ def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:
         for begin in range(0, len(ids), 1 << 20):
             counts += np.bincount(ids[begin : begin + (1 << 20)], minlength=vocab_size)
     return counts
-
-
-def _token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token as text. Incomplete characters become escapes such as \\xe9."""
-    return EOT_TEXT if token == tokenizer.eot else tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
 def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: float) -> str:
