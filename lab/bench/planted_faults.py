@@ -79,8 +79,8 @@ FAULTS = (
     # --- base ---
     Fault("folio/base/files.py", "        sync(temporary)", "        pass"),
     Fault("folio/base/randomness.py", "b = np.uint64(-(-n // int(a)))", "b = np.uint64(n // int(a))"),
-    Fault("folio/base/download.py", "if len(content) < expected:", "if expected and not content:"),
-    Fault("folio/base/settings.py", "return value <= bound", "return value < bound", "tests/test_every_setting.py"),
+    Fault("folio/base/download.py", "if delay is None or getattr", "if getattr"),
+    Fault("folio/base/settings.py", "Le: (operator.le,", "Le: (operator.lt,", "tests/test_every_setting.py"),
     # --- machine ---
     Fault("folio/machine/memory.py", ".read_text()) - file_cache", ".read_text()) + file_cache"),
     Fault("folio/machine/kernels.py", "mask[vocab_size:] = -math.inf", "mask[vocab_size + 1 :] = -math.inf"),
