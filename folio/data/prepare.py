@@ -83,7 +83,7 @@ MAX_NAME_BYTES = 200  # of a data set; file systems allow 255, and the temporary
 MAX_CHECKED_BYTES = 1_000_000_000  # largest text that is checked for leakage by default
 MAX_COMPARED_DOCUMENTS = 100_000  # near duplicates of more are not counted by default; this takes about 5 s and 300 MB
 MAX_NOTES = 5  # printed lines on files that are not read as their names say
-PROGRESS_VERSION = 8  # of progress.json and of the division of a corpus into blocks
+PROGRESS_VERSION = 7  # of progress.json and of the division of a corpus into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
