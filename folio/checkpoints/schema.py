@@ -100,7 +100,7 @@ class DatasetRecord(TypedDict):
 
 
 class Versions(TypedDict):
-    """Of the programs that computed a part (folio/training/planning/resolve.py)."""
+    """The programs that computed a part of a run (folio/training/planning/resolve.py)."""
 
     torch: str
     python: str
