@@ -355,12 +355,10 @@ def _open_folio(folder: Path) -> Dataset:
             raise DatasetError(f"{path}: {problem}; prepare the data set again")
         meta: _Meta = convert(content, _Meta)
         tokenizer_hash, splits = meta["tokenizer"]["sha256"], [meta["splits"][split] for split in SPLITS]
-        entries = [entry for split in splits for entry in split]
-        digests = "".join(entry["sha256"] + entry.get("mask_sha256", "") for entry in entries)
-        content_hash = hashlib.sha256(digests.encode()).hexdigest()
     except (OSError, ValueError, LookupError, AttributeError) as error:
         reason = f"{type(error).__name__}: {shorten(str(error))}"
         raise DatasetError(f"{path} is not a valid meta.json of Folio ({reason}); prepare the data set again") from None
+    entries = [entry for split in splits for entry in split]
     if not all(splits) or any(Path(entry["file"]).name != entry["file"] for entry in entries):
         raise DatasetError(f"{path} has no shards of a split, or names a file elsewhere; prepare the data set again")
     refuse_lfs_pointer(folder / "tokenizer.json")
@@ -375,6 +373,8 @@ def _open_folio(folder: Path) -> Dataset:
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
     verify = sum(entry["tokens"] for entry in entries) * dtype.itemsize <= VERIFY_BYTES
     train, val = ([_map_folio(folder, dtype, entry, verify) for entry in split] for split in splits)
+    digests = "".join(entry["sha256"] + entry.get("mask_sha256", "") for entry in entries)
+    content_hash = hashlib.sha256(digests.encode()).hexdigest()
     return Dataset(folder, train, val, meta["vocab_size"], content_hash, tokenizer, meta["prompt_format"])
 
 
