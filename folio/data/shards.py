@@ -22,7 +22,7 @@ import pickle
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from folio.base.files import (
     write_json,
 )
 from folio.base.number_format import counted
-from folio.base.settings import ROOT, PositiveInt, convert
+from folio.base.settings import ROOT
 from folio.data import tokenizer as tokenizers
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 
@@ -323,68 +323,90 @@ def open_dataset(folder: Path) -> Dataset:
 # --- Folio's format ---------------------------------------------------------------------------------------------------
 
 
-class _UnmaskedEntry(TypedDict):
-    """The entry of a shard without a mask in meta.json."""
+class _ShardEntry(NamedTuple):
+    """The entry of a shard in meta.json."""
 
     file: str
     tokens: int
     sha256: str
+    mask_sha256: str | None
 
 
-class _ShardEntry(_UnmaskedEntry, total=False):
-    """The entry of any shard."""
-
-    mask_sha256: str
-
-
-class _Meta(TypedDict):
+class _Meta(NamedTuple):
     """The entries of meta.json that are necessary to open the data set."""
 
-    dtype: Literal["uint16", "uint32"]
-    vocab_size: PositiveInt
-    tokenizer: dict[str, str]
+    dtype: np.dtype
+    vocab_size: int
+    tokenizer_hash: str
     splits: dict[str, list[_ShardEntry]]
     prompt_format: PromptFormat | None
+
+    @property
+    def shards(self) -> list[_ShardEntry]:
+        return [shard for split in SPLITS for shard in self.splits[split]]
+
+    @property
+    def hash(self) -> str:
+        """A hash of the content of all shards."""
+        digests = [shard.sha256 + (shard.mask_sha256 or "") for shard in self.shards]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+    @property
+    def is_small(self) -> bool:
+        return sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= VERIFY_BYTES
 
 
 def _open_folio(folder: Path) -> Dataset:
     path = folder / "meta.json"
     try:
-        content = read_json(path)
-        if problem := other_version(content, FORMAT_VERSION):
-            raise DatasetError(f"{path}: {problem}; prepare the data set again")
-        meta: _Meta = convert(content, _Meta)
-        tokenizer_hash, splits = meta["tokenizer"]["sha256"], [meta["splits"][split] for split in SPLITS]
-    except (OSError, ValueError, LookupError, AttributeError) as error:
+        meta = _parse_meta(read_json(path), path)
+        content_hash, verify = meta.hash, meta.is_small
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {shorten(str(error))}"
         raise DatasetError(f"{path} is not a valid meta.json of Folio ({reason}); prepare the data set again") from None
-    entries = [entry for split in splits for entry in split]
-    if not all(splits) or any(Path(entry["file"]).name != entry["file"] for entry in entries):
-        raise DatasetError(f"{path} has no shards of a split, or names a file elsewhere; prepare the data set again")
     refuse_lfs_pointer(folder / "tokenizer.json")
     try:
         tokenizer = tokenizers.load(folder)
     except UserError as error:
         raise DatasetError(f"{error}; prepare the data set again") from None
-    if tokenizer.hash != tokenizer_hash or tokenizer.vocab_size != meta["vocab_size"]:
+    if tokenizer.hash != meta.tokenizer_hash or tokenizer.vocab_size != meta.vocab_size:
         raise DatasetError(
             f"{folder / 'tokenizer.json'} is not the tokenizer that meta.json describes; prepare the data set again"
         )
-    dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    verify = sum(entry["tokens"] for entry in entries) * dtype.itemsize <= VERIFY_BYTES
-    train, val = ([_map_folio(folder, dtype, entry, verify) for entry in split] for split in splits)
-    digests = "".join(entry["sha256"] + entry.get("mask_sha256", "") for entry in entries)
-    content_hash = hashlib.sha256(digests.encode()).hexdigest()
-    return Dataset(folder, train, val, meta["vocab_size"], content_hash, tokenizer, meta["prompt_format"])
+    train, val = ([_map_folio(folder, meta.dtype, shard, verify) for shard in meta.splits[split]] for split in SPLITS)
+    return Dataset(folder, train, val, meta.vocab_size, content_hash, tokenizer, meta.prompt_format)
 
 
-def _map_folio(folder: Path, dtype: np.dtype, entry: _ShardEntry, verify: bool) -> Shard:
+def _parse_meta(meta: Any, path: Path) -> _Meta:
+    """Parse and validate meta.json. Raises DatasetError for another version, or other errors for invalid content."""
+    if problem := other_version(meta, FORMAT_VERSION):
+        raise DatasetError(f"{path}: {problem}; prepare the data set again")
+    dtype = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[meta["dtype"]]
+    splits = {
+        split: [_ShardEntry(s["file"], s["tokens"], s["sha256"], s.get("mask_sha256")) for s in meta["splits"][split]]
+        for split in SPLITS
+    }
+    prompt_format = meta["prompt_format"]
+    if prompt_format not in (None, *get_args(PromptFormat)):
+        raise ValueError(f"prompt_format is {short_repr(prompt_format)}")
+    parsed = _Meta(dtype, int(meta["vocab_size"]), meta["tokenizer"]["sha256"], splits, prompt_format)
+    if parsed.vocab_size < 1 or not all(splits.values()):
+        raise ValueError("a split or the vocabulary is missing")
+    for shard in parsed.shards:
+        if Path(shard.file).name != shard.file:
+            raise ValueError(f"it names a file outside its folder: {short_repr(shard.file)}")
+    return parsed
+
+
+def _map_folio(folder: Path, dtype: np.dtype, shard: _ShardEntry, verify: bool) -> Shard:
     """Map a shard and its mask, if any, and check the number of tokens. verify: also check the sha256."""
-    path, mask = folder / entry["file"], None
-    ids = _map_checked(path, dtype, entry["tokens"], entry["sha256"] if verify else None)
-    if digest := entry.get("mask_sha256"):
-        mask = _map_checked(mask_path(path), np.dtype("u1"), entry["tokens"], digest if verify else None)
-    return Shard(ids, mask)
+    path = folder / shard.file
+    ids = _map_checked(path, dtype, shard.tokens, shard.sha256 if verify else None)
+    if shard.mask_sha256 is None:
+        return Shard(ids)
+    return Shard(
+        ids, _map_checked(mask_path(path), np.dtype("u1"), shard.tokens, shard.mask_sha256 if verify else None)
+    )
 
 
 def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -> np.ndarray:
@@ -444,8 +466,14 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
             )
     if len(set(tokens)) != len(tokens):
         raise DatasetError(f"{meta}: itos maps two ids to {Counter(tokens).most_common(1)[0][0]!r}")
-    if stoi not in (None, {token: i for i, token in enumerate(tokens)}):
-        raise DatasetError(f"{meta}: stoi and itos contradict each other: prepare the data set again")
+    if stoi is not None and (not isinstance(stoi, dict) or stoi.keys() != set(tokens)):
+        raise DatasetError(f"{meta}: stoi and itos do not have the same characters: prepare the data set again")
+    for i, token in enumerate(tokens):
+        if stoi is not None and stoi[token] != i:
+            raise DatasetError(
+                f"{meta}: itos maps the id {i} to {token!r}, but stoi maps {token!r} to another id: "
+                f"prepare the data set again"
+            )
     rows = table.get("vocab_size", len(tokens))
     if not isinstance(rows, int) or rows < len(tokens):
         raise DatasetError(

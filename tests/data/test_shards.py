@@ -165,7 +165,7 @@ LETTERS = {0: "a", 1: "b"}
         ({"itos": LETTERS, "stoi": {"a": 0, "c": 1}}, "stoi and itos"),
         ({"itos": LETTERS, "stoi": {"a": 0}}, "stoi and itos"),
         ({"itos": LETTERS, "stoi": 5}, "stoi and itos"),
-        ({"itos": LETTERS, "stoi": {"a": 1, "b": 0}}, "stoi and itos"),
+        ({"itos": LETTERS, "stoi": {"a": 1, "b": 0}}, "itos .* id 0 to 'a', but stoi"),
         ({"itos": LETTERS, "vocab_size": 1}, "vocab_size is 1, .* 2 characters"),
         ({"itos": LETTERS, "vocab_size": "2"}, "vocab_size is '2', .* 2 characters"),
     ],
