@@ -267,7 +267,7 @@ def test_the_page_shows_the_runs_of_a_sweep(arguments, in_process, tmp_path, ope
     page = open_page((tmp_path / "sweep" / "sweep.html").read_text(encoding="utf-8"))
     lines, settings, bars = (page.locator("figure").nth(i) for i in range(3))
     assert lines.locator(".drawing g > title").count() == 8 and lines.locator(".legend button").count() == 4
-    assert len(set(lines.locator(".legend i").evaluate_all("all => all.map(i => i.style.borderTop)"))) == 4
+    assert len(set(lines.locator(".legend i").evaluate_all("all => all.map(i => i.style.borderBottomColor)"))) == 4
     box = lines.locator(".drawing svg").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 18, box["y"] + 100)  # the last evaluation
     values = dict(row.split("\t")[:2] for row in lines.locator(".values tr").all_inner_texts())
