@@ -14,14 +14,14 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.tokenizer import CharTokenizer
 from folio.evaluation.comparison import Design, choose_design, choose_sides, compare
 from folio.evaluation.scores import Coverage, Evaluation, count_characters
-from tests.support.evaluations import compare_models, measure_of
+from tests.support.evaluations import approx_interval, compare_models, measure_of
 from tests.support.tolerances import binomial_range
 
 
 def assert_matches(comparison: dict, expected) -> None:
     """Assert that a comparison has the p-value and interval of one of scipy's tests."""
     assert comparison["p"] == pytest.approx(expected.pvalue)
-    assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+    assert (comparison["low"], comparison["high"]) == approx_interval(expected.confidence_interval())
 
 
 def test_equal_weights_give_the_paired_t_test(seed):

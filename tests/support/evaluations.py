@@ -1,6 +1,10 @@
 """Small models, measures with given values, and comparisons."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from folio.evaluation.comparison import Design, compare
@@ -54,3 +58,11 @@ def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
     """The comparison of two checkpoints a and b, given what was measured of each."""
     sides = [[Evaluation("a", first, {"text": Coverage()})], [Evaluation("b", second, {"text": Coverage()})]]
     return compare(sides, Design([["a"], ["b"]]))
+
+
+def approx_interval(expected: Sequence[float]) -> Any:
+    """An interval by Student's t, for a comparison with ==. The error of a bound is that of the quantile, by which the
+    half-width is multiplied, however small the bound is; twice as much covers rounding.
+    """
+    low, high = expected
+    return pytest.approx((low, high), rel=0, abs=2 * QUANTILE_ERROR * (high - low) / 2)
