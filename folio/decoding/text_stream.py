@@ -48,29 +48,32 @@ class TextStream:
 class TextBatch:
     """Texts that are generated together. Iterate either over the batch, once, or over its `steps`.
 
-    numbers: of the requests. steps: of scheduler.generate. texts: generated so far. streams: one for each text.
-    ended: whether each text has ended, for `steps`.
+    numbers: of the requests. steps: of scheduler.generate. texts: generated so far; they are joined when they are read,
+    because adding each piece to them would take quadratic time. streams: one for each text. ended: whether each text
+    has ended, for `steps`.
     """
 
     def __init__(self, numbers: range, steps: Iterator[Step], streams: Sequence[TextStream], ended: list[bool]):
-        self.numbers, self.steps, self.texts = numbers, steps, ["" for _ in streams]
-        self.streams, self.ended = streams, ended
+        self.numbers, self.steps, self.streams, self.ended = numbers, steps, streams, ended
+        self.pieces: list[list[str]] = []  # of each step
+
+    @property
+    def texts(self) -> list[str]:
+        return ["".join(pieces) for pieces in zip(*self.pieces, strict=True)] or ["" for _ in self.streams]
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yield a piece of each text at each step: complete characters, up to the stop string."""
         for step in self.steps:
-            yield self._add(
+            self.pieces.append(
                 [
                     stream.push(token) if token is not None or has_ended else ""
                     for stream, token, has_ended in zip(self.streams, step.tokens, self.ended, strict=True)
                 ]
             )
+            yield self.pieces[-1]
             self.ended[:] = [stream.ended for stream in self.streams]
-        yield self._add([stream.push(None) for stream in self.streams])
-
-    def _add(self, pieces: list[str]) -> list[str]:
-        self.texts = [text + piece for text, piece in zip(self.texts, pieces, strict=True)]
-        return pieces
+        self.pieces.append([stream.push(None) for stream in self.streams])
+        yield self.pieces[-1]
 
     def run(self) -> list[str]:
         """Generate the texts to their end, and return them."""
