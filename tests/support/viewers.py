@@ -113,10 +113,15 @@ class Viewer:
         return self.wait()
 
     def wait(self, previous: int = 0) -> "Viewer":
-        """Wait until the newest drawing is complete. previous: the number of an earlier drawing."""
+        """Wait until the newest drawing is complete. previous: the number of an earlier drawing.
+
+        A chart is drawn before it has a width, and once more in the next frame, when it has one.
+        """
         deadline = time.monotonic() + 60
         script = """previous => typeof drawing === "number" && drawing > previous
-          && +document.body.dataset.drawn === drawing && !document.querySelector("[data-complete=false]")"""
+          && +document.body.dataset.drawn === drawing && !document.querySelector("[data-complete=false]")
+          && [...document.querySelectorAll(".drawing")].every(holder => !holder.clientWidth
+            || +holder.querySelector("svg").getAttribute("width") === Math.max(holder.clientWidth, MIN_WIDTH))"""
         while not self(script, previous):
             assert time.monotonic() < deadline, f"the page was not drawn: {self.problems}"
             time.sleep(0.01)
