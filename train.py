@@ -162,7 +162,7 @@ def train(user_cfg: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
     with reserve(Path(user_cfg.out_dir), user_cfg.eval_only):
         # --- resolve: the user's settings, with the checkpoint, the data and the machine ---
-        plan = resolve(user_cfg, measure_step)
+        plan = resolve(user_cfg, timed_step, evaluate)
         print("\n".join(plan.lines), flush=True)
 
         # --- open: the model, the batches, and what a step changes ---
@@ -170,7 +170,7 @@ def train(user_cfg: TrainConfig) -> Result:
         if plan.settings.eval_only:
             return evaluate_only(plan, run)
         if plan.time_limit:  # the number of steps depends on the speed of this model on this machine
-            plan = fit_minutes(plan, measure_step(run, plan.settings))
+            plan = fit_minutes(plan, plan.time_limit.step_seconds or measure_step(run, plan.settings))
         cfg, data, schedule, runtime = plan.settings, plan.data, plan.schedule, plan.runtime
         state = open_state(plan, run)
         print("\n".join(describe_run(plan)))
@@ -272,17 +272,21 @@ def measure_step(run: OpenRun, cfg: TrainSettings) -> float:
     of the run's minutes, but at least one warmup step and another one.
     """
     limit = 6 * cfg.minutes if cfg.minutes else math.inf  # seconds
-    state, times = new_state(run, cfg), []
-    is_measured = False
+    state, times, is_measured = new_state(run, cfg), [], False
     while not is_measured:
-        start = time.perf_counter()
-        train_step(state, run.loss_fn, run.loader, LearningRates(0.0, 0.0), cfg.grad_clip, cfg.seed)
-        state.guard.send()
-        state.guard.read(state.step)  # waits for the device
-        times.append(time.perf_counter() - start)
+        times.append(timed_step(run, state, LearningRates(0.0, 0.0), cfg))
         is_enough = len(times) >= 7 and sum(times[2:]) >= 2
         is_measured = run.loader.runtime.group.broadcast(len(times) >= 2 and (is_enough or sum(times) >= limit))
     return statistics.median(times[2:] or times[1:])
+
+
+def timed_step(run: OpenRun, state: TrainState, rates: LearningRates, cfg: TrainSettings) -> float:
+    """Take a step, and return its seconds, up to the end of its work on the device."""
+    start = time.perf_counter()
+    train_step(state, run.loss_fn, run.loader, rates, cfg.grad_clip, cfg.seed)
+    state.guard.send()
+    state.guard.read(state.step)  # waits for the device
+    return time.perf_counter() - start
 
 
 def evaluate(run: OpenRun, batch_size: int) -> dict[str, float]:

@@ -28,7 +28,7 @@ from folio.base import settings  # noqa: E402
 from folio.base.commands import command  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.settings import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
-from folio.checkpoints.checkpoint import MODEL_SETTINGS  # noqa: E402
+from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint  # noqa: E402
 from folio.data.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
 from folio.data.shards import data_root, has_data  # noqa: E402
 from folio.data.windows import Mixture, parse_mixture  # noqa: E402
@@ -38,15 +38,18 @@ from folio.machine.gpus import GPU, GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
 from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.training.loader import BatchShape, resident_bytes  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
+from folio.training.planning.auto_size import MAX_SHARE, TURN_STEPS, TURNS, with_candidate  # noqa: E402
 from folio.training.planning.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
+from folio.training.planning.choice import Candidate, rank_shapes, seconds_by_flops  # noqa: E402
 from folio.training.planning.data import limit_validation, open_data  # noqa: E402
 from folio.training.planning.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.planning.law import Forecast, RunSize  # noqa: E402
 from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
-from folio.training.planning.measured_law import MeasuredLaw  # noqa: E402
+from folio.training.planning.measured_law import MeasuredLaw, best_laws  # noqa: E402
 from folio.training.planning.resolve import model_config, resident_memory  # noqa: E402
 from folio.training.planning.resume import merge_checkpoint, resolve_latest  # noqa: E402
-from folio.training.planning.shapes import Shape  # noqa: E402
+from folio.training.planning.shapes import RECIPE_SHAPE, Shape  # noqa: E402
+from folio.training.planning.step_times import StepTimes  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import build_run  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -75,8 +78,6 @@ class PlanConfig(TrainConfig):
     def problems(self) -> list[tuple[str, str]]:
         """Check the settings of training, and require a named GPU for --gpus and --tflops."""
         problems = super().problems()
-        if self.size:
-            problems.append(("size", "the plan is for a given model; tools/scaling.py says which is the best"))
         if self.planned_gpu:
             return problems
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
@@ -94,11 +95,10 @@ class PlanConfig(TrainConfig):
 def main(user_cfg: PlanConfig) -> None:
     draft = merge_checkpoint(resolve_latest(user_cfg), [], writes=False)  # the shape may be that of trained weights
     cfg, data = draft.cfg, find_data(draft.cfg)
-    shape = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
-    config = model_config(cfg, draft.weights, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **shape)
-    with torch.device("meta"):
-        model = GPT(config)
-    machine = from_data_sheet(cfg, model, data) if cfg.planned_gpu else from_measurement(cfg, model, data)
+    if cfg.size and not draft.weights:
+        cfg = choose_size(cfg, data)
+        data = find_data(cfg)
+    model, machine = forecast_machine(cfg, data, draft.weights)
     counts = cfg.step_counts
     if cfg.minutes:
         if machine.step_seconds is None:
@@ -121,6 +121,55 @@ def main(user_cfg: PlanConfig) -> None:
     except OSError as error:
         raise UserError(f"out_dir={cfg.out_dir} cannot be written ({error}); choose another --out_dir") from None
     print(f"saved in {path}, for python tools/report.py {cfg.out_dir}")
+
+
+def forecast_machine(cfg: PlanConfig, data: Mixture | None, weights: Checkpoint | None) -> tuple[GPT, "Machine"]:
+    """The model of a run, on the meta device, and its machine."""
+    shape = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
+    config = model_config(cfg, weights, data) if data else GPTConfig(vocab_size=GPT2_VOCABULARY, **shape)
+    with torch.device("meta"):
+        model = GPT(config)
+    return model, from_data_sheet(cfg, model, data) if cfg.planned_gpu else from_measurement(cfg, model, data)
+
+
+def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
+    """The settings with the model that size="auto" will probably choose. Prints what the race before it costs.
+
+    From the time of a step of the recipe's model on this machine, or from a data sheet, follow those of the others.
+    Raises UserError.
+    """
+    if data is None:
+        raise UserError(f"size=auto: the choice depends on the text; prepare {cfg.dataset} first")
+    laws, step_times = best_laws(data)[0], StepTimes(data.vocab_size)
+
+    def rank() -> list[Candidate]:
+        ranked = rank_shapes(laws, step_times, 60 * cfg.minutes, data.training_tokens, data.vocab_size)
+        if not ranked:
+            raise UserError(f"minutes={cfg.minutes:g}: size=auto needs more time, or more text than {cfg.dataset} has")
+        return ranked
+
+    recipe = next((candidate for candidate in rank() if candidate.shape == RECIPE_SHAPE), rank()[0])
+    if cfg.planned_gpu:
+        tflops = cfg.tflops or cfg.planned_gpu[1].tflops
+        if tflops is None:
+            raise UserError(
+                "size=auto: the time of a step is unknown; name a GPU, such as --device=H100, or set --tflops"
+            )
+        step_times = seconds_by_flops(cfg.mfu * 1e12 * tflops, data.vocab_size)
+    else:
+        trial = with_candidate(cfg, recipe)
+        _, machine = forecast_machine(trial, find_data(trial), None)
+        if machine.step_seconds:
+            step_times.measured(recipe.shape, recipe.step_tokens, machine.step_seconds)
+    best = rank()[0]
+    turns = {entry.name: step_times(entry.shape, entry.step_tokens) for entry in (recipe, best)}
+    line = f"about {_hours(TURNS * TURN_STEPS * sum(turns.values()))} for the speed of {' and '.join(turns)}"
+    sized = with_candidate(cfg, best)
+    if step_times(best.shape, best.step_tokens) * best.size.steps < 0.9 * 60 * cfg.minutes:
+        line += f", and at most {MAX_SHARE:.0%} of the minutes for complete runs, because the text is small"
+        sized = sized.replace(minutes=None)  # the run has fewer steps than fit
+    print(f"{'race':12}{line}")
+    return sized
 
 
 def find_data(cfg: PlanConfig) -> Mixture | None:

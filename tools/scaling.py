@@ -42,7 +42,14 @@ from folio.experiments import static_page  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
 from folio.experiments.scaling_page import scaling_page  # noqa: E402
 from folio.machine.gpus import GPUS, TYPICAL_MFU, find_gpu  # noqa: E402
-from folio.training.planning.choice import MAX_EPOCHS, Candidate, StepSeconds, affordable_tokens, rank_shapes  # noqa: E402
+from folio.training.planning.choice import (  # noqa: E402
+    MAX_EPOCHS,
+    Candidate,
+    StepSeconds,
+    affordable_tokens,
+    rank_shapes,
+    seconds_by_flops,
+)
 from folio.training.planning.law import RunSize, fit  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw, typical_law  # noqa: E402
 from folio.training.planning.shapes import CHANNELS, Shape, step_tokens  # noqa: E402
@@ -178,7 +185,7 @@ def plan_runs(
 def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> MeasuredRun:
     """Train a model to the end of its schedule. Raises KeyboardInterrupt if a signal stops it."""
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        recipe = shape.settings(tokens, data.training_tokens)
+        recipe = shape.settings(tokens, step_tokens(tokens), shape.dropout(tokens, data.training_tokens))
         batch_tokens = recipe["batch_size"] * shape.block_size
         run_settings = TrainConfig(
             **recipe,
@@ -232,9 +239,7 @@ def answer(
 def step_seconds(cfg: ScalingConfig, data: Mixture, runs: Sequence[MeasuredRun]) -> StepSeconds:
     """The seconds per step, as measured; for a GPU, by the data sheet, as in tools/plan.py."""
     if cfg.gpu:
-        _, gpu = find_gpu(cfg.gpu)
-        rate = TYPICAL_MFU * 1e12 * gpu.tflops
-        return lambda shape, n_tokens: n_tokens * shape.flops_per_token(data.vocab_size) / rate
+        return seconds_by_flops(TYPICAL_MFU * 1e12 * find_gpu(cfg.gpu)[1].tflops, data.vocab_size)
     step_times = StepTimes(data.vocab_size)
     for run in runs:
         run.note_speed(step_times)

@@ -106,6 +106,28 @@ class Versions(TypedDict):
     python: str
 
 
+class RaceTurn(TypedDict):
+    """A turn of a model in the race of --size=auto (folio/training/planning/race.py)."""
+
+    model: str
+    step: PositiveInt  # of the model, after the turn
+    steps: PositiveInt  # of the turn
+    step_seconds: PositiveFloat  # the median
+    loss: NonNegativeFloat | None  # training loss of the last step; None: it had no targets, or was not finite
+    decay_steps: NonNegativeInt  # of a copy, before its loss was measured
+    val_loss: NonNegativeFloat | None  # None: not measured, or not finite
+    spent: PositiveFloat  # seconds of the race, up to the end of the turn
+
+
+class RaceFile(TypedDict):
+    """race.json: a race that is not over."""
+
+    config: dict[str, Any]  # train.py's settings, without those that the race chooses
+    origins: dict[str, str]
+    data: str  # the hash of the data
+    turns: list[RaceTurn]
+
+
 class RequiredPart(TypedDict):
     """The required fields of a PartRecord."""
 
@@ -127,6 +149,7 @@ class PartRecord(RequiredPart, total=False):
     rollbacks: PositiveInt  # the number of rollbacks so far, if any
     lr_factor: PositiveFloat  # of all learning rates, if there were rollbacks
     skipped_sequences: tuple[NonNegativeInt, NonNegativeInt]  # begin and end, if a rollback begins this part
+    race: list[RaceTurn]  # by which --size=auto chose the model, if it was a new run
     # Version of the training order and the validation windows (folio/data/windows.py); if missing, the first one. A run
     # of another version can be sampled from, but with sampling="epoch" neither resumed nor replayed.
     windows: PositiveInt

@@ -1,6 +1,7 @@
 """The folder of a run: locked while the run writes there, and repaired after a run that was killed."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from folio.base.settings import NOT_UTF8
 from folio.base.workers import check_launch, under_torchrun
 from folio.checkpoints import checkpoint, run_folder
 from folio.machine import distributed
+from folio.training.planning.resume import RACE
 
 
 @contextmanager
@@ -53,8 +55,14 @@ def repair(out_dir: Path, resuming: bool) -> None:
         checkpoint.clear_unfinished(out_dir)
         if resuming:
             run_folder.restore_pointers(out_dir)
+            remove_race(out_dir)
     except OSError as error:
         raise cannot_write(out_dir, error) from None
+
+
+def remove_race(out_dir: Path) -> None:
+    """Remove the files of a race that is over (folio/training/planning/race.py)."""
+    shutil.rmtree((out_dir / RACE).parent, ignore_errors=True)
 
 
 def cannot_write(out_dir: Path, error: OSError) -> UserError:

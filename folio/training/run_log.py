@@ -167,9 +167,9 @@ class Metrics:
         self.bar.total = max_iters
         self.bar.refresh()
 
-    def advance(self) -> None:
-        """Count a step."""
-        self.bar.update()
+    def advance(self, steps: int = 1) -> None:
+        """Count steps."""
+        self.bar.update(steps)
 
     def __enter__(self) -> "Metrics":
         return self

@@ -47,6 +47,11 @@ class StepCounts:
         scaled_counts = {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n and n > 0}
         return replace(self, **{**scaled_counts, "max_iters": max_iters})
 
+    def continued(self, step: int, names: list[str]) -> "StepCounts":
+        """The counts of a run that has already done `step` steps. Those in `names` are scaled; the decay is to come."""
+        counts = self.scaled(step + self.max_iters, names)
+        return replace(counts, wsd_decay_iters=counts.wsd_decay_iters and min(counts.wsd_decay_iters, self.max_iters))
+
     def without_second_warmup(self, before: "StepCounts", step: int) -> "StepCounts":
         """The counts of a run resumed after `step`: a warmup of the counts `before` that is over is not repeated."""
         if before.warmup_steps <= step < self.warmup_steps:

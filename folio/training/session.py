@@ -20,7 +20,7 @@ from folio.machine.distributed import SharedFlags
 from folio.machine.runtime import describe_compilation
 from folio.training.describe import format_losses, reason_to_end
 from folio.training.guard import JudgedStep
-from folio.training.out_dir import cannot_write, repair
+from folio.training.out_dir import cannot_write, remove_race, repair
 from folio.training.planning.budget import FINAL_SAMPLE_TOKENS, Pacer, take_until
 from folio.training.planning.run_plan import Plan
 from folio.training.reference import find_reference
@@ -28,7 +28,7 @@ from folio.training.rollback import MAX_ROLLBACKS, new_part
 from folio.training.run_log import Metrics, NullMetrics, StepReader, add_lost_sample
 from folio.training.schedule import snapshot_is_due
 from folio.training.signals import SignalHandler
-from folio.training.state import TrainState
+from folio.training.state import TrainState, state_file
 
 
 class TrainingError(UserError):
@@ -160,12 +160,13 @@ class Session:
     @property
     def evaluates_first(self) -> bool:
         """Whether an evaluation precedes the first step of a new run."""
-        return self.plan.budget.evaluates_first
+        return self.plan.budget.evaluates_first and not self.plan.head_start
 
     def log_start(self, losses: dict[str, float]) -> None:
         """Log the validation losses before the first step as step 0 of metrics.jsonl, and take the first snapshot.
 
-        losses: empty if there was no time for an evaluation.
+        losses: empty if there was no time for an evaluation. A run that begins with the winner of a race logs its turns
+        instead, and saves it.
         """
         if losses:
             vocab_size = self.data.tokenizer.vocab_size
@@ -173,11 +174,25 @@ class Session:
             self.metrics.log(self._metrics_line(0, losses), remark)
         if losses and not self.runtime.compile:  # compiling would distort the measurement
             self.plan.budget.end_evaluation()
-        if snapshot_is_due(0, self.cfg.snapshots, self.schedule):
+        if self.plan.head_start:
+            self._log_race(self.plan.head_start.path.parent.name)
+        if self.cfg.snapshots and (self.plan.head_start or snapshot_is_due(0, self.cfg.snapshots, self.schedule)):
             self.snapshot()
-        self.pacer.replan(0, min_steps=1)
-        if self.cfg.on_divergence == "rollback":
+        self.pacer.replan(self.state.step, min_steps=1)
+        if self.plan.head_start:
+            self.save(is_required=True)
+            remove_race(self.out_dir)
+        elif self.cfg.on_divergence == "rollback":
             self.save()  # to roll back to
+
+    def _log_race(self, winner: str) -> None:
+        """Log the turns of a race's winner, with which the run begins."""
+        for turn in self.record["parts"][-1]["race"]:
+            if turn["model"] == winner:
+                step, speed = turn["step"], self.cfg.step_tokens / turn["step_seconds"]
+                lr = self.schedule.learning_rate_at(step - 1)
+                self.metrics.log(self._metrics_line(step, {}, loss=turn["loss"], lr=lr, tokens_per_second=speed))
+        self.metrics.advance(self.state.step)
 
     def end_step(self) -> Due:
         """Read the step's numbers, and return the actions that follow it, the same on every rank.
@@ -286,7 +301,8 @@ class Session:
             f"step {self.reader.step:,}: {reason}; rollback {part['rollbacks']} of {MAX_ROLLBACKS} to step {step:,}: "
             f"skipping sequences {begin:,} to {end - 1:,}, and learning rates times {part['lr_factor']:g}"
         )
-        self.state.roll_back(saved, end)
+        self.state.restore(saved)
+        self.state.next_sequence = end
         self.record["parts"] = [*saved.state["parts"], part]
         self.schedule.lr_factor = part["lr_factor"]
         if self.cfg.minutes:
@@ -417,15 +433,8 @@ class Session:
         self._wait_for_checkpoint()
         self.pending_best = self._best
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
-        *old_parts, part = self.record["parts"]
-        state = {
-            **self.record,
-            **self.state.progress(),
-            "stopped_by": reason,
-            "wandb_id": self.metrics.wandb_id,
-            "parts": [*old_parts, {**part, "decisions": list(self.schedule.decisions)}],
-            "budget": self.plan.budget.state(),
-        }
+        budget, wandb_id = self.plan.budget.state(), self.metrics.wandb_id
+        state = state_file(self.record, self.state, self.schedule, budget, reason, wandb_id)
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
         self.saver.begin(self.state.step, weights, optimizer, state)
         is_required = is_required or self.finished

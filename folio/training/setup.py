@@ -120,7 +120,7 @@ def new_state(run: OpenRun, cfg: TrainSettings) -> TrainState:
 
 
 def open_state(plan: Plan, run: OpenRun) -> TrainState:
-    """The state of training: new, or that of the run to resume.
+    """The state of training: new, that of the run to resume, or that of the winner of a race.
 
     The validation losses of a resumed run are forgotten if they were measured on other text, with which the next one
     must not be compared: as the best loss, for patience, and for a rollback.
@@ -130,4 +130,6 @@ def open_state(plan: Plan, run: OpenRun) -> TrainState:
         state.load(plan.saved.state, plan.saved.checkpoint.optimizer())
         if plan.forgets_evaluations:
             state.evaluations.forget()
+    elif plan.head_start:
+        state.restore(plan.head_start)
     return state

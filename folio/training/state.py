@@ -13,6 +13,7 @@ from folio.machine.kernels import pad_rows
 from folio.training.evaluations import Evaluations
 from folio.training.guard import StepGuard
 from folio.training.optim import load_state_tensors, state_tensors
+from folio.training.schedule import Schedule
 from model import GPT
 
 
@@ -52,13 +53,12 @@ class TrainState:
         self.guard.load(progress["guard"])
         self.evaluations.load(progress)
 
-    def roll_back(self, saved: Checkpoint, next_sequence: int) -> None:
-        """Restore everything from a checkpoint of this run, in place, and continue with another sequence."""
+    def restore(self, saved: Checkpoint) -> None:
+        """Restore everything from a checkpoint of this run, in place."""
         parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             fill_shards(self.model, lambda name: pad_rows(saved.model[name], len(parameters[name])))
         self.load(saved.state, saved.optimizer())
-        self.next_sequence = next_sequence
 
     def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights and the optimizer state; see `weights`."""
@@ -81,3 +81,23 @@ class TrainState:
             if keep:
                 gathered[name] = full.to("cpu", copy=copy)
         return gathered
+
+
+def state_file(
+    record: dict[str, Any],
+    state: TrainState,
+    schedule: Schedule,
+    budget: dict[str, float] | None = None,
+    stopped_by: str | None = None,
+    wandb_id: str | None = None,
+) -> dict[str, Any]:
+    """The content of a checkpoint's state.json. record: of the plan. The others are the progress of the run."""
+    *old_parts, part = record["parts"]
+    return {
+        **record,
+        **state.progress(),
+        "stopped_by": stopped_by,
+        "wandb_id": wandb_id,
+        "parts": [*old_parts, {**part, "decisions": list(schedule.decisions)}],
+        "budget": budget,
+    }

@@ -284,6 +284,22 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, planne
     assert "measured / planned" in page and "steps measured on cpu" in page
 
 
+@pytest.mark.parametrize("device", ["--device=H100", "--device=24GB", "--device=cpu"])
+def test_the_model_of_size_auto_and_its_race_are_planned(tiny, planned, device, monkeypatch):
+    """size=auto was refused."""
+    cfg = tiny()
+    words = [f"--data_dir={cfg.data_dir}", "--dataset=verse", "--size=auto", "--minutes=5", device]
+    monkeypatch.setattr(plan.train, "measure_step", lambda run, cfg: 1e-6 * cfg.step_tokens)
+    if device == "--device=24GB":
+        with pytest.raises(UserError, match=r"size=auto: the time of a step is unknown; .*--tflops"):
+            planned(*words)
+        words.append("--tflops=100")
+    facts, out = planned(*words)
+    assert re.search(r"race +about [\d.]+ (s|min) for the speed of \d+x\d+( and \d+x\d+)?(, and at most 25%.*)?\n", out)
+    assert "complete runs, because the text is small" in out or device == "--device=cpu"
+    assert facts["tokens"] <= 40 * 18_581 and 0 < facts["seconds"] <= 300
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -293,8 +309,8 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, planne
         (["--device=24GB", "--minutes=5"], "minutes=5.*--device=H100"),
         (["--dataset=nothing"], "dataset=nothing: to measure steps here, prepare it or .*--device=H100"),
         (["--dataset=openwebtext"], r"\(python \S*prepare/openwebtext.py --data_dir=elsewhere\) or name a"),
+        (["--dataset=x", "--size=auto", "--minutes=5"], "size=auto: the choice depends on the text; prepare x first"),
         (["--dataset=text"], "dataset=text: to measure steps here, prepare it or"),
-        (["--dataset=x", "--size=auto", "--minutes=5"], "size=auto: the plan is for a given model"),
     ],
 )
 def test_impossible_plans_are_an_error(args, message, planned):

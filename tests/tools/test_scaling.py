@@ -14,7 +14,7 @@ from folio.data.windows import Mixture
 from folio.training.planning.choice import TRAINING_SHARE
 from folio.training.planning.law import RunSize, ScalingLaw, fit
 from folio.training.planning.measured_law import MeasuredLaw, typical_law
-from folio.training.planning.shapes import Shape, step_tokens
+from folio.training.planning.shapes import MIN_STEPS, Shape, step_tokens
 from folio.training.planning.step_times import StepTimes
 from tools import scaling
 from tools.scaling import MeasuredRun, ScalingConfig
@@ -108,10 +108,10 @@ def test_the_answers_are_files_that_train_accepts(cfg, data, trained, capsys):
 def test_a_model_is_trained_to_the_end_of_its_schedule(cfg, data, capsys, monkeypatch):
     results = []
     monkeypatch.setattr(scaling, "train", lambda run_cfg: results.append(train(run_cfg)) or results[-1])
-    run = scaling.train_one(cfg, data, Shape.of(32), 8 * 2048)
-    assert run.size == RunSize(Shape.of(32).matrix_weights(43), 8 * 2048, 8, 18_581)
+    run = scaling.train_one(cfg, data, Shape.of(32), MIN_STEPS * 32)
+    assert run.size == RunSize(Shape.of(32).matrix_weights(43), MIN_STEPS * 32, MIN_STEPS, 18_581)
     ((loss, *steps, _, _),) = results
-    assert run.loss == loss and steps == [8, 8]
+    assert run.loss == loss and steps == [MIN_STEPS, MIN_STEPS]
     assert run.tokens_per_second > 0 and capsys.readouterr().out == ""
 
 

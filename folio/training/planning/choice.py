@@ -1,46 +1,71 @@
 """The choice of a model for a text and a time, from a law of losses and the speed of each model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from folio.training.planning.law import Forecast, RunSize, ScalingLaw, forecast
-from folio.training.planning.shapes import CHANNELS, MIN_STEP_TOKENS, Shape, step_tokens
+from folio.training.planning.shapes import CHANNELS, MIN_STEPS, MIN_STEPS_OF_EPOCHS, Shape, step_tokens
 
 MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more do not help
-LARGE_MODEL_EPOCHS = 20  # the same for a model that is large for its text (docs/lab/model-size.md)
 TRAINING_SHARE = 0.95  # of a run's time; the rest are evaluations, checkpoints and samples
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model, the length of its training, and the expected loss."""
+    """A model, its batch and dropout, the length of its training, and the expected loss."""
 
     shape: Shape
-    tokens: int
-    unique_tokens: int
+    step_tokens: int
+    dropout: float
+    size: RunSize
     forecast: Forecast
 
     @property
-    def step_tokens(self) -> int:
-        return step_tokens(self.tokens)
+    def name(self) -> str:
+        """Its layers and channels."""
+        return f"{self.shape.n_layer}x{self.shape.n_embd}"
+
+    @property
+    def run_name(self) -> str:
+        """Its name, with dropout and epochs."""
+        return f"{self.name}-dropout{self.dropout:g}-epochs{self.tokens / self.unique_tokens:.3g}"
+
+    @property
+    def tokens(self) -> int:
+        return self.size.tokens
+
+    @property
+    def unique_tokens(self) -> int:
+        return self.size.unique_tokens
 
     @property
     def settings(self) -> dict[str, Any]:
         """train.py's settings."""
-        return self.shape.settings(self.tokens, self.unique_tokens)
+        return self.shape.settings(self.tokens, self.step_tokens, self.dropout)
 
 
 StepSeconds = Callable[[Shape, int], float]  # of the shape and the tokens per step
 
 
-def affordable_tokens(shape: Shape, step_seconds: StepSeconds, seconds: float) -> int:
-    """Return the tokens of the longest run that takes this time, with the tokens per step that its length implies."""
+def seconds_by_flops(flops_per_second: float, vocab_size: int) -> StepSeconds:
+    """The time of a step on a device that is not measured."""
+    return lambda shape, n_tokens: n_tokens * shape.flops_per_token(vocab_size) / flops_per_second
+
+
+def affordable_tokens(shape: Shape, step_seconds: StepSeconds, seconds: float, per_step: int | None = None) -> int:
+    """Return the tokens of the longest run that takes this time.
+
+    per_step: tokens; None: those that the length of the run implies.
+    """
 
     def affordable(n_tokens: int) -> int:  # with steps of n_tokens
         return n_tokens * int(TRAINING_SHARE * seconds / step_seconds(shape, n_tokens))
 
-    n_tokens = MIN_STEP_TOKENS
+    if per_step:
+        return affordable(per_step)
+    n_tokens = 1
     while step_tokens(affordable(2 * n_tokens)) >= 2 * n_tokens:
         n_tokens *= 2
     return affordable(n_tokens)
@@ -52,18 +77,25 @@ def rank_shapes(
     seconds: float,
     unique_tokens: int,
     vocab_size: int,
+    batches: Mapping[Shape, tuple[int, float]] = MappingProxyType({}),
 ) -> list[Candidate]:
     """The shapes that can be trained in this time, the lowest expected loss first.
 
-    A run has at most MAX_EPOCHS epochs, or LARGE_MODEL_EPOCHS if the shape is large for the text. laws: the best fit,
-    and others for the interval. Empty if there is no time for a step, or no text for a window.
+    A run has at most MAX_EPOCHS epochs. laws: the best fit, and others for the interval. batches: the tokens per step
+    and the dropout of some shapes, where the length of the run does not determine them. Empty if there is no time for
+    a step, or no text for a window.
     """
     candidates = []
     for shape in map(Shape.of, CHANNELS):
-        epochs = LARGE_MODEL_EPOCHS if shape.is_large_for(unique_tokens) else MAX_EPOCHS
-        tokens = min(affordable_tokens(shape, step_seconds, seconds), epochs * unique_tokens)
-        if tokens < step_tokens(tokens) or unique_tokens <= shape.block_size:
+        per_step, dropout = batches.get(shape, (None, None))
+        affordable = affordable_tokens(shape, step_seconds, seconds, per_step)
+        tokens = min(affordable, MAX_EPOCHS * unique_tokens)
+        if per_step is None:
+            min_steps = MIN_STEPS if tokens == affordable else MIN_STEPS_OF_EPOCHS
+            per_step = max(step_tokens(tokens, min_steps), shape.block_size)
+            dropout = shape.dropout(tokens, unique_tokens)
+        if tokens < per_step or unique_tokens <= shape.block_size:
             continue
-        size = RunSize(shape.matrix_weights(vocab_size), tokens, tokens // step_tokens(tokens), unique_tokens)
-        candidates.append(Candidate(shape, tokens, unique_tokens, forecast(laws, size)))
+        size = RunSize(shape.matrix_weights(vocab_size), tokens, tokens // per_step, unique_tokens)
+        candidates.append(Candidate(shape, per_step, dropout, size, forecast(laws, size)))
     return sorted(candidates, key=lambda candidate: candidate.forecast.loss)

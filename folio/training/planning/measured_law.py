@@ -55,6 +55,13 @@ class MeasuredLaw:
         return fits_weights and min(tokens) <= run.tokens <= MAX_TOKENS_RATIO * max(tokens)
 
 
+def best_laws(data: Mixture) -> tuple[list[ScalingLaw], bool]:
+    """The laws of a data set, the best fit first, and whether they were measured; otherwise, that of other texts."""
+    if measured := MeasuredLaw.of(data):
+        return measured.laws, True
+    return [ScalingLaw.from_parameters(typical_law(data).mean)], False
+
+
 def typical_law(data: Mixture) -> Prior:
     """What is known about the law of a text before it is measured, in nats per token."""
     ids, counts = np.unique(np.asarray(data.datasets[0][0].train[0].ids[:SAMPLE_TOKENS]), return_counts=True)

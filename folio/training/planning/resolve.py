@@ -6,7 +6,6 @@ What trains reads the plan, and neither asks who set a value nor chooses for "au
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
@@ -34,6 +33,7 @@ from folio.training.planning import forecast
 from folio.training.planning.auto_size import choose_size
 from folio.training.planning.budget import Budget, NoBudget, evaluation_seconds, with_time_budget
 from folio.training.planning.data import adds_eot, check_data, limit_validation, open_data
+from folio.training.planning.race import Evaluate, Race, TimedStep
 from folio.training.planning.resume import DROPOUT, Draft, SavedRun, changed_settings, merge_checkpoint
 from folio.training.planning.run_plan import Plan, TimeLimit
 from folio.training.planning.train_settings import TrainSettings
@@ -42,10 +42,10 @@ from folio.training.setup import OpenRun, open_run
 from model import GPT, GPTConfig
 
 
-def resolve(user_cfg: TrainSettings, measure_step: Callable[[OpenRun, TrainSettings], float]) -> Plan:
+def resolve(user_cfg: TrainSettings, timed_step: TimedStep, evaluate: Evaluate) -> Plan:
     """Resolve the user's settings with the checkpoint, the data and the machine. Raises UserError.
 
-    measure_step: train.py's, for size="auto", which compares the speed of models.
+    timed_step, evaluate: train.py's, for size="auto", which trains models to compare them.
     """
     settings.check(user_cfg)
     lines: list[str] = []
@@ -53,7 +53,7 @@ def resolve(user_cfg: TrainSettings, measure_step: Callable[[OpenRun, TrainSetti
         draft = merge_checkpoint(user_cfg, lines)
         require_packages(draft.cfg)
         if draft.cfg.size and not draft.weights:
-            draft = choose_size(draft, lambda trial: measure_step(open_run(make_plan(trial)), trial.cfg))
+            draft = choose_size(draft, Race(draft, open_draft, timed_step, evaluate))
         return make_plan(draft)
     except UserError:
         if lines and distributed.rank_from_env() == 0:
@@ -61,11 +61,17 @@ def resolve(user_cfg: TrainSettings, measure_step: Callable[[OpenRun, TrainSetti
         raise
 
 
+def open_draft(draft: Draft) -> tuple[Plan, OpenRun]:
+    plan = make_plan(draft)
+    return plan, open_run(plan)
+
+
 def make_plan(draft: Draft) -> Plan:
     """Resolve what the settings of a draft leave open. Raises UserError."""
     cfg, saved = draft.cfg, draft.saved
     data = open_data(cfg, draft.max_val_tokens)
-    start_time = time.perf_counter() - draft.seconds_spent  # the time budget excludes preparing the data set
+    now = time.perf_counter()
+    start_time = now if draft.start_time is None else draft.start_time  # the budget excludes preparing the data set
     check_data(draft, data)
     config = model_config(cfg, draft.weights, data)
     runtime = find_runtime(cfg, saved, config)
@@ -92,13 +98,21 @@ def make_plan(draft: Draft) -> Plan:
         )
 
     time_limit, budget = None, NoBudget()
+    continues = bool(draft.head_start) and not runtime.compile  # the race was not compiled
     is_continued = bool(saved) and not draft.adds_minutes  # so that any time budget of the run continues
     if cfg.minutes and is_continued and state["budget"]:
         spent = state["budget"]["spent"] + time.perf_counter() - start_time
         budget = Budget(cfg.minutes, **{**state["budget"], "spent": spent}, step=saved.step)
     elif cfg.minutes and not is_continued and not draft.fits_minutes and not cfg.eval_only:
         lengthening = draft.lengthening if draft.adds_minutes else []
-        time_limit = TimeLimit(cfg.minutes, start_time, draft.scaling, lengthening, draft.adds_minutes)
+        time_limit = TimeLimit(
+            cfg.minutes,
+            start_time,
+            draft.scaling,
+            lengthening,
+            draft.adds_minutes,
+            draft.step_seconds if continues else None,
+        )
     return Plan(
         settings=resolved_settings(cfg, runtime, schedule),
         data=data,
@@ -111,6 +125,7 @@ def make_plan(draft: Draft) -> Plan:
         time_limit=time_limit,
         weights=draft.weights,
         saved=saved,
+        head_start=draft.head_start if continues else None,
         forgets_evaluations=forgets_evaluations,
         record=record,
         lines=lines,
@@ -266,6 +281,8 @@ def make_record(draft: Draft, config: GPTConfig, data: Mixture, runtime: Runtime
         "windows": WINDOWS_VERSION,
         "max_val_tokens": data.max_val_tokens,
     }
+    if draft.turns:
+        part["race"] = draft.turns
     if data.without_targets:
         part["without_targets"] = data.without_targets
     parts = []
@@ -307,6 +324,8 @@ def fit_minutes(plan: Plan, step_seconds: float) -> Plan:
     counts, evaluates_less = with_time_budget(
         plan.counts, limit.minutes, remaining, step_seconds, evaluation, limit.scaling, batches
     )
+    if plan.head_start:
+        counts = counts.continued(plan.step, limit.scaling)
     if limit.adds_minutes:
         counts = replace(lengthened(plan, plan.step + counts.max_iters), eval_interval=counts.eval_steps)
     minutes = counted(limit.minutes, "more minute" if limit.adds_minutes else "minute")

@@ -24,15 +24,17 @@ from typing import Any
 
 from folio import UserError
 from folio.base import settings
+from folio.base.files import read_json
 from folio.base.number_format import counted
 from folio.base.roles import KEPT, OF_THE_COMMAND, UNCHANGEABLE, UNREPORTED, Role, names_with, names_without
-from folio.base.settings import COMMAND_LINE, ConfigError
+from folio.base.settings import COMMAND_LINE, ConfigError, convert
 from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.find_runs import find_run
 from folio.checkpoints.identify import HUB, NoCheckpointError
 from folio.checkpoints.run_folder import CheckpointError
+from folio.checkpoints.schema import RaceFile, RaceTurn
 from folio.machine import distributed
 from folio.training.optim import LearningRates
 from folio.training.planning.train_settings import TrainSettings
@@ -41,6 +43,7 @@ from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # may change
 SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # determine the shapes or the meaning of the weights
 SIZE_AUTO = "--size=auto"  # origin of the settings that it chose
+RACE = Path("race", "race.json")  # in out_dir; see race.py
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,12 @@ class Draft:
     weights: Checkpoint | None = None  # to resume or to finetune; None: from scratch
     saved: SavedRun | None = None  # the run to resume; None: a new run
     adds_minutes: bool = False  # True: the resumed run is trained for cfg.minutes more
-    seconds_spent: float = 0.0  # of cfg.minutes, to choose the model
     fits_minutes: bool = False  # True: the step counts of a new run take less than cfg.minutes
+    start_time: float | None = None  # in time.perf_counter()'s seconds, from which cfg.minutes count; None: now
+    race: RaceFile | None = None  # that was killed, and goes on
+    turns: list[RaceTurn] = field(default_factory=list)  # of a race that is over
+    head_start: Checkpoint | None = None  # its winner; see Plan
+    step_seconds: float | None = None  # of the winner
     lines: list[str] = field(default_factory=list)  # to print; make_plan adds to them
 
     @property
@@ -141,6 +148,8 @@ def merge_checkpoint(user_cfg: TrainSettings, lines: list[str], writes: bool = T
     out_dir = Path(user_cfg.out_dir)
     restarted = under_torchrun() and distributed.is_restart(run_folder.last_state(out_dir).get("torchrun"))
     if restarted or user_cfg.init_from == "resume":
+        if not run_folder.exists(out_dir) and (out_dir / RACE).is_file():
+            return resume_race(user_cfg, out_dir / RACE, lines)
         return resume_run(user_cfg, load_run(out_dir), restarted, lines)
     weights = None if user_cfg.init_from == "scratch" else load_weights(user_cfg.init_from)
     if writes and run_folder.exists(out_dir) and not (user_cfg.overwrite or user_cfg.eval_only):
@@ -243,6 +252,24 @@ def resume_run(user_cfg: TrainSettings, ckpt: Checkpoint, restarted: bool, lines
     all_origins = {**dict.fromkeys(asdict(cfg), str(ckpt.path)), **cfg.origins}  # every setting is known now
     settings.check(cfg.replace(all_origins))
     return Draft(cfg, ckpt, saved, adds_minutes, lines=lines)
+
+
+def resume_race(user_cfg: TrainSettings, path: Path, lines: list[str]) -> Draft:
+    """A new run whose race of --size=auto was killed, and goes on with the same settings. Raises UserError."""
+    cls = type(user_cfg)
+    try:
+        race = convert(read_json(path), RaceFile)
+        saved_cfg = settings.from_json(cls, race["config"])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); start the run again, without --init_from=resume") from None
+    command = {name: getattr(user_cfg, name) for name in names_with(cls, Role.COMMAND)}
+    given = [name for name in names_without(cls, OF_THE_COMMAND) if user_cfg.is_set(name)]
+    changed = [name for name in given if getattr(user_cfg, name) != getattr(saved_cfg, name)]
+    if changed:
+        values = ", ".join(f"{name}={getattr(user_cfg, name)}" for name in changed)
+        raise UserError(f"{values}: the race in {path.parent} goes on with its own settings; leave them out")
+    lines.append(f"the race in {path.parent} goes on after {counted(len(race['turns']), 'turn')}")
+    return Draft(saved_cfg.replace(race["origins"], **command), lines=lines, race=race)
 
 
 def saved_settings(cls: type[TrainSettings], ckpt: Checkpoint) -> TrainSettings:

@@ -24,6 +24,7 @@ class TimeLimit:
     scaling: list[str]  # the step counts that follow the number of steps
     lengthening: list[str]  # those that follow the total number of steps, if the minutes are added to a run
     adds_minutes: bool
+    step_seconds: float | None = None  # None: not measured yet
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Plan:
     time_limit: TimeLimit | None  # None: the number of steps is known
     weights: Checkpoint | None  # to resume or to finetune; None: from scratch
     saved: SavedRun | None  # the run to resume; None: a new run
+    head_start: Checkpoint | None  # the state in which a new run begins after a race (race.py); None: before step 1
     forgets_evaluations: bool  # whether the resumed run measures other text than before
     record: dict[str, Any]  # the content of state.json, without the progress
     lines: list[str]  # to print
@@ -61,4 +63,5 @@ class Plan:
     @property
     def step(self) -> int:
         """The steps that are already done."""
-        return self.saved.step if self.saved else 0
+        start = self.saved.checkpoint if self.saved else self.head_start
+        return start.state["step"] if start else 0

@@ -23,7 +23,9 @@ RECIPE = {
     "beta2": 0.99,
 }
 DECAY = 0.7  # of the steps, at the end of a run
-MIN_STEP_TOKENS = 2048
+STEP_TOKENS = 4096  # at least, except in short runs
+MIN_STEPS = 256  # of a run whose length is that of its time
+MIN_STEPS_OF_EPOCHS = 1024  # of one that reads its text MAX_EPOCHS times: more steps take time, but no text
 DROPOUT = 0.1  # in long runs of a model that is large for its text (docs/lab/model-size.md)
 DROPOUT_EPOCHS = 12  # beyond which it helps
 LARGE_WEIGHTS_PER_TOKEN = 1.5  # of the text, beyond which a model overfits
@@ -60,18 +62,22 @@ class Shape:
         """Whether the model overfits a text of this many tokens."""
         return 12 * self.n_layer * self.n_embd**2 > LARGE_WEIGHTS_PER_TOKEN * unique_tokens
 
-    def settings(self, tokens: int, unique_tokens: int) -> dict[str, Any]:
-        """train.py's settings of a run that reads a text of unique_tokens for this many tokens."""
-        batch_size = max(1, step_tokens(tokens) // self.block_size)
+    def settings(self, tokens: int, step_tokens: int, dropout: float) -> dict[str, Any]:
+        """train.py's settings of a run of this many tokens, in steps of about step_tokens."""
+        batch_size = max(1, step_tokens // self.block_size)
         steps = max(1, tokens // (batch_size * self.block_size))
         counts = {"max_iters": steps, "wsd_decay_iters": round(DECAY * steps)}
-        dropout = {"dropout": self.dropout(tokens, unique_tokens)}
-        return {**asdict(self), **dropout, "batch_size": batch_size, **RECIPE, **counts}
+        return {**asdict(self), "dropout": dropout, "batch_size": batch_size, **RECIPE, **counts}
 
 
-def step_tokens(tokens: float) -> int:
+RECIPE_SHAPE = Shape.of(128)  # of config/shakespeare_char.py
+
+
+def step_tokens(tokens: float, min_steps: int = MIN_STEPS) -> int:
     """The tokens per step of a run: 4,096 for 10 million, in proportion to tokens^0.57 (Li et al. 2025, "Step Law").
 
-    It is a power of two, at least MIN_STEP_TOKENS, because Muon's time per step does not depend on it.
+    It is a power of two, at least STEP_TOKENS, because Muon's time per step does not depend on it. But a short run has
+    min_steps steps.
     """
-    return max(MIN_STEP_TOKENS, 2 ** round(math.log2(4096 * (max(tokens, 1) / 1e7) ** 0.57)))
+    by_length = 2 ** round(math.log2(STEP_TOKENS * (max(tokens, 1) / 1e7) ** 0.57))
+    return max(1, min(max(STEP_TOKENS, by_length), 2 ** math.floor(math.log2(max(tokens / min_steps, 1)))))

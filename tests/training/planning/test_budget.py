@@ -245,6 +245,7 @@ def test_compiling_does_not_count_as_an_evaluation(compiles):
     """The first evaluation compiled for 40 s, so that the run had only one of ten evaluations."""
     run = mock.Mock()
     run.runtime.compile, run.data.tokenizer.vocab_size, run.cfg.snapshots = compiles, 5, 0
+    run.plan.head_start = None
     Session.log_start(run, {"val_loss": 1.0})
     assert run.plan.budget.end_evaluation.called != compiles
 

@@ -31,7 +31,7 @@ def test_the_best_is_the_best_of_all():
     assert {c.shape for c in ranked} == {Shape.of(channels) for channels in CHANNELS}
     assert all(c.forecast.low < c.forecast.high for c in ranked)
     assert all(c.tokens == affordable_tokens(c.shape, step_seconds, 600) for c in ranked)
-    assert rank_shapes([LAW], step_seconds, 1e-4, 10**8, 65) == []  # no time
+    assert rank_shapes([LAW], step_seconds, 1e-9, 10**8, 65) == []  # no time
     assert rank_shapes([LAW], step_seconds, 600, 32, 65) == []  # no text
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import train as train_script
 from folio import UserError, load
 from folio.base import settings
 from folio.checkpoints import checkpoint, run_folder
@@ -22,7 +21,7 @@ from folio.decoding.scheduler import generate
 from folio.experiments.replay import History
 from folio.experiments.runs import Run, planned_steps
 from folio.machine.runtime import resolve_runtime
-from folio.training.planning import resolve
+from folio.training.planning import auto_size, choice
 from folio.training.planning.budget import evaluation_seconds
 from folio.training.planning.resolve import versions
 from folio.training.planning.resume import resume_run
@@ -299,9 +298,10 @@ def test_the_command_that_started_a_run_resumes_it(run_file, at_step, args, file
     run_file("x.py", "--out_dir=base", "--max_iters=1")
     estimate = evaluation_seconds(4 * 4 * 32, 4 * 32, step_seconds=0.05)  # if it is exact, nothing is planned again
     SimulatedMachine(monkeypatch, lambda step: 0.05, lambda step: estimate)
-    measure_step = train_script.measure_step
-    monkeypatch.setattr(resolve, "open_run", lambda plan: None)  # of a trial of size=auto
-    monkeypatch.setattr(train_script, "measure_step", lambda run, cfg: measure_step(run, cfg) if run else 1e-2)
+    monkeypatch.setattr(choice, "CHANNELS", (32, 64))  # of size=auto
+    monkeypatch.setattr(auto_size, "MIN_TURN_STEPS", 1)
+    monkeypatch.setattr(auto_size, "TURN_STEPS", 1)
+    monkeypatch.setattr(auto_size, "MAX_SHARE", 0.0)  # no complete runs before it
     Path("y.py").write_text(file)
     at_step(3, signal.raise_signal, signal.SIGINT)
     first = run_file("x.py", "y.py", "--out_dir=a", *args)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from folio.base import settings
-from folio.training.planning.shapes import CHANNELS, MIN_STEP_TOKENS, Shape, step_tokens
+from folio.training.planning.shapes import CHANNELS, MIN_STEPS, Shape, step_tokens
 from model import GPT, SHAPES, GPTConfig
 from train import TrainConfig
 
@@ -20,7 +20,7 @@ def test_a_shape_is_a_model_that_train_accepts(channels):
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "wpe" not in name)
     assert shape.matrix_weights(100) == matrices
     for tokens in (1, 10**6, 10**9):
-        cfg = TrainConfig(dataset="x", **shape.settings(tokens, 10**7))
+        cfg = TrainConfig(dataset="x", **shape.settings(tokens, step_tokens(tokens), 0.1))
         settings.check(cfg)
         assert cfg.max_iters * cfg.step_tokens <= max(tokens, cfg.step_tokens) and cfg.wsd_decay_iters <= cfg.max_iters
 
@@ -40,7 +40,8 @@ def test_large_shapes_are_gpt2s():
 
 
 def test_the_tokens_per_step_grow_with_the_run():
-    assert step_tokens(1) == step_tokens(10**6) == MIN_STEP_TOKENS and step_tokens(10**7) == 4096
+    assert step_tokens(2 * 10**6) == step_tokens(10**7) == 4096
+    assert [step_tokens(tokens) for tokens in (1, MIN_STEPS, 2 * MIN_STEPS, 64 * MIN_STEPS)] == [1, 1, 2, 64]
     counts = [step_tokens(10**n) for n in range(6, 13)]
     assert counts == sorted(counts) and 2**17 <= step_tokens(10**10) <= 2**19
 
@@ -48,4 +49,4 @@ def test_the_tokens_per_step_grow_with_the_run():
 def test_dropout_is_for_many_epochs_of_a_text_that_is_small_for_the_model():
     assert [Shape.of(32).dropout(n, 50_000) for n in (500_000, 2_000_000)] == [0.0, 0.0]
     assert [Shape.of(64).dropout(n, 50_000) for n in (500_000, 2_000_000)] == [0.0, 0.1]
-    assert Shape.of(64).dropout(10**8, 10**7) == 0.0 and Shape.of(64).settings(10**6, 50_000)["dropout"] == 0.1
+    assert Shape.of(64).dropout(10**8, 10**7) == 0.0
