@@ -46,7 +46,7 @@ def choose_size(draft: Draft, race: Race) -> Draft:
     contenders = Contenders(draft, data, longest, race)
     contenders.measure_speeds()
     best = contenders.rank()[0]
-    if contenders.run_seconds(best) < 0.9 * contenders.seconds:  # a small text
+    if contenders.fits_minutes(best) and with_candidate(cfg, best).lr_schedule == "wsd":  # a small text
         best = contenders.improve(best)
     return contenders.decide(best)
 
@@ -118,6 +118,10 @@ class Contenders:
     def run_seconds(self, candidate: Candidate) -> float:
         """The time of a run."""
         return candidate.size.steps * self.step_times(candidate.shape, candidate.step_tokens) / TRAINING_SHARE
+
+    def fits_minutes(self, candidate: Candidate) -> bool:
+        """Whether a run takes less than the time that is left, because its epochs end it."""
+        return self.run_seconds(candidate) < 0.9 * self.seconds
 
     # --- small texts --------------------------------------------------------------------------------------------------
 
@@ -191,11 +195,10 @@ class Contenders:
         ]
         if replaced:
             lines.append(f"size=auto replaces {', '.join(replaced)}")
-        needed = self.run_seconds(best)
-        fits_minutes = needed < 0.9 * self.seconds
+        fits_minutes = self.fits_minutes(best)
         if fits_minutes:  # no evaluation takes an epoch from it
             epochs = best.tokens / best.unique_tokens
-            minutes = f"{needed / 60:.2g} of {counted(cfg.minutes, 'minute')}"
+            minutes = f"{self.run_seconds(best) / 60:.2g} of {counted(cfg.minutes, 'minute')}"
             lines.append(f"the run takes {minutes}: more than {epochs:.0f} epochs do not help")
         return replace(
             self.draft,

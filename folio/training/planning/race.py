@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from folio.base.files import finite, write_json
+from folio.base.progress import progress_bar
 from folio.checkpoints import checkpoint
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.schema import RaceFile, RaceTurn
@@ -102,14 +103,19 @@ class Race:
         state = new_state(run, cfg)
         if entrant.turns:
             state.restore(self.checkpoint(entrant))
-        times = [self.timed_step(run, state, schedule.learning_rates_at(state.step), cfg) for _ in range(steps)]
-        self._save(entrant, state)
-        step, loss, val_loss = state.step, state.guard.last_loss, None
-        if decay_steps:
+        times: list[float] = []
+        with progress_bar(total=steps + decay_steps, desc=entrant.name, unit="step", leave=False) as bar:
+            for _ in range(steps):
+                times.append(self.timed_step(run, state, schedule.learning_rates_at(state.step), cfg))
+                bar.update()
+            self._save(entrant, state)
+            step, loss, val_loss = state.step, state.guard.last_loss, None
             learning_rate, muon_learning_rate = schedule.learning_rates_at(step)
             for i in range(decay_steps):
                 left = 1 - i / decay_steps
                 self.timed_step(run, state, LearningRates(left * learning_rate, left * muon_learning_rate), cfg)
+                bar.update()
+        if decay_steps:
             val_loss = self.evaluate(run, cfg.batch_size)["val_loss"]
         turn: RaceTurn = {
             "model": entrant.name,
@@ -139,7 +145,3 @@ class Race:
     def checkpoint(self, entrant: Entrant) -> Checkpoint:
         """The model after its last turn. Raises CheckpointError."""
         return checkpoint.load(self.folder / entrant.name / f"step-{entrant.step:06d}")
-
-    def leave(self, entrant: Entrant) -> None:
-        """Remove a model."""
-        shutil.rmtree(self.folder / entrant.name, ignore_errors=True)
