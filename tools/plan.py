@@ -48,7 +48,7 @@ from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw, best_laws  # noqa: E402
 from folio.training.planning.resolve import model_config, resident_memory  # noqa: E402
 from folio.training.planning.resume import merge_checkpoint, resolve_latest  # noqa: E402
-from folio.training.planning.shapes import RECIPE_SHAPE, Shape  # noqa: E402
+from folio.training.planning.shapes import RECIPE_CHANNELS, Shape  # noqa: E402
 from folio.training.planning.step_times import StepTimes  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import build_run  # noqa: E402
@@ -148,7 +148,7 @@ def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
             raise UserError(f"minutes={cfg.minutes:g}: size=auto needs more time, or more text than {cfg.dataset} has")
         return ranked
 
-    recipe = next((candidate for candidate in rank() if candidate.shape == RECIPE_SHAPE), rank()[0])
+    recipe = next((candidate for candidate in rank() if candidate.shape.n_embd == RECIPE_CHANNELS), rank()[0])
     if cfg.planned_gpu:
         tflops = cfg.tflops or cfg.planned_gpu[1].tflops
         if tflops is None:

@@ -18,7 +18,7 @@ from folio.training.planning.data import open_data
 from folio.training.planning.measured_law import best_laws
 from folio.training.planning.race import Entrant, Race
 from folio.training.planning.resume import SIZE_AUTO, Draft
-from folio.training.planning.shapes import CHANNELS, RECIPE_SHAPE, Shape
+from folio.training.planning.shapes import CHANNELS, RECIPE_CHANNELS, Shape
 from folio.training.planning.step_times import StepTimes
 from folio.training.planning.train_settings import TrainSettings
 
@@ -58,7 +58,7 @@ class Contenders:
         self.draft, self.cfg, self.data, self.longest, self.race = draft, draft.cfg, data, longest, race
         self.laws, self.is_measured = best_laws(data)
         self.step_times = StepTimes(data.vocab_size)
-        self.entered: dict[Shape, Candidate] = {}  # whose speed was measured
+        self.entered: dict[int, Candidate] = {}  # whose speed was measured, by channels
         self.entrants: dict[str, Entrant] = {}
 
     @property
@@ -69,8 +69,7 @@ class Contenders:
     def rank(self) -> list[Candidate]:
         """The shapes that can be trained in the time that is left, the lowest expected loss first. Raises UserError."""
         U = self.data.training_tokens
-        batches = {shape: (candidate.step_tokens, candidate.dropout) for shape, candidate in self.entered.items()}
-        ranked = rank_shapes(self.laws, self.step_times, self.seconds, U, self.data.vocab_size, batches)
+        ranked = rank_shapes(self.laws, self.step_times, self.seconds, U, self.data.vocab_size, self.entered)
         ranked = [candidate for candidate in ranked if candidate.shape.block_size < self.longest]
         if not ranked:
             raise UserError(
@@ -94,10 +93,10 @@ class Contenders:
         Each of them has TURNS turns, of which the fastest counts, because other programs may slow one down.
         """
         ranked = self.rank()
-        best = next((candidate for candidate in ranked if candidate.shape == RECIPE_SHAPE), ranked[0])
+        best = next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
         while True:
-            if best.shape not in self.entered:
-                self.entered[best.shape] = best
+            if best.shape.n_embd not in self.entered:
+                self.entered[best.shape.n_embd] = best
                 self.measure_speed(best)
             elif candidates := [
                 entry for entry in self.entered.values() if len(self.entrants[entry.name].turns) < TURNS

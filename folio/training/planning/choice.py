@@ -77,23 +77,25 @@ def rank_shapes(
     seconds: float,
     unique_tokens: int,
     vocab_size: int,
-    batches: Mapping[Shape, tuple[int, float]] = MappingProxyType({}),
+    entered: Mapping[int, Candidate] = MappingProxyType({}),
 ) -> list[Candidate]:
     """The shapes that can be trained in this time, the lowest expected loss first.
 
-    A run has at most MAX_EPOCHS epochs. laws: the best fit, and others for the interval. batches: the tokens per step
-    and the dropout of some shapes, where the length of the run does not determine them. Empty if there is no time for
-    a step, or no text for a window.
+    A run has at most MAX_EPOCHS epochs. laws: the best fit, and others for the interval. entered: candidates by their
+    channels, whose context, batch and dropout stay. Empty if there is no time for a step, or no text for a window.
     """
     candidates = []
-    for shape in map(Shape.of, CHANNELS):
-        per_step, dropout = batches.get(shape, (None, None))
+    for channels in CHANNELS:
+        known = entered.get(channels)
+        shape, per_step = (known.shape, known.step_tokens) if known else (Shape.of(channels), None)
         affordable = affordable_tokens(shape, step_seconds, seconds, per_step)
         tokens = min(affordable, MAX_EPOCHS * unique_tokens)
-        if per_step is None:
-            min_steps = MIN_STEPS if tokens == affordable else MIN_STEPS_OF_EPOCHS
+        dropout = known.dropout if known else shape.dropout(tokens, unique_tokens)
+        if not known:
+            ends_by_time = tokens == affordable
+            shape = shape.for_tokens(tokens) if ends_by_time else shape
+            min_steps = MIN_STEPS if ends_by_time else MIN_STEPS_OF_EPOCHS
             per_step = max(step_tokens(tokens, min_steps), shape.block_size)
-            dropout = shape.dropout(tokens, unique_tokens)
         if tokens < per_step or unique_tokens <= shape.block_size:
             continue
         size = RunSize(shape.matrix_weights(vocab_size), tokens, tokens // per_step, unique_tokens)

@@ -5,13 +5,13 @@ The recipe is config/shakespeare_char.py's. Its parts were compared in docs/lab/
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from model import GPTConfig
 
 CHANNELS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280)
-MAX_CONTEXT = 1024  # otherwise, a context has as many tokens as the model has channels
+MIN_CONTEXT, MAX_CONTEXT = 64, 1024  # tokens, if the model has as many channels
 RECIPE = {
     "activation": "gelu",
     "optimizer": "muon",
@@ -46,6 +46,15 @@ class Shape:
         n_head = channels // (32 if channels <= 512 else 64)
         return cls(n_layer, n_head, channels, min(channels, MAX_CONTEXT))
 
+    def for_tokens(self, tokens: int) -> "Shape":
+        """The shape with a context that is not too long for a run of this many tokens.
+
+        A short run of a model with a shorter context has learned more by its end (docs/lab/model-size.md). 64 tokens
+        up to 8 million, 128 up to 32 million, and so on.
+        """
+        context = 2 ** round(math.log2(MIN_CONTEXT * (max(tokens, 1) / 4e6) ** 0.5))
+        return replace(self, block_size=min(self.block_size, max(MIN_CONTEXT, context)))
+
     def matrix_weights(self, vocab_size: int) -> int:
         """The weights that a token is multiplied by, with those of the output matrix."""
         return 12 * self.n_layer * self.n_embd**2 + vocab_size * self.n_embd
@@ -70,7 +79,7 @@ class Shape:
         return {**asdict(self), "dropout": dropout, "batch_size": batch_size, **RECIPE, **counts}
 
 
-RECIPE_SHAPE = Shape.of(128)  # of config/shakespeare_char.py
+RECIPE_CHANNELS = 128  # of config/shakespeare_char.py
 
 
 def step_tokens(tokens: float, min_steps: int = MIN_STEPS) -> int:

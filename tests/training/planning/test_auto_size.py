@@ -24,7 +24,7 @@ from folio.training.planning.law import RunSize, ScalingLaw
 from folio.training.planning.measured_law import MeasuredLaw
 from folio.training.planning.race import Race
 from folio.training.planning.resume import Draft
-from folio.training.planning.shapes import RECIPE_SHAPE, Shape
+from folio.training.planning.shapes import RECIPE_CHANNELS, Shape
 from folio.training.setup import open_run
 from prepare import text as prepare_text
 from tests.support.replays import remove_older_checkpoints, replay
@@ -112,7 +112,7 @@ def test_more_minutes_mean_a_larger_model_whose_steps_were_measured(data_dir, ca
         cfg = load(data_dir, f"--minutes={minutes}")
         race = SimulatedRace(Draft(cfg))
         channels.append(chosen(cfg, race).n_embd)
-        assert race.shapes[0] == RECIPE_SHAPE and channels[-1] in {shape.n_embd for shape in race.shapes}
+        assert race.shapes[0].n_embd == RECIPE_CHANNELS and channels[-1] in {shape.n_embd for shape in race.shapes}
     assert channels == sorted(channels) and channels[0] < channels[-1]
     assert "size=auto: " in (out := capsys.readouterr().out) and "by the scaling of other texts" in out
 

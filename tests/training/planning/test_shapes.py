@@ -46,6 +46,12 @@ def test_the_tokens_per_step_grow_with_the_run():
     assert counts == sorted(counts) and 2**17 <= step_tokens(10**10) <= 2**19
 
 
+def test_a_short_run_has_a_short_context():
+    contexts = [Shape.of(1024).for_tokens(tokens).block_size for tokens in (10**4, 7 * 10**6, 9 * 10**6, 10**8, 10**10)]
+    assert contexts == [64, 64, 128, 256, 1024]
+    assert Shape.of(96).for_tokens(10**8).block_size == 96 and Shape.of(32).for_tokens(1).block_size == 32
+
+
 def test_dropout_is_for_many_epochs_of_a_text_that_is_small_for_the_model():
     assert [Shape.of(32).dropout(n, 50_000) for n in (500_000, 2_000_000)] == [0.0, 0.0]
     assert [Shape.of(64).dropout(n, 50_000) for n in (500_000, 2_000_000)] == [0.0, 0.1]
