@@ -24,6 +24,7 @@ from folio.training.planning.train_settings import TrainSettings
 
 MAX_SHARE = 0.25  # of the minutes, for the race
 CHANGES = (("channels", -1), ("channels", 1), ("epochs", 2), ("dropout", 0.1), ("epochs", 0.5), ("dropout", -0.1))
+MACHINE = "machine"  # name of the turn that only measures the machine
 TURNS, TURN_STEPS = 2, 6  # to measure the time of a step
 TURN_SHARE, MIN_TURN_STEPS = 0.01, 3  # if the steps of a turn take more than this share of the minutes, it has fewer
 
@@ -90,25 +91,29 @@ class Contenders:
     def measure_speeds(self) -> None:
         """Measure the time of a step of the recipe's shape, and of the best shape until its time is measured.
 
-        Each of them has TURNS turns, of which the fastest counts, because other programs may slow one down.
+        Each of them has TURNS turns, of which the fastest counts, because other programs may slow one down. A turn
+        before them measures the machine, on which the batches and contexts depend.
         """
-        ranked = self.rank()
-        best = next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
+        self.measure_speed(self.recipe(), MACHINE)
+        best = self.recipe()
         while True:
             if best.shape.n_embd not in self.entered:
                 self.entered[best.shape.n_embd] = best
-                self.measure_speed(best)
-            elif candidates := [
-                entry for entry in self.entered.values() if len(self.entrants[entry.name].turns) < TURNS
-            ]:
-                for candidate in candidates:
-                    self.measure_speed(candidate)
+                self.measure_speed(best, best.name)
+            elif behind := [entry for entry in self.entered.values() if len(self.entrants[entry.name].turns) < TURNS]:
+                for candidate in behind:
+                    self.measure_speed(candidate, candidate.name)
             else:
                 return
             best = self.rank()[0]
 
-    def measure_speed(self, candidate: Candidate) -> None:
-        shape, entrant = candidate.shape, self.enter(candidate, candidate.name)
+    def recipe(self) -> Candidate:
+        """The candidate with the shape of config/shakespeare_char.py; if the text is too short for it, the best one."""
+        ranked = self.rank()
+        return next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
+
+    def measure_speed(self, candidate: Candidate, name: str) -> None:
+        shape, entrant = candidate.shape, self.enter(candidate, name)
         affordable = TURN_SHARE * 60 * self.cfg.minutes / self.step_times(shape, candidate.step_tokens)
         self.race.turn(entrant, max(MIN_TURN_STEPS, min(TURN_STEPS, int(affordable))))
         fastest = min(turn["step_seconds"] for turn in entrant.turns)
@@ -227,7 +232,7 @@ def describe_race(turns: list[RaceTurn]) -> str:
     losses = {turn["model"]: turn["val_loss"] for turn in turns if turn["decay_steps"]}
     seconds: dict[str, float] = {}
     for turn in turns:
-        if turn["model"] not in losses:
+        if turn["model"] not in (MACHINE, *losses):
             seconds[turn["model"]] = min(turn["step_seconds"], seconds.get(turn["model"], math.inf))
     speeds = ", ".join(f"{name} {1000 * step_seconds:,.0f} ms" for name, step_seconds in seconds.items())
     line = f"size=auto: measured in {turns[-1]['spent']:.2g} s: a step of {speeds}"

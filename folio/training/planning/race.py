@@ -45,11 +45,6 @@ class Entrant:
         """The steps that the model was trained for."""
         return self.turns[-1]["step"] if self.turns else 0
 
-    @property
-    def seconds(self) -> float:
-        """The time of these steps."""
-        return sum(turn["steps"] * turn["step_seconds"] for turn in self.turns)
-
 
 class Race:
     """Trains models in turns.

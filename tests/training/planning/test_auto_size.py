@@ -285,7 +285,7 @@ def test_the_best_models_training_continues(tiny, small_race, monkeypatch):
     small_race(cfg)
     state = saved_run(cfg).state
     turns = state["parts"][0]["race"]
-    first = turns[0]["model"]
+    first = turns[1]["model"]
     winner = f"{state['model']['n_layer']}x{state['model']['n_embd']}"
     assert first == "3x128" and {turn["model"] for turn in turns} >= {winner}
     own = [turn for turn in turns if turn["model"] == winner]
