@@ -1,8 +1,8 @@
-"""Models that are trained in turns, so that they can be compared (auto_size.py), and of which one goes on.
+"""Models that are trained in turns, so that they can be compared (auto_size.py), and of which one is trained to the end.
 
 Between its turns, a model is a checkpoint in OUT_DIR/race, so that only one optimizer is in memory at a time.
 OUT_DIR/race/race.json has the settings, and what each turn did and measured. If the process is killed, a resumed run
-decides again from the recorded turns, without training, and goes on after them. So a decision may depend on the
+decides again from the recorded turns, without training, and continues after them. So a decision may depend on the
 settings, the data and the turns, but on nothing else.
 """
 

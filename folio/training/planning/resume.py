@@ -87,7 +87,7 @@ class Draft:
     adds_minutes: bool = False  # True: the resumed run is trained for cfg.minutes more
     fits_minutes: bool = False  # True: the step counts of a new run take less than cfg.minutes
     start_time: float | None = None  # in time.perf_counter()'s seconds, from which cfg.minutes count; None: now
-    race: RaceFile | None = None  # that was killed, and goes on
+    race: RaceFile | None = None  # that was killed, and continues
     turns: list[RaceTurn] = field(default_factory=list)  # of a race that is over
     head_start: Checkpoint | None = None  # its winner; see Plan
     step_seconds: float | None = None  # of the winner
@@ -255,7 +255,7 @@ def resume_run(user_cfg: TrainSettings, ckpt: Checkpoint, restarted: bool, lines
 
 
 def resume_race(user_cfg: TrainSettings, path: Path, lines: list[str]) -> Draft:
-    """A new run whose race of --size=auto was killed, and goes on with the same settings. Raises UserError."""
+    """A new run whose race of --size=auto was killed, and continues with the same settings. Raises UserError."""
     cls = type(user_cfg)
     try:
         race = convert(read_json(path), RaceFile)
@@ -267,8 +267,8 @@ def resume_race(user_cfg: TrainSettings, path: Path, lines: list[str]) -> Draft:
     changed = [name for name in given if getattr(user_cfg, name) != getattr(saved_cfg, name)]
     if changed:
         values = ", ".join(f"{name}={getattr(user_cfg, name)}" for name in changed)
-        raise UserError(f"{values}: the race in {path.parent} goes on with its own settings; leave them out")
-    lines.append(f"the race in {path.parent} goes on after {counted(len(race['turns']), 'turn')}")
+        raise UserError(f"{values}: the race in {path.parent} keeps its own settings; leave them out")
+    lines.append(f"the race in {path.parent} continues after {counted(len(race['turns']), 'turn')}")
     return Draft(saved_cfg.replace(race["origins"], **command), lines=lines, race=race)
 
 

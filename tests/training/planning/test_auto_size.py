@@ -316,9 +316,7 @@ def test_a_race_goes_on_with_its_settings_and_its_data(tiny, small_race, write):
     cfg = auto(tiny)
     small_race(cfg, 8)
     resume = ["--init_from=resume", f"--out_dir={cfg.out_dir}"]
-    with pytest.raises(
-        UserError, match=r"minutes=3\.0: the race in .*race goes on with its own settings; leave them out"
-    ):
+    with pytest.raises(UserError, match=r"minutes=3\.0: the race in .*race keeps its own settings; leave them out"):
         train(settings.load(TrainConfig, [*resume, "--minutes=3"]))
     path = Path(cfg.out_dir, "race", "race.json")
     record = path.read_text()
