@@ -1,4 +1,4 @@
-"""Models that are trained in turns, so that they can be compared (auto_size.py), and of which one is trained to the end.
+"""Models that are trained in turns, to compare them (auto_size.py), and of which one is trained to the end.
 
 Between its turns, a model is a checkpoint in OUT_DIR/race, so that only one optimizer is in memory at a time.
 OUT_DIR/race/race.json has the settings, and what each turn did and measured. If the process is killed, a resumed run
