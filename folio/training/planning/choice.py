@@ -6,7 +6,14 @@ from types import MappingProxyType
 from typing import Any
 
 from folio.training.planning.law import Forecast, RunSize, ScalingLaw, forecast
-from folio.training.planning.shapes import CHANNELS, MIN_STEPS, MIN_STEPS_OF_EPOCHS, Shape, step_tokens
+from folio.training.planning.shapes import (
+    CHANNELS,
+    MAX_WEIGHTS_PER_TOKEN,
+    MIN_STEPS,
+    MIN_STEPS_OF_EPOCHS,
+    Shape,
+    step_tokens,
+)
 
 MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more do not help
 TRAINING_SHARE = 0.95  # of a run's time; the rest are evaluations, checkpoints and samples
@@ -81,13 +88,16 @@ def rank_shapes(
 ) -> list[Candidate]:
     """The shapes that can be trained in this time, the lowest expected loss first.
 
-    A run has at most MAX_EPOCHS epochs. laws: the best fit, and others for the interval. entered: candidates by their
-    channels, whose context, batch and dropout stay. Empty if there is no time for a step, or no text for a window.
+    A run has at most MAX_EPOCHS epochs, and a model at most MAX_WEIGHTS_PER_TOKEN. laws: the best fit, and others for
+    the interval. entered: candidates by their channels, whose context, batch and dropout stay. Empty if there is no
+    time for a step, or no text for a window.
     """
     candidates = []
     for channels in CHANNELS:
         known = entered.get(channels)
         shape, per_step = (known.shape, known.step_tokens) if known else (Shape.of(channels), None)
+        if shape.is_large_for(unique_tokens, MAX_WEIGHTS_PER_TOKEN) and channels > CHANNELS[0]:
+            continue
         affordable = affordable_tokens(shape, step_seconds, seconds, per_step)
         tokens = min(affordable, MAX_EPOCHS * unique_tokens)
         dropout = known.dropout if known else shape.dropout(tokens, unique_tokens)

@@ -29,6 +29,7 @@ MIN_STEPS_OF_EPOCHS = 1024  # of one that reads its text MAX_EPOCHS times: more 
 DROPOUT = 0.1  # in long runs of a model that is large for its text (docs/lab/model-size.md)
 DROPOUT_EPOCHS = 12  # beyond which it helps
 LARGE_WEIGHTS_PER_TOKEN = 1.5  # of the text, beyond which a model overfits
+MAX_WEIGHTS_PER_TOKEN = 5  # beyond which it overfits with dropout, too
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Shape:
         is_long = tokens > DROPOUT_EPOCHS * unique_tokens
         return DROPOUT if is_long and self.is_large_for(unique_tokens) else 0.0
 
-    def is_large_for(self, unique_tokens: int) -> bool:
+    def is_large_for(self, unique_tokens: int, weights_per_token: float = LARGE_WEIGHTS_PER_TOKEN) -> bool:
         """Whether the model overfits a text of this many tokens."""
-        return 12 * self.n_layer * self.n_embd**2 > LARGE_WEIGHTS_PER_TOKEN * unique_tokens
+        return 12 * self.n_layer * self.n_embd**2 > weights_per_token * unique_tokens
 
     def settings(self, tokens: int, step_tokens: int, dropout: float) -> dict[str, Any]:
         """train.py's settings of a run of this many tokens, in steps of about step_tokens."""

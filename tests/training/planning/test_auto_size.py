@@ -285,9 +285,8 @@ def test_the_best_models_training_continues(tiny, small_race, monkeypatch):
     small_race(cfg)
     state = saved_run(cfg).state
     turns = state["parts"][0]["race"]
-    first = turns[1]["model"]
     winner = f"{state['model']['n_layer']}x{state['model']['n_embd']}"
-    assert first == "3x128" and {turn["model"] for turn in turns} >= {winner}
+    assert turns[0]["model"] == "machine" and {turn["model"] for turn in turns} >= {winner}
     own = [turn for turn in turns if turn["model"] == winner]
     logged = {line["step"]: line for line in read_metrics(Path(cfg.out_dir))}
     assert all(logged[turn["step"]]["loss"] == turn["loss"] for turn in own) and own[-1]["step"] < state["step"]
@@ -297,7 +296,7 @@ def test_the_best_models_training_continues(tiny, small_race, monkeypatch):
     assert replay(cfg.out_dir, state["step"])["bitwise"] is True
 
 
-@pytest.mark.parametrize("kill_at", [4, 7, 11])
+@pytest.mark.parametrize("kill_at", [7, 13, 17])
 def test_a_run_that_is_killed_in_its_race_is_resumed(tiny, small_race, tmp_path, kill_at):
     """Its decisions are those of an uninterrupted run, and so are its weights."""
     whole, cfg = auto(tiny, out_dir=str(tmp_path / "whole")), auto(tiny)

@@ -26,7 +26,7 @@ def test_more_time_or_text_means_a_larger_model():
 
 
 def test_the_best_is_the_best_of_all():
-    ranked = rank_shapes([LAW, replace(LAW, E=1.2)], step_seconds, 600, 10**8, 65)
+    ranked = rank_shapes([LAW, replace(LAW, E=1.2)], step_seconds, 600, 10**9, 65)
     assert [c.forecast.loss for c in ranked] == sorted(c.forecast.loss for c in ranked)
     assert sorted(c.shape.n_embd for c in ranked) == [*CHANNELS]
     assert all(c.shape == Shape.of(c.shape.n_embd).for_tokens(c.tokens) for c in ranked)
@@ -34,6 +34,7 @@ def test_the_best_is_the_best_of_all():
     assert all(c.tokens == affordable_tokens(Shape.of(c.shape.n_embd), step_seconds, 600) for c in ranked)
     assert rank_shapes([LAW], step_seconds, 1e-9, 10**8, 65) == []  # no time
     assert rank_shapes([LAW], step_seconds, 600, 32, 65) == []  # no text
+    assert max(c.shape.n_embd for c in rank_shapes([LAW], step_seconds, 1e6, 10**6, 65)) == 256  # 4.7 weights per token
 
 
 def test_a_forecast_has_an_interval_of_the_laws():
