@@ -199,7 +199,9 @@ class Contenders:
         ]
         if replaced:
             lines.append(f"size=auto replaces {', '.join(replaced)}")
+        constant_steps = sized.max_iters - sized.wsd_decay_iters
         fits_minutes = self.fits_minutes(best)
+        continues = sized.lr_schedule in ("wsd", "constant") and (not fits_minutes or entrant.step <= constant_steps)
         if fits_minutes:  # no evaluation takes an epoch from it
             epochs = best.tokens / best.unique_tokens
             minutes = f"{self.run_seconds(best) / 60:.2g} of {counted(cfg.minutes, 'minute')}"
@@ -210,7 +212,7 @@ class Contenders:
             start_time=self.race.start_time,
             fits_minutes=fits_minutes,
             turns=self.race.turns,
-            head_start=self.race.checkpoint(entrant) if sized.lr_schedule in ("wsd", "constant") else None,
+            head_start=self.race.checkpoint(entrant) if continues else None,
             step_seconds=seconds_per_step,
         )
 

@@ -78,7 +78,7 @@ class Race:
         return Entrant(name, *self.open_entrant(draft))
 
     def turn(self, entrant: Entrant, steps: int, decay_steps: int = 0) -> RaceTurn:
-        """Train a model for a number of steps of its schedule.
+        """Train a model for a number of steps at the learning rates with which its run begins.
 
         decay_steps: then train a copy for this many steps, while its learning rates decay to 0, and measure its loss.
         """
@@ -94,7 +94,8 @@ class Race:
         return turn
 
     def _train(self, entrant: Entrant, steps: int, decay_steps: int) -> RaceTurn:
-        run, schedule, cfg = entrant.run, entrant.plan.schedule, entrant.plan.settings
+        run, cfg = entrant.run, entrant.plan.settings
+        schedule = cfg.replace(lr_schedule="constant").schedule(entrant.plan.counts, {})  # its run may become longer
         state = new_state(run, cfg)
         if entrant.turns:
             state.restore(self.checkpoint(entrant))
