@@ -148,7 +148,8 @@ def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
             raise UserError(f"minutes={cfg.minutes:g}: size=auto needs more time, or more text than {cfg.dataset} has")
         return ranked
 
-    recipe = next((candidate for candidate in rank() if candidate.shape.n_embd == RECIPE_CHANNELS), rank()[0])
+    ranked = rank()
+    recipe = next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
     if cfg.planned_gpu:
         tflops = cfg.tflops or cfg.planned_gpu[1].tflops
         if tflops is None:

@@ -148,7 +148,7 @@ def merge_checkpoint(user_cfg: TrainSettings, lines: list[str], writes: bool = T
     out_dir = Path(user_cfg.out_dir)
     restarted = under_torchrun() and distributed.is_restart(run_folder.last_state(out_dir).get("torchrun"))
     if restarted or user_cfg.init_from == "resume":
-        if not run_folder.exists(out_dir) and (out_dir / RACE).is_file():
+        if not run_folder.exists(out_dir) and (out_dir / RACE).is_file() and not user_cfg.eval_only:
             return resume_race(user_cfg, out_dir / RACE, lines)
         return resume_run(user_cfg, load_run(out_dir), restarted, lines)
     weights = None if user_cfg.init_from == "scratch" else load_weights(user_cfg.init_from)

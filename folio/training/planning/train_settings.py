@@ -208,6 +208,8 @@ class TrainSettings(Settings):
             problems.append(("size", "auto needs the time of the run, as in --minutes=30"))
         if self.init_from != "scratch":
             problems.append(("size", f"auto chooses a new model, but --init_from={self.init_from} has one"))
+        if self.eval_only:
+            problems.append(("eval_only", "size=auto trains models to choose one; leave out one of them"))
         if under_torchrun():
             problems.append(("size", "auto measures the speed of one process; start it without torchrun"))
         return problems
