@@ -12,6 +12,8 @@ from model import GPTConfig
 
 CHANNELS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280)
 MIN_CONTEXT, MAX_CONTEXT = 64, 1024  # tokens, if the model has as many channels
+MIN_CONTEXT_OF_LARGE_VOCABULARY = 128
+LARGE_VOCABULARY = 8192  # tokens; beyond, its weights do not make a model better, and a short context saves no time
 RECIPE = {
     "activation": "gelu",
     "optimizer": "muon",
@@ -47,18 +49,23 @@ class Shape:
         n_head = channels // (32 if channels <= 512 else 64)
         return cls(n_layer, n_head, channels, min(channels, MAX_CONTEXT))
 
-    def for_tokens(self, tokens: int) -> "Shape":
+    def for_tokens(self, tokens: int, vocab_size: int) -> "Shape":
         """The shape with a context that is not too long for a run of this many tokens.
 
         A short run of a model with a shorter context has learned more by its end (docs/lab/model-size.md). 64 tokens
-        up to 8 million, 128 up to 32 million, and so on.
+        up to 8 million, 128 up to 32 million, and so on; at least 128 of a large vocabulary.
         """
         context = 2 ** round(math.log2(MIN_CONTEXT * (max(tokens, 1) / 4e6) ** 0.5))
-        return replace(self, block_size=min(self.block_size, max(MIN_CONTEXT, context)))
+        shortest = MIN_CONTEXT if vocab_size <= LARGE_VOCABULARY else MIN_CONTEXT_OF_LARGE_VOCABULARY
+        return replace(self, block_size=min(self.block_size, max(shortest, context)))
 
     def matrix_weights(self, vocab_size: int) -> int:
-        """The weights that a token is multiplied by, with those of the output matrix."""
-        return 12 * self.n_layer * self.n_embd**2 + vocab_size * self.n_embd
+        """The weights that count in a law of losses: those that a token is multiplied by.
+
+        Of the output matrix, these are the rows of at most LARGE_VOCABULARY tokens: with GPT-2's 50,257, a forecast
+        with all of them preferred models with too few channels (docs/lab/model-size.md).
+        """
+        return 12 * self.n_layer * self.n_embd**2 + min(vocab_size, LARGE_VOCABULARY) * self.n_embd
 
     def flops_per_token(self, vocab_size: int) -> int:
         return GPTConfig(vocab_size=vocab_size, bias=False, **asdict(self)).flops_per_token()["total"]

@@ -19,6 +19,7 @@ def test_a_shape_is_a_model_that_train_accepts(channels):
         model = GPT(GPTConfig(vocab_size=100, bias=False, **asdict(shape)))
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "wpe" not in name)
     assert shape.matrix_weights(100) == matrices
+    assert shape.matrix_weights(50_257) == shape.matrix_weights(8192)  # the rest makes no model better
     for tokens in (1, 10**6, 10**9):
         cfg = TrainConfig(dataset="x", **shape.settings(tokens, step_tokens(tokens), 0.1))
         settings.check(cfg)
@@ -47,9 +48,10 @@ def test_the_tokens_per_step_grow_with_the_run():
 
 
 def test_a_short_run_has_a_short_context():
-    contexts = [Shape.of(1024).for_tokens(tokens).block_size for tokens in (10**4, 7 * 10**6, 9 * 10**6, 10**8, 10**10)]
+    contexts = [Shape.of(1024).for_tokens(n, 65).block_size for n in (10**4, 7 * 10**6, 9 * 10**6, 10**8, 10**10)]
     assert contexts == [64, 64, 128, 256, 1024]
-    assert Shape.of(96).for_tokens(10**8).block_size == 96 and Shape.of(32).for_tokens(1).block_size == 32
+    assert Shape.of(96).for_tokens(10**8, 65).block_size == 96 and Shape.of(32).for_tokens(1, 65).block_size == 32
+    assert Shape.of(1024).for_tokens(1, 50_257).block_size == 128
 
 
 def test_dropout_is_for_many_epochs_of_a_text_that_is_small_for_the_model():
