@@ -38,7 +38,7 @@ from folio.experiments.sweep.outcome import TrialSource  # noqa: E402
 from folio.experiments.sweep.results import as_json, format_table, notes, summarize  # noqa: E402
 from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
 from folio.experiments.sweep.runner import Runner  # noqa: E402
-from folio.experiments.sweep.sweep_folder import checked_definition, copy_config_files, report_write_errors  # noqa: E402
+from folio.experiments.sweep.sweep_folder import checked_definition, copy_config_files, freeze_code, report_write_errors  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 
@@ -64,6 +64,7 @@ def main(argv: list[str]) -> None:
     cfg, sweep = parse_sweep(SweepConfig, TrainConfig, argv)
     if sweep.is_search:
         require("--trials", "optuna", "sqlalchemy")
+    sweep = freeze_code(sweep)
     with open_trials(cfg, sweep) as trials:
         runner = Runner(copy_config_files(sweep), trials, cfg.jobs)
         stopped = runner.run()

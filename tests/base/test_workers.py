@@ -42,7 +42,7 @@ results = map_in_order(time.sleep, [0] + [600] * 9, 2)
 next(results)
 kill_and_resume.ROOT = Path.cwd()
 kill_and_resume.start(TrainConfig(dataset="a"), Path("out"))
-trial.train_command = lambda folder, arguments: [sys.executable, "train.py"]
+trial.train_command = lambda folder, arguments, code: [sys.executable, "train.py"]
 threading.Thread(target=trial.run_training, args=(Path(), [], {}, lambda *progress: "train")).start()
 with busy_processes(2):
     prepare(Path("train.py"), Path())

@@ -39,7 +39,7 @@ def in_process(monkeypatch):
     """Run trials in this process, which has imported torch. Returns a list of each run's folder name and arguments."""
     started = []
 
-    def run_training(folder, arguments, environment, watch):
+    def run_training(folder, arguments, environment, watch, code):
         started.append((folder.name, arguments))
         options = ["--init_from=resume"] if list(folder.glob("step-*")) else arguments
         try:

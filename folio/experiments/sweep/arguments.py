@@ -8,6 +8,7 @@ from folio.base import settings
 from folio.base.roles import UNVARIED, Role, names_with, role_of
 from folio.base.settings import COMMAND_LINE, Config, ConfigError, Settings, split_arguments
 from folio.checkpoints.find_runs import LATEST, is_run
+from folio.experiments.sweep.arms import CODE
 from folio.experiments.sweep.definition import Sweep, options
 from folio.experiments.sweep.space import Dimension, corners, grid, parse_space
 from folio.training.planning.train_settings import TrainSettings
@@ -69,7 +70,7 @@ def shared_settings(train_settings: type[TrainSettings], arguments: list[str], s
 def check_training_settings(base: TrainSettings, space: list[Dimension]) -> None:
     """Raise ConfigError for settings of train.py that a sweep cannot vary or use."""
     for name in (dimension.name for dimension in space):
-        if role_of(type(base), name) & UNVARIED:
+        if name != CODE and role_of(type(base), name) & UNVARIED:
             raise ConfigError(f"{name} cannot be varied: {REMEDIES.get(name, LEAVE_OUT)}")
     for name in names_with(type(base), Role.COMMAND):
         if base.is_set(name) and name != "out_dir":  # config files set it, for single runs

@@ -72,6 +72,9 @@ class FolderQueue(TrialSource):
 
     # --- running ---
 
+    def max_runs(self) -> int:
+        return len(self.trials)
+
     def retry_failed(self) -> None:
         """Requeue the failed trials."""
         with report_write_errors(self.sweep.out_dir):

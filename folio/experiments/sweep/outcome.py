@@ -5,10 +5,12 @@ A point is one value for each varied setting. A trial is one run of train.py: a 
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from folio.experiments.sweep.space import describe_point
 
 State = Literal["failed", "waiting", "running", "pruned", "finished"]
 
@@ -96,6 +98,18 @@ class TrialSource(ABC):
             work()
             for future in futures:
                 future.result()
+
+    def describe(self, trial: Trial) -> str:
+        """Return the name of a run for the output."""
+        return f"trial {trial.point}, seed {trial.seed} ({describe_point(trial.params)})"
+
+    def runs_left(self, outcomes: Sequence[Outcome]) -> int:
+        """Return the number of runs that are not completed, at most. outcomes: the current ones."""
+        return sum(outcome.state in ("waiting", "running") for outcome in outcomes)
+
+    @abstractmethod
+    def max_runs(self) -> int:
+        """Return the number of runs if none is pruned or found to be unnecessary."""
 
     @abstractmethod
     def run_next(self, train: Callable[[Trial], Outcome]) -> bool:

@@ -22,7 +22,6 @@ from folio.base.workers import cores
 from folio.experiments.runs import Run
 from folio.experiments.sweep.definition import Sweep
 from folio.experiments.sweep.outcome import Outcome, Trial, TrialFailed, TrialInterrupted, TrialSource
-from folio.experiments.sweep.space import describe_point
 from folio.experiments.sweep.trial import OUTPUT, Action, run_training
 from folio.experiments.sweep.trial_folder import claim, is_finished, read_results
 
@@ -44,7 +43,7 @@ class Runner:
 
     def run(self) -> str | None:
         """Run trials until none is left or a signal arrives. Returns the progress if a signal stopped the sweep."""
-        total = self.sweep.points * len(self.sweep.seeds)
+        total = self.trials.max_runs()
         form = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
         with handled_by(self.stop), progress_bar(total=total, bar_format=form) as self.bar:
             self.refresh()
@@ -65,7 +64,7 @@ class Runner:
     def train(self, trial: Trial) -> Outcome:
         """Run one trial and return its outcome, which is waiting if it was interrupted."""
         folder = self.sweep.folder(trial.point, trial.seed)
-        name = f"trial {trial.point}, seed {trial.seed} ({describe_point(trial.params)})"
+        name = self.trials.describe(trial)
         environment = self.environments.get()
         try:
             self.wait_for(folder, name)
@@ -93,7 +92,7 @@ class Runner:
         claim(folder, self.sweep.description(trial))
         if not is_finished(folder):
             arguments = self.sweep.arguments_of(trial.params, trial.seed)
-            reason = run_training(folder, arguments, environment, watch)
+            reason = run_training(folder, arguments, environment, watch, self.sweep.code_of(trial.params))
             if self.stopping.is_set() and not is_finished(folder):
                 raise TrialInterrupted
             if reason and not watch.is_pruned:
@@ -112,14 +111,9 @@ class Runner:
     def refresh(self) -> None:
         """Update the number of completed trials, including other workers', and the best one."""
         outcomes = self.trials.outcomes()
-        remaining = 0
-        for outcome in outcomes:
-            if outcome.state in ("waiting", "running"):
-                has_more_seeds = self.sweep.is_search and outcome.seed == self.sweep.seeds[0]
-                remaining += len(self.sweep.seeds) if has_more_seeds else 1  # a search adds the other seeds later
         finished = [outcome for outcome in outcomes if outcome.state == "finished"]
         best = min(finished, key=lambda outcome: outcome.loss, default=None)
-        self.done = self.bar.total - remaining
+        self.done = self.bar.total - self.trials.runs_left(outcomes)
         self.best = f", best {best.loss:.4f} (trial {best.point})" if best else ""
         self.show()
 

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from folio.base.number_format import format_value
 from folio.base.settings import ConfigError, Settings, comma_separated, parse_setting
+from folio.experiments.sweep.arms import CODE
 
 RANGE = re.compile(r"(?P<low>[^,]*)\.\.(?P<high>[^,:]*)(?P<log>:log)?")
 SYNTAX = "write NAME=VALUE,VALUE for a list, NAME=LOW..HIGH for a range, or NAME=LOW..HIGH:log for a logarithmic range"
@@ -59,10 +60,10 @@ def parse_space(cls: type[Settings], arguments: list[str]) -> list[Dimension]:
 
 
 def parse_dimension(cls: type[Settings], name: str, text: str) -> Dimension:
-    match = RANGE.fullmatch(text)
-    if match and is_numeric(cls, name):
+    parts, match = comma_separated(text), RANGE.fullmatch(text)
+    if match and name != CODE and is_numeric(cls, name):
         return parse_range(cls, name, text, match)
-    values = tuple(parse_setting(cls, name, part) for part in comma_separated(text))
+    values = tuple(parts if name == CODE else (parse_setting(cls, name, part) for part in parts))
     if not values:
         raise ConfigError(f"{name}={text}: no value is given; {SYNTAX}")
     if repeated := [value for value in values if values.count(value) > 1]:

@@ -7,7 +7,7 @@ optuna trial with the same values, and train.py resumes it from its checkpoint.
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from json import JSONDecodeError
@@ -74,6 +74,14 @@ class Study(TrialSource):
         return outcomes
 
     # --- running ---
+
+    def max_runs(self) -> int:
+        return len(self.keys)
+
+    def runs_left(self, outcomes: Sequence[Outcome]) -> int:
+        """A run with the first seed is followed by those with the other seeds, unless it is pruned."""
+        left = [outcome for outcome in outcomes if outcome.state in ("waiting", "running")]
+        return sum(len(self.sweep.seeds) if outcome.seed == self.sweep.seeds[0] else 1 for outcome in left)
 
     def run_next(self, train: Callable[[Trial], Outcome]) -> bool:
         """Call `train` with the next waiting trial. Returns False if other threads or processes have taken them all."""

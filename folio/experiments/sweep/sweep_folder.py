@@ -9,7 +9,9 @@ from typing import Any
 from folio import UserError
 from folio.base.files import atomic_write, locked, read_json, write_json
 from folio.base.settings import find_config
-from folio.experiments.sweep.definition import Sweep
+from folio.data.shards import data_root
+from folio.experiments.sweep.arms import CODE, open_arms
+from folio.experiments.sweep.definition import Sweep, is_in_project
 from folio.training.out_dir import cannot_write
 
 OPENING_SECONDS = 60.0  # timeout for other processes that are opening the sweep
@@ -54,12 +56,26 @@ def copy_config_files(sweep: Sweep) -> Sweep:
     """Copy the config files to the sweep's folder, so that editing them does not affect it. Returns the new sweep."""
     arguments = list(sweep.arguments)
     for number, argument in enumerate(arguments):
-        if not argument.startswith("--"):
+        if not argument.startswith("--") and not (sweep.arms and is_in_project(argument)):  # each arm has its own
             copy = sweep.out_dir / f"{number}-{Path(argument).name}"
             with report_write_errors(sweep.out_dir), atomic_write(copy) as temporary:
                 temporary.write_bytes(find_config(argument).read_bytes())
             arguments[number] = str(copy)
     return replace(sweep, arguments=arguments)
+
+
+def freeze_code(sweep: Sweep) -> Sweep:
+    """Copy the code of the arms, if code varies, to the sweep's folder. Returns the new sweep. Raises UserError.
+
+    All arms read the same prepared data.
+    """
+    names = next((d.values for d in sweep.space if d.name == CODE), ())
+    if not names:
+        return sweep
+    with report_write_errors(sweep.out_dir):
+        arms = open_arms(names, sweep.out_dir)
+    data_dir = data_root(sweep.base.data_dir).resolve()
+    return replace(sweep, arms=arms, arguments=[*sweep.arguments, f"--data_dir={data_dir}"])
 
 
 @contextmanager

@@ -18,9 +18,9 @@ OUTPUT = "output.txt"  # output of train.py, in the trial's folder
 Action = Literal["train", "stop", "kill"]  # stop: at a checkpoint
 
 
-def train_command(folder: Path, arguments: list[str]) -> list[str]:
-    """Return the command that starts a trial in this folder, or resumes it from its last checkpoint."""
-    script = [sys.executable, str(ROOT / "train.py")]
+def train_command(folder: Path, arguments: list[str], code: Path) -> list[str]:
+    """Return the command that starts a trial in `folder`, or resumes it from its last checkpoint. code: Folio's."""
+    script = [sys.executable, str(code / "train.py")]
     if run_folder.exists(folder):
         data_dir = [argument for argument in arguments if argument.startswith("--data_dir=")]
         return [*script, "--init_from=resume", *data_dir, f"--out_dir={folder}"]
@@ -32,16 +32,17 @@ def run_training(
     arguments: list[str],
     environment: Mapping[str, str],
     watch: Callable[[int, list[tuple[int, float]]], Action],
+    code: Path = ROOT,
 ) -> str | None:
     """Train in `folder`, an existing folder that no other process is using. Returns the reason of a failure, or None.
 
     watch: called regularly with the last logged step and all evaluations, (step, validation loss). Returns the next
-    action.
+    action. code: the folder of train.py.
     """
     with open(folder / OUTPUT, "ab") as output:
         start = output.tell()  # after the output of earlier attempts
         process = subprocess.Popen(
-            train_command(folder, arguments),
+            train_command(folder, arguments, code),
             stdout=output,
             stderr=subprocess.STDOUT,
             **child_options(**environment),
