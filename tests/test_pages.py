@@ -6,10 +6,11 @@ import shlex
 import pytest
 from torch.distributed.run import get_args_parser as torchrun_options
 
-from folio.base.settings import load
+from folio.base.settings import load, split_arguments
 from folio.experiments.sweep.arguments import parse_sweep
 from lab.docs import pages, settings_class
 from tests.support.repository import ROOT, shell_commands, shipped
+from tools.ab import AbConfig
 from tools.sweep import SweepConfig
 from train import TrainConfig
 
@@ -119,6 +120,9 @@ def check_script(script: str, arguments: list[str]) -> None:
         load(settings_class(script), [*arguments, "--device=cpu"])  # this machine may have no GPU
     elif script == "tools/sweep.py":
         parse_sweep(SweepConfig, TrainConfig, arguments)
+    elif script == "tools/ab.py":
+        own, rest = split_arguments(AbConfig, TrainConfig, arguments)
+        assert load(AbConfig, own).ledger or load(TrainConfig, rest)
     else:
         if script == "prepare/translation.py":  # its settings ask for the languages of these packages
             pytest.importorskip("babel")

@@ -26,6 +26,7 @@ from folio.checkpoints.find_runs import is_run
 CODE = "code"  # the name of the dimension whose values are arms
 WORKING_TREE = "."
 UNUSED = ("docs", "tests", "data", "wandb")  # folders at the top that no run reads
+SOURCES = (".py", ".c", ".cpp", ".cu", ".cuh", ".h")  # suffixes of new files that belong to the code
 CACHES = ("__pycache__", ".git")
 RECORD = "arms.json"
 OPENING_SECONDS = 60.0  # timeout for other processes that are copying the arms
@@ -142,13 +143,22 @@ def freeze(name: str, store: Path, other: Arm | None = None) -> Arm:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the relative paths of the code in a folder: what Git does not ignore or, without Git, what is not data."""
-    listed = git_bytes(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if listed is None:
-        paths = list(_walk(folder))
-    else:
-        paths = [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]
-    return sorted(path for path in paths if is_code(path) and (folder / path).is_file())
+    """Return the relative paths of the code in a folder: the files in Git's index and new source files, which Git does
+    not ignore, or, without Git, all files but data and runs.
+    """
+    tracked = git_bytes(folder, "ls-files", "-z")
+    if tracked is None:
+        return sorted(_walk(folder))
+    new = git_bytes(folder, "ls-files", "-z", "--others", "--exclude-standard", "--", *(f"*{s}" for s in SOURCES))
+    paths = [Path(os.fsdecode(name)) for name in (tracked + (new or b"")).split(b"\0") if name]
+    return sorted(
+        path for path in paths if is_code(path) and (folder / path).is_file() and not _is_output(folder, path)
+    )
+
+
+def _is_output(folder: Path, path: Path) -> bool:
+    """Return whether a file is in the folder of a sweep or of ideas, which hold copies of code."""
+    return any((folder / parent / name).exists() for parent in path.parents for name in (RECORD, "ledger.jsonl"))
 
 
 def is_code(path: Path) -> bool:

@@ -30,6 +30,9 @@ def test_a_copy_has_the_files_of_its_commit_and_stays_as_it_was(project, tmp_pat
     assert loss_of(idea.folder) == 1.9 and idea.options == ("--dropout=0.1",) and len(idea.commit) == 40
     (project / "train.py").write_text("loss = 1.5\n")  # uncommitted
     (project / "layers.py").write_text("")  # untracked
+    for path in ("novel.txt", "other/ledger.jsonl", "other/code/copy.py"):  # not code, and outputs
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text("")
     (project / "ideas").mkdir()
     (project / "ideas" / "big.bin").write_text("ignored")
     (project / "docs").mkdir()
