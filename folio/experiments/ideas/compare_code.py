@@ -1,5 +1,6 @@
 """Run an experiment: freeze its arms, train pair after pair, and say what they show."""
 
+import ast
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from folio.experiments.sweep.runner import Runner, environments
 from folio.experiments.sweep.sweep_folder import checked_definition, report_write_errors
 from folio.training.planning.train_settings import TrainSettings
 
+EVALUATING = ("evaluate", "mean_loss")  # functions of train.py
 MAX_FILES = 8  # changed files to list
 
 
@@ -94,13 +96,26 @@ def describe_arm(arm: Arm) -> str:
 def describe_changes(experiment: Experiment, files: list[Change]) -> list[str]:
     """Return lines on what differs between the arms; first, the code that decides what a loss measures."""
     lines = []
-    if measuring := [file.path for file in files if file.path.startswith(MEASURING)]:
+    measuring = [file.path for file in files if file.path.startswith(MEASURING)]
+    if any(file.path == "train.py" for file in files):
+        a, b = (functions_in(arm.folder / "train.py", EVALUATING) for arm in experiment.arms)
+        measuring += [f"{name} in train.py" for name in EVALUATING if a.get(name) != b.get(name)]
+    if measuring:
         lines.append(f"caution: B changes how losses are measured, or the data: {', '.join(measuring)}")
     names = [f"{file.path} +{file.added} -{file.removed}" for file in files]
     shown = names if len(names) <= MAX_FILES else [*names[:MAX_FILES], f"and {len(names) - MAX_FILES} more"]
     options = [" ".join(arm.options) or "no options" for arm in experiment.arms]
     differences = [*shown, *([f"options: {options[0]} / {options[1]}"] if options[0] != options[1] else [])]
     return [*lines, f"different: {', '.join(differences)}"]
+
+
+def functions_in(script: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the code of functions in a script, without comments; empty if it is not valid Python."""
+    try:
+        nodes = ast.parse(script.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return {}
+    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef) and node.name in names}
 
 
 def describe_budget(base: TrainSettings) -> str:

@@ -5,8 +5,8 @@ from folio.experiments.ideas.compare_code import describe_arm, describe_budget, 
 from folio.experiments.sweep.arms import Arm, Change
 
 
-def arm(name: str, *options: str, commit: str | None = None) -> Arm:
-    return Arm(name, Path(), options, commit, "0")
+def arm(name: str, *options: str, commit: str | None = None, folder: Path = Path()) -> Arm:
+    return Arm(name, folder, options, commit, "0")
 
 
 def test_code_that_measures_or_prepares_is_named_first():
@@ -17,6 +17,20 @@ def test_code_that_measures_or_prepares_is_named_first():
     assert second.startswith("different: model.py +3 -1, ") and second.endswith("options: no options / --n_layer=2")
     (line,) = describe_changes(experiment, [Change(f"{n}.py", 1, 1) for n in range(20)])
     assert "and 12 more" in line
+
+
+def test_a_change_of_the_evaluation_in_train_is_named_and_a_comment_is_not(tmp_path):
+    evaluate = "def evaluate(run):\n    return {}\n\n\ndef train(cfg):\n    return {}\n"
+    versions = {"a": (1, 2), "comment": ("1  # the mean", 2), "step": (1, 3), "evaluation": (4, 2), "broken": ("(", 2)}
+    for name, values in versions.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(evaluate.format(*values))
+    named = {}
+    for name in versions:
+        experiment = SimpleNamespace(arms=[arm("a", folder=tmp_path / "a"), arm(name, folder=tmp_path / name)])
+        first = describe_changes(experiment, [Change("train.py", 1, 1)])[0]
+        named[name] = first.startswith("caution") and "evaluate in train.py" in first
+    assert named == {"a": False, "comment": False, "step": False, "evaluation": True, "broken": True}
 
 
 def test_an_arm_is_named_with_its_commit():
