@@ -103,7 +103,7 @@ def rank_shapes(
         dropout = known.dropout if known else shape.dropout(tokens, unique_tokens)
         if not known:
             ends_by_time = tokens == affordable
-            shape = shape.for_tokens(tokens, vocab_size) if ends_by_time else shape
+            shape = shape.for_tokens(tokens) if ends_by_time else shape
             min_steps = MIN_STEPS if ends_by_time else MIN_STEPS_OF_EPOCHS
             per_step = max(step_tokens(tokens, min_steps), shape.block_size)
         if tokens < per_step or unique_tokens <= shape.block_size:

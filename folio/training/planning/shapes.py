@@ -11,9 +11,8 @@ from typing import Any
 from model import GPTConfig
 
 CHANNELS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280)
-MIN_CONTEXT, MAX_CONTEXT = 64, 1024  # tokens, if the model has as many channels
-MIN_CONTEXT_OF_LARGE_VOCABULARY = 128
-LARGE_VOCABULARY = 8192  # tokens; beyond, its weights do not make a model better, and a short context saves no time
+MIN_CONTEXT, MAX_CONTEXT = 128, 1024  # tokens, if the model has as many channels
+LARGE_VOCABULARY = 8192  # tokens; the weights of more do not make a model better
 RECIPE = {
     "activation": "gelu",
     "optimizer": "muon",
@@ -49,15 +48,13 @@ class Shape:
         n_head = channels // (32 if channels <= 512 else 64)
         return cls(n_layer, n_head, channels, min(channels, MAX_CONTEXT))
 
-    def for_tokens(self, tokens: int, vocab_size: int) -> "Shape":
+    def for_tokens(self, tokens: int) -> "Shape":
         """The shape with a context that is not too long for a run of this many tokens.
 
-        A short run of a model with a shorter context has learned more by its end (docs/lab/model-size.md). 64 tokens
-        up to 8 million, 128 up to 32 million, and so on; at least 128 of a large vocabulary.
+        128 tokens up to 32 million, 256 up to 128 million, and so on: a short run does not learn to use a longer one.
         """
-        context = 2 ** round(math.log2(MIN_CONTEXT * (max(tokens, 1) / 4e6) ** 0.5))
-        shortest = MIN_CONTEXT if vocab_size <= LARGE_VOCABULARY else MIN_CONTEXT_OF_LARGE_VOCABULARY
-        return replace(self, block_size=min(self.block_size, max(shortest, context)))
+        context = 2 ** round(math.log2(MIN_CONTEXT * (max(tokens, 1) / 16e6) ** 0.5))
+        return replace(self, block_size=min(self.block_size, max(MIN_CONTEXT, context)))
 
     def matrix_weights(self, vocab_size: int) -> int:
         """The weights that count in a law of losses: those that a token is multiplied by.

@@ -29,7 +29,7 @@ def test_the_best_is_the_best_of_all():
     ranked = rank_shapes([LAW, replace(LAW, E=1.2)], step_seconds, 600, 10**9, 65)
     assert [c.forecast.loss for c in ranked] == sorted(c.forecast.loss for c in ranked)
     assert sorted(c.shape.n_embd for c in ranked) == [*CHANNELS]
-    assert all(c.shape == Shape.of(c.shape.n_embd).for_tokens(c.tokens, 65) for c in ranked)
+    assert all(c.shape == Shape.of(c.shape.n_embd).for_tokens(c.tokens) for c in ranked)
     assert all(c.forecast.low < c.forecast.high for c in ranked)
     assert all(c.tokens == affordable_tokens(Shape.of(c.shape.n_embd), step_seconds, 600) for c in ranked)
     assert rank_shapes([LAW], step_seconds, 1e-9, 10**8, 65) == []  # no time

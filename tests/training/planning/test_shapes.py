@@ -48,10 +48,9 @@ def test_the_tokens_per_step_grow_with_the_run():
 
 
 def test_a_short_run_has_a_short_context():
-    contexts = [Shape.of(1024).for_tokens(n, 65).block_size for n in (10**4, 7 * 10**6, 9 * 10**6, 10**8, 10**10)]
-    assert contexts == [64, 64, 128, 256, 1024]
-    assert Shape.of(96).for_tokens(10**8, 65).block_size == 96 and Shape.of(32).for_tokens(1, 65).block_size == 32
-    assert Shape.of(1024).for_tokens(1, 50_257).block_size == 128
+    contexts = [Shape.of(1024).for_tokens(n).block_size for n in (10**4, 3 * 10**7, 4 * 10**7, 2 * 10**8, 10**10)]
+    assert contexts == [128, 128, 256, 512, 1024]
+    assert Shape.of(96).for_tokens(10**8).block_size == 96 and Shape.of(32).for_tokens(1).block_size == 32
 
 
 def test_dropout_is_for_many_epochs_of_a_text_that_is_small_for_the_model():
