@@ -1,203 +1,232 @@
-"""Measure how often the verdicts of tools/ab.py are wrong, and how many pairs they take, on simulated experiments.
+"""Measure how often the verdicts of folio/evaluation/sequential.py are false, and how many pairs they take.
 
     python lab/bench/sequential.py
-    python lab/bench/sequential.py --noise=differences.json --experiments=20000
+    python lab/bench/sequential.py --experiments=5000 --noise=differences.json
 
-The difference of a pair, B - A, has a standard deviation of 1 and a mean, the effect. The noise is normal, of Student's
-t with 5 degrees of freedom, or skewed (exponential); with --noise, it is drawn from real differences: a JSON list of
-lists, one per experiment without an effect, each divided by its standard deviation, with random signs. An experiment
-stops at the first verdict, or after 8 pairs. A ledger has ten experiments of 5 pairs, whose spread is estimated.
-
-The methods it is compared with: Student's t at equal errors of all looks, calibrated in advance by simulation; the
-mixture of Student's t over effects (Lai 1976; its variance is that of one standard deviation), which is valid for any
-number of looks; and one test after 3 or 8 pairs.
+Effects and spreads are in standard deviations (SD) of a pair's difference. An experiment has at most 8 pairs. A verdict
+is false if it says "better" or "worse" without an effect. A ledger is ten experiments of four pairs, with 30 degrees of
+freedom. --noise: a JSON list of lists of measured differences. Each list is standardized, and the values are drawn with
+random signs.
 """
 
-import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from scipy import optimize, stats
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio.base.number_format import aligned_table  # noqa: E402
+from folio.base.files import read_json  # noqa: E402
 from folio.base.settings import NonNegativeInt, PositiveInt, Settings, run_script  # noqa: E402
-from folio.evaluation.sequential import LUCK, Spread, half_width, kept, kept_p  # noqa: E402
+from folio.evaluation.sequential import (  # noqa: E402
+    KEPT_LOOKS,
+    MAX_PAIRS,
+    MIN_DEVIATION,
+    Spread,
+    half_width,
+    lord_levels,
+)
 
-LOOKS = range(2, 9)
-LEDGER = (10, 5)  # experiments and pairs
-RATIOS = np.arange(-8, 8, 0.1)  # of a deviation to a spread, as a logarithm
-Widths = Callable[[int, np.ndarray], np.ndarray]  # half widths, by the number of pairs and the deviations
+PAIRS = 8
+LEDGER_DF = 30
+LOGS = np.arange(-9, 6, 0.1)  # of deviations, between which widths are interpolated
+
+Width = Callable[[int, np.ndarray], np.ndarray]  # half widths after n pairs, by the deviation
 
 
 @dataclass(frozen=True)
-class SequentialConfig(Settings):
-    experiments: PositiveInt = 20_000
-    noise: str | None = None  # JSON file of real differences; None: simulated
-    seed: NonNegativeInt = 0
+class SequentialBenchConfig(Settings):
+    experiments: PositiveInt = 20_000  # simulated experiments per figure
+    ledgers: PositiveInt = 400  # simulated ledgers per figure
+    noise: str | None = None  # JSON file of measured differences
+    seed: NonNegativeInt = 0  # random seed
 
 
-@dataclass(frozen=True)
-class Experiments:
-    """Means and standard deviations of the first n differences of E experiments without an effect: (E,) each."""
-
-    noise: np.ndarray  # (E, pairs)
-
-    def look(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.noise[:, :n].mean(axis=1), self.noise[:, :n].std(axis=1, ddof=1)
-
-    def run(self, widths: Widths, effect: float = 0.0, smallest: float = 0.0) -> dict[str, float]:
-        """Return shares of verdicts, of experiments whose intervals all contain the effect, and the mean of pairs."""
-        n_experiments = len(self.noise)
-        pairs = np.full(n_experiments, LOOKS[-1])
-        different, small, missed = (np.zeros(n_experiments, bool) for _ in range(3))
-        for n in LOOKS:
-            mean, deviation = self.look(n)
-            width = widths(n, deviation)
-            mean = mean + effect
-            running = ~(different | small)
-            different |= running & (np.abs(mean) > width)
-            small |= running & ~different & (np.abs(mean) + width <= smallest)
-            pairs[running & (different | small)] = n
-            missed |= np.abs(mean - effect) > width
-        return {
-            "different": different.mean(),
-            "small": small.mean(),
-            "pairs": pairs.mean(),
-            "contained": 1 - missed.mean(),
-        }
-
-
-@lru_cache
-def table(n: int, df: int) -> np.ndarray:
-    """Return the logarithms of the half widths at deviations exp(RATIOS), for a ledger with a spread of 1."""
-    return np.log(half_width(n, np.exp(RATIOS), Spread(1.0, df) if df else None))
-
-
-def used(spread: np.ndarray | float | None = None) -> Widths:
-    """The method of tools/ab.py. spread: of a ledger's estimate, per experiment."""
-    df = LEDGER[0] * (LEDGER[1] - 1) if spread is not None else 0
-    unit = 1.0 if spread is None else spread
-    return lambda n, deviation: unit * np.exp(np.interp(np.log(deviation / unit), RATIOS, table(n, df)))
-
-
-def equal_errors(rng: np.random.Generator, n_experiments: int = 200_000) -> Widths:
-    """Student's t at equal errors of all looks, 5 % in all: critical values that 1 in 140 crosses first at each."""
-    training = Experiments(rng.standard_normal((n_experiments, LOOKS[-1])))
-    running, critical = np.ones(n_experiments, bool), {}
-    for n in LOOKS:
-        mean, deviation = training.look(n)
-        t = np.abs(mean) * math.sqrt(n) / deviation
-        critical[n] = np.sort(t[running])[-round(0.05 / len(LOOKS) * n_experiments)]
-        running &= t <= critical[n]
-    return lambda n, deviation: critical[n] * deviation / math.sqrt(n)
-
-
-def mixture(n: int, deviation: np.ndarray) -> np.ndarray:
-    """Lai 1976: the mixture of t over normal effects with the variance of one pair. Its Bayes factor is 20 at the end.
-
-    With t = mean sqrt(n) / deviation and the variance ratio r = 1 / (1 + n), it is sqrt(r) ((1 + t^2 / (n - 1)) /
-    (1 + r t^2 / (n - 1)))^(n / 2). For few pairs, it may never be 20: then, the interval is infinite.
-    """
-    r = 1 / (1 + n)
-
-    def log_factor(t: float) -> float:
-        return (math.log(r) + n * math.log((1 + t * t / (n - 1)) / (1 + r * t * t / (n - 1)))) / 2 - math.log(20)
-
-    t = optimize.brentq(log_factor, 0, 1e9) if log_factor(1e9) > 0 else math.inf
-    return t * deviation / math.sqrt(n)
-
-
-def one_test(pairs: int) -> Widths:
-    """Student's t after this many pairs, and no other look."""
-    t = stats.t(pairs - 1).ppf(0.975)
-    return lambda n, deviation: t * deviation / math.sqrt(n) if n == pairs else np.full(len(deviation), np.inf)
-
-
-def draw(kind: str, shape: tuple[int, int], rng: np.random.Generator, real: Sequence[np.ndarray]) -> np.ndarray:
-    """Return noise of standard deviation 1 and mean 0."""
-    if kind == "real":
-        pool = np.concatenate([np.asarray(d) / np.std(d) for d in real])
-        pool = pool / math.sqrt(float((pool**2).mean()))
-        return rng.choice(pool, shape) * rng.choice([-1, 1], shape)
-    if kind == "t":
-        return rng.standard_t(5, shape) / math.sqrt(5 / 3)
-    return rng.exponential(1.0, shape) - 1 if kind == "skewed" else rng.standard_normal(shape)
-
-
-def luck_among_kept(share: float, effect: float, rng: np.random.Generator, n_ideas: int = 200, n_ledgers: int = 40):
-    """Return the share of the kept ideas that are luck, and of the true ones that are kept, with --confirm.
-
-    An idea that is not true has no effect. All experiments have 16 pairs, as after --confirm.
-    """
-    lucky, kept_of_true = [], []
-    for _ in range(n_ledgers):
-        is_true = rng.random(n_ideas) < share
-        differences = rng.standard_normal((n_ideas, 16)) - effect * is_true[:, None]
-        is_kept = np.array(kept([kept_p(d) for d in differences]))
-        lucky.append((is_kept & ~is_true).sum() / max(is_kept.sum(), 1))
-        kept_of_true.append((is_kept & is_true).sum() / max(is_true.sum(), 1))
-    return float(np.mean(lucky)), float(np.mean(kept_of_true))
-
-
-def main(cfg: SequentialConfig) -> None:
-    rng = np.random.default_rng(cfg.seed)
-    real = json.loads(Path(cfg.noise).read_text(encoding="utf-8")) if cfg.noise else []
-    shape = (cfg.experiments, LOOKS[-1])
-    normal = Experiments(draw("normal", shape, rng, real))
-    estimate = np.sqrt(rng.chisquare(LEDGER[0] * (LEDGER[1] - 1), cfg.experiments) / (LEDGER[0] * (LEDGER[1] - 1)))
-
-    print("False verdicts without an effect, and verdicts with effects of 1, 2, 5 standard deviations (mean pairs)\n")
-    methods = {
-        "used, no ledger": used(),
-        "used, ledger of the true spread": used(estimate),
-        "used, ledger 1.5 times too small": used(estimate / 1.5),
-        "used, ledger 3 times too small": used(estimate / 3),
-        "used, ledger 3 times too large": used(estimate * 3),
-        "equal errors of all looks": equal_errors(rng),
-        "mixture of t (Lai)": mixture,
-        "one test after 3 pairs": one_test(3),
-        "one test after 8 pairs": one_test(8),
+def noises(cfg: SequentialBenchConfig) -> dict[str, np.ndarray]:
+    """Return differences without an effect by the name of their distribution: (experiments, MAX_PAIRS), variance 1."""
+    rng, shape = np.random.default_rng(cfg.seed), (cfg.experiments, MAX_PAIRS)
+    drawn = {
+        "normal": rng.normal(size=shape),
+        "Student's t, 5 df": rng.standard_t(5, size=shape) / math.sqrt(5 / 3),
+        "skewed (exponential)": rng.exponential(size=shape) - 1,
     }
-    rows = []
-    for name, widths in methods.items():
-        null = normal.run(widths)
-        power = [normal.run(widths, effect) for effect in (1, 2, 5)]
-        cells = [f"{result['different']:.3f} ({result['pairs']:.2f})" for result in power]
-        rows.append([name, f"{null['different']:.3f}", *cells, f"{null['contained']:.3f}"])
-    print(aligned_table(["method", "false", "1", "2", "5", "all intervals contain the truth"], rows))
+    if cfg.noise:
+        lists = [np.array(values, float) for values in read_json(Path(cfg.noise)) if len(set(values)) > 1]
+        pool = np.concatenate([(values - values.mean()) / values.std() for values in lists])
+        drawn["measured"] = rng.choice(pool, size=shape) * rng.choice([-1, 1], size=shape)
+    return drawn
 
-    print("\nOther noise: false verdicts, without a ledger and with one of the true spread\n")
-    kinds = ["normal", "t", "skewed", *(["real"] if real else [])]
-    rows = []
-    for kind in kinds:
-        experiments = Experiments(draw(kind, shape, rng, real))
-        rows.append([kind, *(f"{experiments.run(widths)['different']:.3f}" for widths in (used(), used(estimate)))])
-    print(aligned_table(["noise", "no ledger", "ledger"], rows))
 
-    print("\nNo difference larger than d, without a ledger and with one: wrong if the effect is d; right if it is 0\n")
-    rows = []
-    for d in (1.0, 1.5, 2.0, 2.5, 3.0, 4.0):
-        cells = [normal.run(widths, effect, d)["small"] for widths in (used(), used(estimate)) for effect in (d, 0.0)]
-        rows.append([f"{d:g}", f"{0.005 / d:.4f}", *(f"{cell:.3f}" for cell in cells)])
-    heads = ["d / spread", "spread at d = 0.005", "wrong", "right", "wrong, ledger", "right, ledger"]
-    print(aligned_table(heads, rows))
+@cache
+def log_widths(n: int, df: int) -> np.ndarray:
+    return np.log(half_width(n, np.exp(LOGS), Spread(1.0, df) if df else None))
 
-    print(f"\nLuck among 200 ideas: at most {LUCK:.0%} of the kept; true ideas that are kept\n")
-    rows = []
-    for share in (0.05, 0.2, 0.5):
-        for effect in (1.0, 2.0):
-            lucky, kept_of_true = luck_among_kept(share, effect, rng)
-            rows.append([f"{share:.0%}", f"{effect:g}", f"{lucky:.3f}", f"{kept_of_true:.2f}"])
-    print(aligned_table(["true ideas", "effect", "luck among kept", "kept of true"], rows))
+
+def used(ledger: np.ndarray | None = None) -> Width:
+    """Widths of the module. ledger: its estimated spread in each experiment."""
+    if ledger is None:
+        return lambda n, s: s * math.exp(np.interp(0.0, LOGS, log_widths(n, 0)))
+    return lambda n, s: ledger * np.exp(np.interp(np.log(s / ledger), LOGS, log_widths(n, LEDGER_DF)))
+
+
+def equal_spending(rng: np.random.Generator) -> Width:
+    """Student's t, where each look adds a seventh of 5 % of false verdicts: exact quantiles of 400,000 experiments."""
+    values = rng.normal(size=(400_000, PAIRS))
+    critical = {}
+    for n in range(2, PAIRS + 1):
+        t = np.abs(values[:, :n].mean(1)) * math.sqrt(n) / values[:, :n].std(1, ddof=1)
+        critical[n] = np.quantile(t, 1 - 0.05 / 7 * 400_000 / len(t))
+        values = values[t <= critical[n]]
+    return lambda n, s: critical[n] * s / math.sqrt(n)
+
+
+def mixture(n: int, s: np.ndarray) -> np.ndarray:
+    """Lai's (1976) confidence sequence by Robbins' mixture: effects are normal, with a deviation of 2 SD."""
+    growth = 1 + 4 * n
+    bound = (20**2 * growth) ** (1 / n)
+    return s * math.sqrt((n - 1) * (bound - 1) / (1 - bound / growth) / n) if bound < growth else s * np.inf
+
+
+def fixed(pairs: int, t: float) -> Width:
+    """The t-test after a fixed number of pairs; t: its quantile."""
+    return lambda n, s: s * (t / math.sqrt(n) if n == pairs else np.inf)
+
+
+def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the means and standard deviations of the rows. Measured differences may be drawn twice."""
+    return values.mean(axis=1), np.maximum(values.std(axis=1, ddof=1), MIN_DEVIATION)
+
+
+def run(noise: np.ndarray, effect: float, width: Width, last: int = PAIRS) -> tuple[float, float, float]:
+    """Return the shares of experiments with a verdict and with intervals that all contain the effect, and the pairs."""
+    running, pairs, hit = np.full(len(noise), True), np.full(len(noise), last), np.full(len(noise), True)
+    for n in range(2, last + 1):
+        mean, deviation = moments(effect + noise[:, :n])
+        h = width(n, deviation)
+        hit &= np.abs(mean - effect) <= h
+        stops = running & (np.abs(mean) > h)
+        pairs[stops] = n
+        running &= ~stops
+    return 1 - running.mean(), hit.mean(), pairs.mean()
+
+
+def row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def header(*cells: str) -> None:
+    print()
+    row(*cells)
+    print(f"|{'---|' * len(cells)}")
+
+
+def verdicts(drawn: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    normal = drawn["normal"]
+    methods = {"used": used(), "equal spending": equal_spending(rng), "t-mixture": mixture}
+    methods |= {"t-test of 3 pairs": fixed(3, 4.303), "t-test of 8 pairs": fixed(8, 2.365)}
+    header("without a ledger", "false", "intervals contain", *(f"{effect} SD: power, pairs" for effect in (1, 2, 3, 5)))
+    for name, width in methods.items():
+        last = 3 if name == "t-test of 3 pairs" else PAIRS
+        false, coverage, _ = run(normal, 0, width, last)
+        cells = [run(normal, effect, width, last) for effect in (1, 2, 3, 5)]
+        row(name, f"{false:.1%}", f"{coverage:.1%}", *(f"{power:.3f}, {pairs:.2f}" for power, _, pairs in cells))
+    row("used, up to 16", *(f"{x:.1%}" for x in run(normal, 0, used(), MAX_PAIRS)[:2]), *([""] * 4))
+    header("true spread / ledger's", "false", "intervals contain", "power at 2 SD", "pairs at 2 SD", "without a ledger")
+    estimate = np.sqrt(rng.chisquare(LEDGER_DF, len(normal)) / LEDGER_DF)
+    for ratio in (1 / 3, 1 / 1.5, 1, 1.5, 2, 3):
+        width = used(estimate / ratio)
+        false, coverage, _ = run(normal, 0, width)
+        power, _, pairs = run(normal, 2, width)
+        own = run(normal, 2, used())[2]
+        row(f"{ratio:.2g}", f"{false:.1%}", f"{coverage:.1%}", f"{power:.3f}", f"{pairs:.2f}", f"{own:.2f}")
+    header("noise", "false, no ledger", "false, ledger", "contain, no ledger", "contain, ledger", "pairs at 2 SD")
+    for name, noise in drawn.items():
+        (a, b, _), (c, d, _) = (run(noise, 0, width) for width in (used(), used(estimate)))
+        row(name, f"{a:.1%}", f"{c:.1%}", f"{b:.1%}", f"{d:.1%}", f"{run(noise, 2, used())[2]:.2f}")
+
+
+def no_difference(noise: np.ndarray, rng: np.random.Generator) -> None:
+    """The shares of experiments that end with "no difference" larger than 0.005."""
+    header(
+        "spread of a difference", "no effect: found, pairs", "with a ledger", "effect of 0.005: wrong", "with a ledger"
+    )
+    estimate = np.sqrt(rng.chisquare(LEDGER_DF, len(noise)) / LEDGER_DF)
+    for spread in (0.001, 0.002, 0.0025, 0.003, 0.0035, 0.004, 0.005, 0.01):
+        cells = []
+        for effect in (0.0, 0.005 / spread):
+            for width in (used(), used(estimate)):
+                within, open_, pairs = np.zeros(len(noise), bool), np.full(len(noise), True), np.full(len(noise), PAIRS)
+                for n in range(2, PAIRS + 1):
+                    mean, deviation = moments(effect + noise[:, :n])
+                    h = width(n, deviation)
+                    direction, equal = np.abs(mean) > h, np.abs(mean) + h <= 0.005 / spread
+                    within |= open_ & equal & ~direction
+                    pairs[open_ & (equal | direction)] = n
+                    open_ &= ~(equal | direction)
+                cells.append(f"{within.mean():.1%}" + ("" if effect else f", {pairs.mean():.2f}"))
+        row(f"{spread:g}", *cells)
+
+
+def adaptive(p_values: np.ndarray, candidate: float, discard: float, level: float = 0.10) -> list[bool]:
+    """SAFFRON (Ramdas et al. 2018), and ADDIS (Tian and Ramdas 2019) if discard < 1: which changes are kept."""
+    gamma = np.arange(1, len(p_values) + 2) ** -1.6 / 2.285766
+    clock, starts, flags = 0, [0], []  # the clock counts p-values between candidate and discard
+    for p in p_values:
+        budgets = ((level / 2 if k < 2 else level) * gamma[clock - start] for k, start in enumerate(starts))
+        flags.append(bool(p <= min(candidate, (discard - candidate) * sum(budgets))))
+        clock += candidate < p <= discard
+        if flags[-1]:
+            starts.append(clock)
+    return flags
+
+
+def kept_changes(cfg: SequentialBenchConfig, rng: np.random.Generator) -> None:
+    """The mean share of false changes among the kept, and the share of the better changes that are kept."""
+    from scipy.stats import t
+
+    procedures: dict[str, Callable[[np.ndarray], list[bool]]] = {
+        "LORD++": lambda p: [bool(a <= b) for a, b in zip(p, lord_levels(p), strict=False)],
+        "SAFFRON": lambda p: adaptive(p, 0.5, 1.0),
+        "ADDIS": lambda p: adaptive(p, 0.25, 0.5),
+        "p <= 0.05": lambda p: list(p <= 0.05),
+    }
+    header("experiments, pairs", "better", "effect", *(f"{name}: false, kept" for name in procedures))
+    for count, pairs, share, effect in [
+        (count, pairs, share, effect)
+        for count in (40, 200)
+        for pairs in (8, 16)
+        for share in (0.05, 0.2, 0.5)
+        for effect in (1, 2, 5)
+    ]:
+        sums = {name: np.zeros(2) for name in procedures}
+        n_better = 0
+        for _ in range(cfg.ledgers * 40 // count):
+            better = rng.random(count) < share
+            values = rng.normal(size=(count, MAX_PAIRS)) - effect * better[:, None]
+            looks = [n for n in KEPT_LOOKS if n <= pairs]
+            stats = [values[:, :n].mean(1) * math.sqrt(n) / values[:, :n].std(1, ddof=1) for n in looks]
+            p_values = [len(KEPT_LOOKS) * t.cdf(x, n - 1) for x, n in zip(stats, looks, strict=True)]
+            p = np.minimum(1, np.min(p_values, axis=0))  # as kept_p
+            n_better += better.sum()
+            for name, procedure in procedures.items():
+                flags = np.array(procedure(p))
+                sums[name] += (flags & ~better).sum() / max(1, flags.sum()), (flags & better).sum()
+        cells = (f"{a / (cfg.ledgers * 40 // count):.3f}, {b / max(1, n_better):.2f}" for a, b in sums.values())
+        row(f"{count}, {pairs}", f"{share:.0%}", f"{effect} SD", *cells)
+
+
+def main(cfg: SequentialBenchConfig) -> None:
+    rng = np.random.default_rng(cfg.seed + 1)
+    drawn = noises(cfg)
+    verdicts(drawn, rng)
+    no_difference(drawn["normal"], rng)
+    kept_changes(cfg, rng)
 
 
 if __name__ == "__main__":
-    run_script(main, SequentialConfig)
+    run_script(main, SequentialBenchConfig)

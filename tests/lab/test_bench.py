@@ -41,6 +41,7 @@ from lab.bench import (
     preparation,
     reference_losses,
     sampling,
+    sequential,
     serving,
     sweeps,
     training,
@@ -55,6 +56,7 @@ from lab.bench.planted_faults import FAULTS, Fault, FaultsBenchConfig
 from lab.bench.preparation import DataBenchConfig
 from lab.bench.reference_losses import ReferenceConfig
 from lab.bench.sampling import SampleBenchConfig
+from lab.bench.sequential import SequentialBenchConfig
 from lab.bench.serving import Answer, ServeBenchConfig
 from lab.bench.sweeps import SweepBenchConfig
 from lab.bench.training import Evaluation, TrainBenchConfig
@@ -490,6 +492,26 @@ def test_the_table_of_intervals(monkeypatch, capsys):
     intervals.main(IntervalBenchConfig(texts=5))
     header, _, *rows = capsys.readouterr().out.splitlines()
     assert header.startswith("| sigma | rho | documents | used | n - 1 |") and len(rows) == 2 * (4 + 3 + 3)
+
+
+# --- sequential tests -------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_sequential_tests(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("scipy.stats")
+    monkeypatch.setattr(sequential, "LOGS", np.array([-9.0, 6]))
+    noise = tmp_path / "noise.json"
+    noise.write_text("[[0.1, -0.2, 0.3], [1, 2], [0, 0]]", encoding="utf-8")
+    sequential.main(SequentialBenchConfig(experiments=20, ledgers=5, noise=str(noise)))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("|---") for line in lines) == 5
+    assert any(line.startswith("| measured |") for line in lines)
+
+
+def test_saffron_and_addis_with_large_p_values():
+    """Without candidates, SAFFRON's levels decrease like those of LORD++, and ADDIS ignores discarded p-values."""
+    assert sequential.adaptive(np.array([0.6, 0.01]), 0.5, 1.0) == [False, False]  # 0.5 * 0.05 * 0.144 = 0.0036
+    assert sequential.adaptive(np.array([0.6, 0.005]), 0.25, 0.5) == [False, True]  # 0.25 * 0.05 * 0.437 = 0.0055
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
