@@ -40,7 +40,7 @@ from folio.training.loader import BatchShape, resident_bytes  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.planning.auto_size import MAX_SHARE, TURN_STEPS, TURNS, with_candidate  # noqa: E402
 from folio.training.planning.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
-from folio.training.planning.choice import Candidate, rank_shapes, seconds_by_flops  # noqa: E402
+from folio.training.planning.choice import Candidate, choose, rank_shapes, recipes_shape, seconds_by_flops  # noqa: E402
 from folio.training.planning.data import limit_validation, open_data  # noqa: E402
 from folio.training.planning.forecast import Memory, memory_per_process, suggest_memory_fix  # noqa: E402
 from folio.training.planning.law import Forecast, RunSize  # noqa: E402
@@ -48,7 +48,7 @@ from folio.training.planning.law import forecast as forecast_loss  # noqa: E402
 from folio.training.planning.measured_law import MeasuredLaw, best_laws  # noqa: E402
 from folio.training.planning.resolve import model_config, resident_memory  # noqa: E402
 from folio.training.planning.resume import merge_checkpoint, resolve_latest  # noqa: E402
-from folio.training.planning.shapes import RECIPE_CHANNELS, Shape  # noqa: E402
+from folio.training.planning.shapes import Shape  # noqa: E402
 from folio.training.planning.step_times import StepTimes  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
 from folio.training.setup import build_run  # noqa: E402
@@ -140,7 +140,7 @@ def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
     """
     if data is None:
         raise UserError(f"size=auto: the choice depends on the text; prepare {cfg.dataset} first")
-    laws, step_times = best_laws(data)[0], StepTimes(data.vocab_size)
+    (laws, is_measured), step_times = best_laws(data), StepTimes(data.vocab_size)
 
     def rank() -> list[Candidate]:
         ranked = rank_shapes(laws, step_times, 60 * cfg.minutes, data.training_tokens, data.vocab_size)
@@ -148,8 +148,7 @@ def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
             raise UserError(f"minutes={cfg.minutes:g}: size=auto needs more time, or more text than {cfg.dataset} has")
         return ranked
 
-    ranked = rank()
-    recipe = next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
+    recipe = recipes_shape(rank())
     if cfg.planned_gpu:
         tflops = cfg.tflops or cfg.planned_gpu[1].tflops
         if tflops is None:
@@ -162,7 +161,7 @@ def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
         _, machine = forecast_machine(trial, find_data(trial), None)
         if machine.step_seconds:
             step_times.measured(recipe.shape, recipe.step_tokens, machine.step_seconds)
-    best = rank()[0]
+    best = choose(rank(), is_measured)
     turns = {entry.name: step_times(entry.shape, entry.step_tokens) for entry in (recipe, best)}
     line = f"about {_hours(TURNS * TURN_STEPS * sum(turns.values()))} for the speed of {' and '.join(turns)}"
     sized = with_candidate(cfg, best)

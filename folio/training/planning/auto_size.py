@@ -13,12 +13,12 @@ from folio.base.settings import COMMAND_LINE
 from folio.checkpoints.schema import RaceTurn
 from folio.data.find_data import find_datasets
 from folio.data.windows import Mixture
-from folio.training.planning.choice import TRAINING_SHARE, Candidate, rank_shapes
+from folio.training.planning.choice import TRAINING_SHARE, Candidate, choose, rank_shapes, recipes_shape
 from folio.training.planning.data import open_data
 from folio.training.planning.measured_law import best_laws
 from folio.training.planning.race import Entrant, Race
 from folio.training.planning.resume import SIZE_AUTO, Draft
-from folio.training.planning.shapes import CHANNELS, RECIPE_CHANNELS, Shape
+from folio.training.planning.shapes import CHANNELS, Shape
 from folio.training.planning.step_times import StepTimes
 from folio.training.planning.train_settings import TrainSettings
 
@@ -46,7 +46,7 @@ def choose_size(draft: Draft, race: Race) -> Draft:
         raise UserError(f"{cfg.dataset} has changed since the race in {cfg.out_dir}; start the run again")
     contenders = Contenders(draft, data, longest, race)
     contenders.measure_speeds()
-    best = contenders.rank()[0]
+    best = choose(contenders.rank(), contenders.is_measured)
     if contenders.fits_minutes(best) and with_candidate(cfg, best).lr_schedule == "wsd":  # a small text
         best = contenders.improve(best)
     return contenders.decide(best)
@@ -94,8 +94,8 @@ class Contenders:
         Each of them has TURNS turns, of which the fastest counts, because other programs may slow one down. A turn
         before them measures the machine, on which the batches and contexts depend.
         """
-        self.measure_speed(self.recipe(), MACHINE)
-        best = self.recipe()
+        self.measure_speed(recipes_shape(self.rank()), MACHINE)
+        best = recipes_shape(self.rank())
         while True:
             if best.shape.n_embd not in self.entered:
                 self.entered[best.shape.n_embd] = best
@@ -106,11 +106,6 @@ class Contenders:
             else:
                 return
             best = self.rank()[0]
-
-    def recipe(self) -> Candidate:
-        """The candidate with the shape of config/shakespeare_char.py; if the text is too short for it, the best one."""
-        ranked = self.rank()
-        return next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
 
     def measure_speed(self, candidate: Candidate, name: str) -> None:
         shape, entrant = candidate.shape, self.enter(candidate, name)

@@ -11,11 +11,13 @@ from folio.training.planning.shapes import (
     MAX_WEIGHTS_PER_TOKEN,
     MIN_STEPS,
     MIN_STEPS_OF_EPOCHS,
+    RECIPE_CHANNELS,
     Shape,
     step_tokens,
 )
 
 MAX_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more do not help
+FORECAST_ERROR = 0.02  # of the loss, by the law of other texts (docs/lab/model-size.md)
 TRAINING_SHARE = 0.95  # of a run's time; the rest are evaluations, checkpoints and samples
 
 
@@ -111,3 +113,18 @@ def rank_shapes(
         size = RunSize(shape.matrix_weights(vocab_size), tokens, tokens // per_step, unique_tokens)
         candidates.append(Candidate(shape, per_step, dropout, size, forecast(laws, size)))
     return sorted(candidates, key=lambda candidate: candidate.forecast.loss)
+
+
+def recipes_shape(ranked: Sequence[Candidate]) -> Candidate:
+    """The candidate with the shape of config/shakespeare_char.py; if the text is too short for it, the best one."""
+    return next((candidate for candidate in ranked if candidate.shape.n_embd == RECIPE_CHANNELS), ranked[0])
+
+
+def choose(ranked: Sequence[Candidate], is_measured: bool) -> Candidate:
+    """The best of the ranked shapes. is_measured: whether the law is that of this text.
+
+    With the law of other texts, a shape must be better than that of the recipe by the error of a forecast.
+    """
+    best, recipe = ranked[0], recipes_shape(ranked)
+    is_clear = is_measured or best.forecast.loss < (1 - FORECAST_ERROR) * recipe.forecast.loss
+    return best if is_clear else recipe
