@@ -82,9 +82,9 @@ def main(argv: list[str]) -> None:
     _, arguments = split_arguments(AbConfig, TrainConfig, argv)  # now with the types of train.py's options
     if all(argument.startswith("--") for argument in arguments):
         raise ConfigError("name a config file, as in python tools/ab.py config/shakespeare_char.py --minutes=1")
-    base = settings.load(TrainConfig, arguments)
-    check_training_settings(base, [])
     with redirect_stdout(sys.stderr) if cfg.json else nullcontext():
+        base = settings.load(TrainConfig, arguments)
+        check_training_settings(base, [])
         entry, stopped_by = compare(cfg, base, arguments)
     if cfg.json:
         print(json_bytes(entry).decode())

@@ -63,6 +63,12 @@ def test_a_better_idea_stops_as_soon_as_it_is_known(command, project, capsys):
     assert "better: 1" in capsys.readouterr().out and "less loss" in Path("ideas/ledger.html").read_text()
 
 
+def test_with_json_the_result_is_all_of_standard_output(command, capsys):
+    """A line about --max_iters, printed while the settings are read, was before it."""
+    _, entry = command("--b=idea", "--json", "--max_iters=4")
+    assert json.loads(capsys.readouterr().out) == entry
+
+
 def test_the_same_command_shows_the_same_verdict_without_training(command, monkeypatch):
     _, first = command("--b=idea")
     set_training(monkeypatch, lambda *_: pytest.fail("trained again"))
@@ -189,6 +195,7 @@ def test_two_settings_are_compared_by_real_runs(data_dir, tmp_path):
     done = subprocess.run(
         [*script, *words, "--b=--learning_rate=1e-9 --muon_learning_rate=1e-9"], capture_output=True, text=True
     )
+    assert done.returncode == 10, done.stderr
     entry = json.loads(done.stdout)
-    assert done.returncode == 10 and entry["verdict"] == "worse", done.stderr
+    assert entry["verdict"] == "worse"
     assert entry["models"][0]["parameters"] > 0 and entry["models"][0]["flops_per_token"] > 0
