@@ -65,6 +65,14 @@ function storyHead({overview: {tensors: {score_previous: {data}}}, config: {n_he
   return {layer: Math.floor(place / n_head), head: place % n_head, share: data[place]};
 }
 
+const LOOKS_BACK = 0.3; // attention to the previous token, on average, from which on a head is about it
+
+function describeHead(share) {
+  if (state.story_head) return "It";
+  return share < LOOKS_BACK ? "No head of this model looks at the previous token yet. The one that does it most"
+    : "It is the strongest previous-token head of this model: it";
+}
+
 // The score of the query of tokens[i] and the key of tokens[j], with the bias for their distance if there is one.
 function scoreOf(scores, bias, tokens, i, j) {
   const place = tokens[i] * scores.shape[1] + tokens[j];
@@ -381,8 +389,7 @@ SCENES.push({
         "Their product is the score of a pair: a large dot at the orange end of the scale is a good match. "
           + `${quoted(labels[token])} finds ${quoted(labels[best])}, at position ${best}.`,
         token === 0 ? "The first token has no other token to look at: select a later one." :
-          `${state.story_head ? "It" : "It is the strongest previous-token head of this model: it"} gives `
-          + `${percent(share)} of its attention to the token just before, on average over this text`
+          `${describeHead(share)} gives ${percent(share)} of its attention to the token just before, on average over this text`
           + `${best === token - 1 ? "." : `; here, it gives ${percent(row[best])} to ${quoted(labels[best])}.`}`,
       ],
       action: ["Try the next head in this order", nextHead],

@@ -184,13 +184,15 @@ function drawMenu() {
 }
 
 let pageTitle; // without the view
-let startedView; // the last view that was drawn
+let startedView; // the last view or scene that was drawn
 
-// Name the page after the view or the scene. When it shows another view than before, begin at the heading.
+// Name the page after the view or the scene. When it shows another one than before, begin at the heading, which screen
+// readers then read.
 function startView(heading) {
-  const isNew = startedView && startedView !== state.view;
+  const view = state.view === "story" ? `scene ${state.story}` : state.view;
+  const isNew = startedView && startedView !== view;
   document.title = `${heading.textContent} – ${pageTitle}`;
-  startedView = state.view;
+  startedView = view;
   heading.tabIndex = -1;
   drawKeys();
   if (!isNew) return;
@@ -204,7 +206,7 @@ function drawKeys() {
   const has = name => byId("view").querySelector(`[name=${name}]`);
   const keys = [
     ["←", "→", "token"], (has("layer") || has("head")) && ["↑", "↓", "layer"], has("head") && ["[", "]", "head"],
-    info.models[0].checkpoints.length > 1 && [",", ".", "checkpoint"], ["PgUp", "PgDn", "view"],
+    info.models[0].checkpoints.length > 1 && [",", ".", "checkpoint"], ["k", "j", "view"],
   ];
   byId("keys").replaceChildren("Keys:", ...keys.filter(Boolean).flatMap(([back, forth, name]) =>
     [" ", element("kbd", {}, back), " ", element("kbd", {}, forth), ` ${name}`]), ".");
@@ -260,7 +262,7 @@ document.addEventListener("keydown", event => {
     ArrowUp: move("layer", state.layer - 1, n_layer), ArrowDown: move("layer", state.layer + 1, n_layer),
     "[": move("head", state.head - 1, n_head), "]": move("head", state.head + 1, n_head),
     ",": choose("step", steps, index - 1), ".": choose("step", steps, index + 1),
-    PageUp: choose("view", menu, view - 1), PageDown: choose("view", menu, view + 1),
+    k: choose("view", menu, view - 1), j: choose("view", menu, view + 1),
   }[event.key];
   if (!changes) return;
   event.preventDefault();

@@ -27,8 +27,7 @@ let touchStart = null; // where a swipe began
 
 defineView({
   id: "story", title: "The story", about: "", defaultToken: storyToken,
-  keys: {ArrowRight: turnPage(1), ArrowLeft: turnPage(-1), PageDown: turnPage(1), PageUp: turnPage(-1), p: present,
-    Escape: () => isPresenting() && present(),
+  keys: {ArrowRight: turnPage(1), ArrowLeft: turnPage(-1), p: present, Escape: () => isPresenting() && present(),
     "]": nextHead, "[": previousHead},
   async draw(box, context) {
     const scenes = availableScenes(), number = clamp(state.story, 1, scenes.length), scene = scenes[number - 1];

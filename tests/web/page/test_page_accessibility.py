@@ -181,7 +181,7 @@ def test_another_view_begins_at_its_heading(new_viewer, char):
     for scroll, go in (
         (80, viewer.page.get_by_role("link", name="Look closer").click),
         (600, viewer.page.get_by_role("link", name="One row in numbers").click),
-        (600, lambda: viewer.page.keyboard.press("PageDown")),
+        (600, lambda: viewer.page.keyboard.press("j")),
         (600, viewer.page.go_back),
     ):
         viewer("scroll => window.scrollTo(0, scroll)", scroll)
@@ -199,7 +199,7 @@ def test_changes_within_a_view_keep_the_focus(new_viewer, char):
     assert viewer.state("token", "layer", "head", "step") == [4, 1, 1, 100]
     assert viewer("document.activeElement === document.body")
     viewer.page.locator("#strip").focus()
-    assert viewer.press("PageDown").state("view") == ["attention-row"]
+    assert viewer.press("j").state("view") == ["attention-row"]
     assert viewer("document.activeElement.id") == "strip"
 
 

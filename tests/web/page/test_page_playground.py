@@ -70,11 +70,11 @@ def test_generating_stops(leave, new_viewer, servers, monkeypatch):
     assert stop.is_disabled()
     viewer.find("generate").click()
     viewer.page.locator("[data-t='30']").first.wait_for()
-    viewer.press("PageUp") if leave else stop.click()
+    viewer.press("k") if leave else stop.click()
     wait_until(lambda: viewer("playground.running.size === 0"))
     stopped.set()
     if leave:
-        viewer.press("PageDown")
+        viewer.press("j")
     assert stop.is_disabled() and "stopped" in viewer.find("sample").first.inner_text()
     counts = viewer("playground.samples.map(sample => sample.tokens.length)")
     assert len(counts) == 3 and 30 < min(counts) and max(counts) < 4000

@@ -16,6 +16,7 @@ from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyRun, assert_rounded, assert_same, softmax
 from tests.support.viewed_models import TEXT, TOKENIZERS, build_model
 from tests.support.viewers import Checks, Place, Viewer, assert_same_map, effect_of, language_model
+from tests.support.waiting import wait_until
 
 tells = Checks()
 SCENES = ("tokens", "vector", "query", "mask", "values", "neuron", "guess", "choice", "training")
@@ -209,7 +210,7 @@ def test_buttons_keys_and_swipes_turn_the_pages(char_viewer):
     assert heading.inner_text() == "1. What does the model see?" and viewer.find("story-back").is_disabled()
     assert viewer.after(viewer.find("story-next").click).state("story") == [2]
     viewer("document.activeElement.blur()")
-    for key, number in (("ArrowRight", 3), ("PageDown", 4), ("ArrowLeft", 3)):
+    for key, number in (("ArrowRight", 3), ("ArrowRight", 4), ("ArrowLeft", 3)):
         assert viewer.after(lambda key=key: press(key)).state("story") == [number]
     swipe = """dx => {
       const box = document.querySelector(".story h2"), touch = x => new Touch({identifier: 1, target: box, clientX: x,
@@ -223,6 +224,51 @@ def test_buttons_keys_and_swipes_turn_the_pages(char_viewer):
     viewer.after(viewer.page.get_by_label("9 Training: How did it learn this?").click)
     assert heading.inner_text().startswith("9.") and viewer.find("story-next").is_disabled()
     assert viewer.page.url.endswith("story=9")
+
+
+def test_another_scene_begins_at_its_heading(new_viewer, char):
+    """On a phone, a scene opened in its middle, and screen readers were silent. PageDown turned the pages."""
+    viewer = new_viewer(char, width=390).open("story", story=3)
+    viewer("window.scrollTo(0, 400)")
+    viewer.page.keyboard.press("PageDown")
+    wait_until(lambda: viewer("scrollY") > 400)
+    assert viewer.state("story") == [3]
+    is_still = """async () => {
+      const before = scrollY, frame = () => new Promise(requestAnimationFrame);
+      for (let i = 0; i < 5; i++) await frame();
+      return before === scrollY;
+    }"""
+    wait_until(lambda: viewer(is_still))  # the browser's animation has ended
+    viewer.after(lambda: viewer.page.keyboard.press("ArrowRight"))
+    assert viewer("scrollY") == 0
+    assert viewer("document.activeElement === document.querySelector('#view h2')")
+    box = viewer.find("story-next").bounding_box()  # in reach of a thumb
+    assert box["height"] >= 48 and box["width"] >= 48
+    height = viewer("innerHeight")
+    assert height - 70 < box["y"] + box["height"] <= height
+
+
+SIZES = ((390, 844), (820, 1180), (1024, 768), (1280, 720), (1440, 900), (1920, 1080), (2560, 1440))
+
+
+def test_nothing_in_a_picture_is_cut_off(new_viewer, char):
+    """The row that scene 3 is about was below the end of its box on a large screen."""
+    viewer = new_viewer(char).open("tokens")
+    cut = """() => [...document.querySelectorAll('.story .stage .scroll')].filter(box =>
+      box.scrollHeight > box.clientHeight + 1).length"""
+    for width, height in SIZES:
+        viewer.page.set_viewport_size({"width": width, "height": height})
+        for number in range(1, len(SCENES) + 1):
+            viewer.show("story", story=number)
+            assert viewer(cut) == 0, (width, height, number)
+
+
+def test_a_head_is_not_praised_for_chance(char_viewer):
+    """The strongest of the heads of an untrained model gave 4% to the previous token."""
+    text = char_viewer.show("story", story=3, token=17, text=TEXT).text()
+    share = float(text.split(" of its attention to the token just before")[0].split()[-1].strip("%")) / 100
+    assert ("It is the strongest previous-token head" in text) == (share >= 0.3)
+    assert ("No head of this model looks at the previous token yet" in text) == (share < 0.3)
 
 
 def test_the_button_of_each_scene_does_what_it_says(new_viewer, char):

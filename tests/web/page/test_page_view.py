@@ -187,7 +187,7 @@ def test_keyboard_navigation(char_viewer):
     assert char_viewer.press(*["ArrowDown"] * 3, *["]"] * 5, *[","] * 5).state(*place) == [1, 3, 0, 0]
     views = [view for view in char_viewer.views() if view != "story"]  # whose keys turn its pages
     char_viewer.show(views[0])
-    visited = [char_viewer.press("PageDown").state("view")[0] for _ in views]
+    visited = [char_viewer.press("j").state("view")[0] for _ in views]
     assert visited == [*views[1:], views[-1]]
     char_viewer.page.locator("#text").focus()
     before = char_viewer.state(*place, "view")
