@@ -28,6 +28,7 @@ from folio.base.number_format import counted
 from folio.base.randomness import derive_seed
 from folio.base.roles import Batch, Budget, Command, Data, Fixed, Initial, Machine, Output, Place, Rounding, Seed
 from folio.base.settings import NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from folio.base.terminal import say
 from folio.base.workers import under_torchrun
 from folio.data.windows import ValidationWindows
 from folio.decoding.text_stream import sample_text
@@ -163,7 +164,7 @@ def train(user_cfg: TrainConfig) -> Result:
     with reserve(Path(user_cfg.out_dir), user_cfg.eval_only):
         # --- resolve: the user's settings, with the checkpoint, the data and the machine ---
         plan = resolve(user_cfg, timed_step, evaluate)
-        print("\n".join(plan.lines), flush=True)
+        say(*plan.lines)
 
         # --- open: the model, the batches, and what a step changes ---
         run = open_run(plan)
@@ -173,15 +174,15 @@ def train(user_cfg: TrainConfig) -> Result:
             plan = fit_minutes(plan, plan.time_limit.step_seconds or measure_step(run, plan.settings))
         cfg, data, schedule, runtime = plan.settings, plan.data, plan.schedule, plan.runtime
         state = open_state(plan, run)
-        print("\n".join(describe_run(plan)))
+        say(*describe_run(plan))
         sample = partial(sample_text, run.model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         session = Session(plan, state, sample)
         session.repair()
         if plan.resumes and session.finished:
-            print(f"nothing to train: {session.reason_to_end}")
+            say(f"nothing to train: {session.reason_to_end}")
             return make_result(session)
         if plan.saved:
-            print(describe_resumed_schedule(plan.saved, schedule))
+            say(describe_resumed_schedule(plan.saved, schedule))
 
         # --- loop ---
         with session:
@@ -215,8 +216,8 @@ def evaluate_only(plan: Plan, run: OpenRun) -> Result:
     cfg, data = plan.settings, plan.data
     losses = evaluate(run, cfg.batch_size)
     tokens = counted(data.validation_tokens, "token")
-    print(f"validation set of {cfg.dataset} ({tokens}), in contexts of {plan.model.block_size}")
-    print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
+    say(f"validation set of {cfg.dataset} ({tokens}), in contexts of {plan.model.block_size}")
+    say(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
     return Result(losses["val_loss"], plan.step, cfg.max_iters)
 
 
@@ -328,13 +329,13 @@ def main(cfg: TrainConfig) -> None:
             cfg = merge_checkpoint(cfg, lines, writes=False).cfg
         finally:  # the lines may explain an error
             if lines and distributed.rank_from_env() == 0:
-                print("\n".join(lines))
+                say(*lines)
         for name, value in asdict(cfg).items():
             resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
             print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))
         return
     if cfg == TrainConfig():
-        print("the default settings are GPT-2's; for a small model: python train.py config/shakespeare_char.py")
+        say("the default settings are GPT-2's; for a small model: python train.py config/shakespeare_char.py")
     try:
         result = train(cfg)
     except UserError as error:
@@ -342,7 +343,7 @@ def main(cfg: TrainConfig) -> None:
         raise
     distributed.destroy_process_group()
     if not cfg.eval_only:
-        print("\n".join(next_commands(cfg, result.step, result.max_iters, result.out_of_patience)))
+        say(*next_commands(cfg, result.step, result.max_iters, result.out_of_patience))
     if result.stopped_by and not under_torchrun():  # torchrun would treat it as a failure
         raise SystemExit(128 + result.stopped_by)
 

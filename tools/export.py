@@ -35,6 +35,7 @@ from folio import UserError  # noqa: E402
 from folio.base.packages import is_installed, require  # noqa: E402
 from folio.base.progress import note  # noqa: E402
 from folio.base.settings import Settings, run_script  # noqa: E402
+from folio.base.terminal import say  # noqa: E402
 from folio.checkpoints import foreign, onnx_export  # noqa: E402
 from folio.checkpoints.export_formats import (  # noqa: E402
     FORMATS,
@@ -124,10 +125,10 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
         checked = compare_export(loaded, target.open(output), logit_tolerance(loaded, target.activations))
         if target.card:
             (output / "README.md").write_text(target.card(loaded, output.name, checked), encoding="utf-8")
-    print(f"{output}: {target.content}")
-    print(f"checked: {checked}", *describe_documents(loaded), sep="\n")
+    say(f"{output}: {target.content}")
+    say(f"checked: {checked}", *describe_documents(loaded))
     if target.card:
-        print(f"{output / 'README.md'} describes the model and its use")
+        say(f"{output / 'README.md'} describes the model and its use")
 
 
 def export_onnx(cfg: ExportConfig, output: Path) -> None:
@@ -138,8 +139,8 @@ def export_onnx(cfg: ExportConfig, output: Path) -> None:
     with removed_on_error(output):
         onnx_export.write_onnx(loaded, output)
         checked = compare_export(loaded, onnx_export.open_with_onnxruntime(output))
-    print(f"{output}: {onnx_export.MODEL} for ONNX Runtime, and a tokenizer for transformers' AutoTokenizer")
-    print(f"checked: {checked}", *describe_documents(loaded), sep="\n")
+    say(f"{output}: {onnx_export.MODEL} for ONNX Runtime, and a tokenizer for transformers' AutoTokenizer")
+    say(f"checked: {checked}", *describe_documents(loaded))
 
 
 def export_html(cfg: ExportConfig, output: Path) -> None:
@@ -155,14 +156,14 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
     except UserError as problem:
         if cfg.with_index:
             raise UserError(f"with_index: {cfg.paths[0]}: {problem}") from None
-        print(f"the validation loss is not measured: {problem}")
+        say(f"the validation loss is not measured: {problem}")
         facts, index = {}, b""
     facts["training"] = html_export.record_training(viewed, text)
     header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, facts)
     with removed_on_error(output):
         html_file.write_html(output, header, weights.content + index)
     for line in html_export.describe_file(output, header):
-        print(line)
+        say(line)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from folio import UserError  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.progress import note  # noqa: E402
 from folio.base.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings, run_script  # noqa: E402
+from folio.base.terminal import say  # noqa: E402
 from folio.checkpoints import foreign  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
 from folio.checkpoints.find_runs import expand_runs  # noqa: E402
@@ -65,9 +66,9 @@ def main(cfg: MemorizedConfig) -> None:
         model = make_model(saved, cfg)
         note(f"{saved.path}: {model.runtime.description}")
         reports.append({"run": run, **search_samples(model, saved, cfg)})
-        print(describe_reproduction(reports[-1]))
+        say(describe_reproduction(reports[-1]))
         if (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
-            print(f"The training data of {base}, from which {run} started, is unknown and was not searched.")
+            say(f"The training data of {base}, from which {run} started, is unknown and was not searched.")
     if cfg.json:
         write_json(Path(cfg.json), {"memorized": reports})
 

@@ -28,6 +28,7 @@ from folio.base import settings  # noqa: E402
 from folio.base.commands import command  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.settings import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
+from folio.base.terminal import say  # noqa: E402
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint  # noqa: E402
 from folio.data.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
 from folio.data.shards import data_root, has_data  # noqa: E402
@@ -111,16 +112,16 @@ def main(user_cfg: PlanConfig) -> None:
         counts, _ = with_time_budget(counts, cfg.minutes, seconds, machine.step_seconds, evaluation, scaling, batches)
     plan = forecast(cfg, counts, model, data, machine)
     for name, value in describe(cfg, model, data, machine, plan):
-        print(f"{name:12}{value}")
+        say(f"{name:12}{value}", indent=12)
     path = Path(cfg.out_dir) / "plan.json"
     if not cfg.save:
-        print(f"add --save to write {path}, which tools/report.py compares with the run")
+        say(f"add --save to write {path}, which tools/report.py compares with the run")
         return
     try:
         write_json(path, plan)
     except OSError as error:
         raise UserError(f"out_dir={cfg.out_dir} cannot be written ({error}); choose another --out_dir") from None
-    print(f"saved in {path}, for python tools/report.py {cfg.out_dir}")
+    say(f"saved in {path}, for python tools/report.py {cfg.out_dir}")
 
 
 def forecast_machine(cfg: PlanConfig, data: Mixture | None, weights: Checkpoint | None) -> tuple[GPT, "Machine"]:
@@ -168,7 +169,7 @@ def choose_size(cfg: PlanConfig, data: Mixture | None) -> PlanConfig:
     if step_times(best.shape, best.step_tokens) * best.size.steps < 0.9 * 60 * cfg.minutes:
         line += f", and at most {MAX_SHARE:.0%} of the minutes for complete runs, because the text is small"
         sized = sized.replace(minutes=None)  # the run has fewer steps than fit
-    print(f"{'race':12}{line}")
+    say(f"{'race':12}{line}", indent=12)
     return sized
 
 
@@ -264,7 +265,7 @@ def from_measurement(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machi
     if available is not None and not machine.required_memory(cfg, model).fits(available):
         unknown = "not measured, because the run does not fit into memory"
         return machine._replace(description=runtime.description, unknown=unknown)
-    print(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}", flush=True)
+    say(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}")
     micro_batch = BatchShape.of(cfg.batch_size, 1, runtime.group, resident > 0)
     run = build_run(None, model.config, cfg.replace(parallel="ddp"), data, runtime, micro_batch)
     seconds = cfg.accumulation * train.measure_step(run, cfg)

@@ -26,6 +26,7 @@ from folio.base.files import write_json  # noqa: E402
 from folio.base.number_format import counted, format_seconds  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
+from folio.base.terminal import say  # noqa: E402
 from folio.base.workers import under_torchrun  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
 from folio.checkpoints.find_runs import find_runs  # noqa: E402
@@ -131,11 +132,11 @@ def replay(args: ReplayConfig) -> None:
     runtimes = [resolve_part(part, args)[1] for part in parts]
     group = runtimes[-1].group
     group.require_same("checkpoints or data", [begin, data.hash[:8]])
-    print(runtimes[-1].description)
-    print(describe_work(history, begin, step))
+    say(runtimes[-1].description)
+    say(describe_work(history, begin, step))
     inexact_reasons = history.inexact_reasons(begin, step, runtimes)
     for reason in inexact_reasons:
-        print(f"it may not be bitwise identical: {reason}")
+        say(f"it may not be bitwise identical: {reason}")
 
     source = saved or initial_weights(history)  # start of the next part
     training: Training | None = None
@@ -181,7 +182,7 @@ def replay(args: ReplayConfig) -> None:
             write_report(report, output, args.json)
     finally:  # print the report even if a file cannot be written
         print(f"\n{as_text(report)}\n")
-    print(f"{output}: open it in a browser")
+    say(f"{output}: open it in a browser")
 
 
 def find_single_run(name: str) -> Path:

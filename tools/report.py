@@ -23,6 +23,7 @@ from folio import UserError  # noqa: E402
 from folio.base.progress import note  # noqa: E402
 from folio.base.roles import UNLISTED, names_with  # noqa: E402
 from folio.base.settings import NonEmptyStr, run_script  # noqa: E402
+from folio.base.terminal import say  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, runs_of  # noqa: E402
 from folio.experiments import static_page  # noqa: E402
 from folio.experiments.report_page import report_page  # noqa: E402
@@ -62,7 +63,7 @@ def main(cfg: ReportConfig) -> None:
         static_page.write(output, content)
     except OSError as error:
         raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
-    print(f"{output}: {len(content) / 2**20:.1f} MiB; open it in a browser")
+    say(f"{output}: {len(content) / 2**20:.1f} MiB; open it in a browser")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.base.commands import command  # noqa: E402
 from folio.base.settings import Settings, run_script  # noqa: E402
+from folio.base.terminal import say  # noqa: E402
 from folio.decoding.prompt_files import read_prompt  # noqa: E402
 from folio.decoding.prompts import encode_prompt  # noqa: E402
 from folio.machine.runtime import resolve_runtime  # noqa: E402
@@ -72,7 +73,7 @@ def main(cfg: ViewConfig) -> None:
         raise UserError(f"{names} have different tokenizers, so their tokens are not comparable")
     text = read_prompt("text", cfg.text, models[0].tokenizer) or choose_text(models[0], cfg.data_dir)
     if len(text) > MAX_CHARACTERS:
-        print(f"text: the first {MAX_CHARACTERS:,} of {len(text):,} characters are shown")
+        say(f"text: the first {MAX_CHARACTERS:,} of {len(text):,} characters are shown")
         text = text[:MAX_CHARACTERS].rsplit(" ", 1)[0]  # without a part of an event of music
     encode_prompt(models[0].tokenizer, text, "skip")  # raises UserError if a music model gets other text
     listener = listen(cfg.host, cfg.port)

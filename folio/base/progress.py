@@ -10,6 +10,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from folio.base.terminal import fit
+
 BIDI_CONTROLS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # reorder the text around them
 CONTROLS = {  # code point -> replacement; line breaks and tabs stay
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
@@ -39,8 +41,11 @@ def filter_controls(stream: TextIO) -> TextIO | ControlCharacterFilter:
 
 
 def note(text: object, flush: bool = False) -> None:
-    """Print a line to standard error. sys.stderr itself is not wrapped, because progress bars move the cursor."""
-    print(text, file=filter_controls(sys.stderr), flush=flush)
+    """Print a line to standard error.
+
+    sys.stderr itself is not filtered, because progress bars move the cursor.
+    """
+    print(fit(str(text), sys.stderr), file=filter_controls(sys.stderr), flush=flush)
 
 
 def progress_bar(**settings: Any) -> tqdm:

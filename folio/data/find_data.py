@@ -7,6 +7,7 @@ from pathlib import Path
 
 from folio.base.commands import STARTED_BY_TRAINING, command, short_path
 from folio.base.settings import ROOT
+from folio.base.terminal import say
 from folio.base.workers import run_child, under_torchrun
 from folio.data.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
 from folio.data.windows import parse_mixture
@@ -91,6 +92,6 @@ def run_script(script: Path, root: Path) -> None:
     if under_torchrun():
         prepare = command(name, *_data_dir_option(root))
         raise DatasetError(f"dataset={script.stem}: prepare it before the processes start: {prepare}")
-    print(f"{script.stem} is not prepared yet; running {name}", flush=True)
+    say(f"{script.stem} is not prepared yet; running {name}")
     if run_child(str(script), f"--data_dir={root}", **{STARTED_BY_TRAINING: "1"}):
         raise DatasetError(f"{name} failed; fix the error above, or run the script by itself")

@@ -30,6 +30,7 @@ from folio.base.files import locked, read_json, replace_folder, replaced, settle
 from folio.base.number_format import counted
 from folio.base.progress import progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
+from folio.base.terminal import say
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
 from folio.data.account import Account, describe
@@ -153,7 +154,7 @@ def default_name(inputs: Sequence[str]) -> str:
         common = ""
     name = name_from(Path(common).name.split(".")[0]) or "text"
     if len(inputs) > 1 or existing != paths:
-        print(f"several inputs: the data set is named {name}; to change it: --name=NAME")
+        say(f"several inputs: the data set is named {name}; to change it: --name=NAME")
     return name
 
 
@@ -185,7 +186,7 @@ def prepare(
     if job.folder.exists():
         refuse_inputs_inside(job.folder, (source.path for source in corpus.sources))
     for line in [*corpus.notes[:MAX_NOTES], *_describe_unused(cfg, corpus)]:
-        print(line)
+        say(line)
     if not cfg.overwrite and _is_prepared(job):
         _print_hints(job)
         return job.folder
@@ -200,7 +201,7 @@ def prepare(
         replace_folder(job.part, job.folder)
         for temporary in ("progress.json", "documents"):
             (job.folder / temporary).unlink(missing_ok=True)
-    print(_describe(job, report, loaded, time.perf_counter() - started))
+    say(_describe(job, report, loaded, time.perf_counter() - started))
     _print_hints(job)
     return job.folder
 
@@ -277,7 +278,7 @@ def _is_prepared(job: _Job) -> bool:
     try:
         meta = read_json(job.folder / "meta.json")
         if meta["recipe"] == job.recipe:
-            print(f"{job.folder} is already prepared; --overwrite=True prepares it again")
+            say(f"{job.folder} is already prepared; --overwrite=True prepares it again")
             return True
         content = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
         if changes := _describe_changes(meta["recipe"], job.recipe):
@@ -412,9 +413,9 @@ def _make_tokenizer(job: _Job) -> Tokenizer:
         raise UserError(f"tokenizer={name}: use {', '.join(TOKENIZERS)}, or the folder of a data set or of a run")
     loaded = job.load_tokenizer()
     if loaded.eot is None and not job.corpus.is_one_text:
-        print(f"the tokenizer of {name} has no end-of-text token, so nothing is between two documents")
+        say(f"the tokenizer of {name} has no end-of-text token, so nothing is between two documents")
     if tokenizers.load(Path(name)).eot is None and loaded.eot is not None:
-        print(f"the tokenizer of {name} has no end-of-text token; it is added, with the id {loaded.eot:,}")
+        say(f"the tokenizer of {name} has no end-of-text token; it is added, with the id {loaded.eot:,}")
     return loaded
 
 
@@ -434,7 +435,7 @@ def _make_bpe(job: _Job) -> BPETokenizer:
     blocks = (block for k, block in enumerate(job.corpus.blocks()) if int((k + 1) * share) > int(k * share))
     tokenizer = BPETokenizer.train((text for block in blocks for text in iterate_texts(block)), job.cfg.vocab_size)
     if tokenizer.vocab_size < job.cfg.vocab_size:
-        print(f"the text is small: the vocabulary has {tokenizer.vocab_size:,} tokens, not {job.cfg.vocab_size:,}")
+        say(f"the text is small: the vocabulary has {tokenizer.vocab_size:,} tokens, not {job.cfg.vocab_size:,}")
     return tokenizer
 
 
@@ -509,7 +510,7 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
     eot = None if job.corpus.is_one_text else tokenizer.eot
     blocks = itertools.islice(job.corpus.blocks(job.val_fraction), builder.progress.blocks, None)
     if builder.progress.blocks:
-        print(f"resuming after {builder.full_shards} full shards")
+        say(f"resuming after {builder.full_shards} full shards")
     tokens_before, started = builder.tokens, time.perf_counter()
     if job.workers and isinstance(tokenizer, RankedTokenizer):
         tokenizer.new_word_cache()  # compiles its functions once, before worker processes start
@@ -736,7 +737,7 @@ def _print_hints(job: _Job) -> None:
     if STARTED_BY_TRAINING not in os.environ:
         for purpose, settings in _training_commands(job):
             data_dir = [f"--data_dir={job.cfg.data_dir}"] if job.cfg.data_dir else []
-            print(f"{purpose}: {command('train.py', *settings, *data_dir)}")
+            say(f"{purpose}: {command('train.py', *settings, *data_dir)}")
 
 
 RECIPE = "config/shakespeare_char.py"  # for finetuning, and for pairs, if the data set has none

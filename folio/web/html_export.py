@@ -12,6 +12,7 @@ import torch
 from folio import UserError
 from folio.base.packages import is_installed
 from folio.base.progress import progress_bar
+from folio.base.terminal import say
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import with_position_table
 from folio.checkpoints.training_data import open_training_data
@@ -69,7 +70,7 @@ def read_training_data(
     file's content; None: no index.
     """
     datasets = open_training_data(viewed.checkpoint, data_dir)
-    print("measuring the loss of the stored weights and writing the file", flush=True)
+    say("measuring the loss of the stored weights and writing the file")
     losses = [measure_losses(dataset, viewed.model, stored) for dataset in progress_bar(iterable=datasets)]
     tokenizer, ids = viewed.tokenizer, encode_prompt(viewed.tokenizer, text, "skip").ids[: viewed.limit]
     overlap = find_overlap(TrainingIndex(datasets, tokenizer.eot, OVERLAP_TOKENS), tokenizer, np.array(ids))
@@ -81,7 +82,7 @@ def read_training_data(
     }
     if index_offset is None:
         return header, b""
-    print("indexing the training data", flush=True)
+    say("indexing the training data")
     index, content = html_file.pack_index(TrainingSearch(datasets, tokenizer), index_offset)
     return {**header, "index": {**index, "init_from": base}}, content
 

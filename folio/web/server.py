@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from folio import UserError
 from folio.base.stop_signals import handled_by
+from folio.base.terminal import say
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 2**20
@@ -207,7 +208,7 @@ def listen(host: str, port: int, stall_seconds: float = STALL_SECONDS) -> socket
             listener.bind((host, requested_port))
             listener.listen()
             if problem:
-                print(f"port {port} cannot be used ({problem.strerror}); using {listener.getsockname()[1]}")
+                say(f"port {port} cannot be used ({problem.strerror}); using {listener.getsockname()[1]}")
             return listener
         except OSError as error:
             listener.close()

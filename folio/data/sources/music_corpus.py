@@ -10,6 +10,7 @@ from annotated_types import Ge, Le
 
 from folio import UserError
 from folio.base.download import Wheel, fetch
+from folio.base.terminal import say
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
 from folio.data.account import Account
@@ -158,11 +159,11 @@ def music_documents(
     Raises UserError if the pieces cannot be split.
     """
     for line in describe_problems(problems, len(pieces) + sum(map(len, problems.values()))):
-        print(line)
+        say(line)
     shifts = cfg.shifts
     val, train = split_pieces(pieces, cfg.val_fraction, key)
     keys = f", each in up to {len(shifts)} keys," if len(shifts) > 1 else ""
-    print(f"{len(pieces):,} pieces: {len(train):,} for training{keys} and {len(val):,} for validation")
+    say(f"{len(pieces):,} pieces: {len(train):,} for training{keys} and {len(val):,} for validation")
     report: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}
     recipe = {"format": asdict(format), "shifts": list(shifts)}
     augment = partial(transpositions, shifts=shifts, format=format)

@@ -12,6 +12,7 @@ from folio.base.files import atomic_write
 from folio.base.number_format import counted
 from folio.base.progress import progress_bar
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt
+from folio.base.terminal import say
 from folio.data.account import IN, Account
 from folio.data.blocks import CorpusError, Document, document_hash
 from folio.data.corpus import Documents
@@ -105,7 +106,7 @@ def prepare_pairs(
     """
     folder_name = f"{name}-documents" if documents_only else name
     refuse_inputs_inside(data_root(cfg.data_dir) / folder_name, (source.path for source in inputs.sources))
-    print(f"making the pairs of {name}", flush=True)
+    say(f"making the pairs of {name}")
     results = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
     usable = [pair for pair in results if pair is not None]
     left_out = len(results) - len(usable)
@@ -115,7 +116,7 @@ def prepare_pairs(
         print(f"first pair: {json.dumps(usable[0]['prompt'], ensure_ascii=False)}", end=" -> ")
         print(json.dumps(usable[0]["completion"], ensure_ascii=False))
     if left_out:
-        print(f"left out: {counted(left_out, 'pair')} {unused}")
+        say(f"left out: {counted(left_out, 'pair')} {unused}")
     if validation is None:
         groups = [f"{cfg.seed} {pair.get('item', pair['prompt'])}".encode("utf-8", "replace") for pair in usable]
         val = select_validation([document_hash(group) for group in groups], cfg.val_fraction)

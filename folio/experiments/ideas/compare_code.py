@@ -10,6 +10,7 @@ from folio import UserError
 from folio.base.commands import short_path
 from folio.base.number_format import counted
 from folio.base.settings import Settings
+from folio.base.terminal import say
 from folio.evaluation.sequential import LUCK, MAX_PAIRS
 from folio.experiments.ideas import ledger
 from folio.experiments.ideas.experiment import MEASURING, Experiment, open_experiment, prepare_data
@@ -39,8 +40,8 @@ def compare(cfg: Settings, base: TrainSettings, arguments: list[str]) -> tuple[d
         experiment, line = open_experiment(cfg, base, arguments, config_file.stem, entries)
     files, diff = changes(*experiment.arms)
     (experiment.folder / "idea.diff").write_text(diff, encoding="utf-8")
-    print(line or f"{short_path(experiment.folder)}: {describe_arms(experiment)}")
-    print("\n".join(describe_changes(experiment, files)))
+    say(line or f"{short_path(experiment.folder)}: {describe_arms(experiment)}")
+    say(*describe_changes(experiment, files))
     known = {"note": cfg.note, "config": config_file.name, "budget": describe_budget(base)}
     entry = experiment.new_entry(**known, files=[asdict(file) for file in files])
     ledger.append(root, entry)
@@ -56,9 +57,9 @@ def compare(cfg: Settings, base: TrainSettings, arguments: list[str]) -> tuple[d
         with checked_definition(experiment.sweep):
             facts = warm_up(experiment, environments(1, base.device)[0])
     except UserError as error:
-        print(f"failed: {error}")
+        say(f"failed: {error}")
         return end("failed", str(error)), 0
-    print(describe_models(facts))
+    say(describe_models(facts))
     test = PairedTest(experiment, cfg, ledger.level_for(entries, experiment.began))
     queue = PairQueue(experiment.sweep, test.is_decided)
     queue.retry_failed()
@@ -69,15 +70,15 @@ def compare(cfg: Settings, base: TrainSettings, arguments: list[str]) -> tuple[d
     failed = next((outcome for outcome in queue.outcomes() if outcome.state == "failed"), None)
     if failed:
         reason = f"{experiment.names[failed.point]}, seed {failed.seed}: {failed.error}"
-        print(f"failed: {reason}")
+        say(f"failed: {reason}")
         return end("failed", reason), 0
     if stopped:
-        print(f"stopped {stopped}; repeat the command to resume")
+        say(f"stopped {stopped}; repeat the command to resume")
         return end("unfinished"), runner.stopped_by
     end(test.verdict(pairs), test.problem)
-    print(conclusion(entry, cfg))
+    say(conclusion(entry, cfg))
     if entry["verdict"] == "better":
-        print(describe_kept(test, pairs))
+        say(describe_kept(test, pairs))
     return entry, 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from folio.base.settings import Settings
+from folio.base.terminal import say
 from folio.evaluation.sequential import kept_p, look, verdict
 from folio.experiments.ideas.experiment import Experiment, units
 from folio.experiments.ideas.pair_queue import Pair
@@ -29,7 +30,7 @@ class PairedTest:
         if len(pairs) not in self.decisions:
             if len(pairs) == 1:
                 self.begin(pairs[0])
-            print(self.describe_pair(pairs))
+            say(self.describe_pair(pairs))
             self.decisions[len(pairs)] = self.is_enough(pairs)
             if not self.cfg.keep and not self.is_identical:
                 remove_weights(self.experiment, pairs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from folio.base import settings
 from folio.base.roles import UNVARIED, Role, names_with, role_of
 from folio.base.settings import COMMAND_LINE, Config, ConfigError, Settings, split_arguments
+from folio.base.terminal import say
 from folio.checkpoints.find_runs import LATEST, is_run
 from folio.experiments.sweep.arms import CODE
 from folio.experiments.sweep.definition import Sweep, options
@@ -41,7 +42,7 @@ def parse_sweep(cls: type[Config], train_settings: type[TrainSettings], argv: li
     check_sweep_settings(cfg, base, space)
     for name in (dimension.name for dimension in space):
         if base.origins.get(name) == COMMAND_LINE:
-            print(f"--{name}={getattr(base, name)} has no effect, because {name} is varied")
+            say(f"--{name}={getattr(base, name)} has no effect, because {name} is varied")
     if cfg.trials is None:
         grid(space)  # raises an error for a range
     config_file = next((Path(argument).stem for argument in arguments if not argument.startswith("--")), "gpt2")

@@ -18,6 +18,7 @@ from folio.base import settings
 from folio.base.number_format import counted
 from folio.base.roles import INEXACT, names_with
 from folio.base.settings import COMMAND_LINE
+from folio.base.terminal import say
 from folio.checkpoints.checkpoint import MODEL_SETTINGS, Checkpoint
 from folio.checkpoints.schema import PartRecord, measured_text
 from folio.checkpoints.training_data import data_record
@@ -57,7 +58,7 @@ def resolve(user_cfg: TrainSettings, timed_step: TimedStep, evaluate: Evaluate) 
         return make_plan(draft)
     except UserError:
         if lines and distributed.rank_from_env() == 0:
-            print("\n".join(lines))  # they may explain the error
+            say(*lines)  # they may explain the error
         raise
 
 
@@ -317,7 +318,7 @@ def fit_minutes(plan: Plan, step_seconds: float) -> Plan:
     timings = step_seconds, time.perf_counter() - limit.start_time
     step_seconds, spent = group.broadcast(timings)  # so that all ranks agree
     if not limit.adds_minutes and (line := limit_validation(cfg, data, step_seconds)):
-        print(line)
+        say(line)
     evaluation = evaluation_seconds(data.validation_tokens, cfg.step_tokens, step_seconds)
     batches = data.validation_tokens / (cfg.batch_size * cfg.block_size)
     remaining = 60 * limit.minutes - spent
@@ -329,9 +330,9 @@ def fit_minutes(plan: Plan, step_seconds: float) -> Plan:
     if limit.adds_minutes:
         counts = replace(lengthened(plan, plan.step + counts.max_iters), eval_interval=counts.eval_steps)
     minutes = counted(limit.minutes, "more minute" if limit.adds_minutes else "minute")
-    print(f"{minutes}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
+    say(f"{minutes}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
     if evaluates_less:
-        print(
+        say(
             f"an evaluation takes {evaluation:.2g} s, so the run evaluates every {counted(counts.eval_steps, 'step')}; "
             f"--eval_iters makes evaluations shorter"
         )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from folio.base.roles import Role, names_with
 from folio.base.settings import COMMAND_LINE, Settings
+from folio.base.terminal import say
 from folio.base.workers import under_torchrun
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
@@ -144,7 +145,7 @@ class TrainSettings(Settings):
         old = asdict(self)
         scaled = [f"{name}={n:,} (was {old[name]:,})" for name, n in counts.items() if n != old[name]]
         if scaled and distributed.rank_from_env() == 0:
-            print(
+            say(
                 f"max_iters={self.max_iters:,} instead of the config file's {file_max_iters:,}; scaled in proportion: "
                 f"{', '.join(scaled)}"
             )
