@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 from tqdm import tqdm
 
 from folio.base.files import atomic_write
+from folio.base.number_format import format_tokens
 from folio.base.progress import note, progress_bar
+from folio.base.terminal import display_width, fit, one_line, sparkline, terminal_width
 from folio.machine.runtime import DeviceTime
 from folio.training.guard import JudgedStep, StepGuard
 from folio.training.loggers import Logger, start_loggers
 
 ABANDONED = "rollback"  # key of lines that a rollback has made obsolete: its number
+MIN_CURVE, MAX_CURVE = 6, 24  # characters of the curve of the validation losses
 
 
 class StepReader:
@@ -54,7 +58,8 @@ class Metrics:
 
     step: the step from which the run is resumed; existing lines after it are removed, except those of earlier
     rollbacks, of which there are `rollbacks`. None: a new run, which removes all lines. config: the settings, which the
-    loggers show. wandb_id: the wandb run to resume, or None.
+    loggers show. wandb_id: the wandb run to resume, or None. measured_since: the step after which evaluations measure
+    the present text.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Metrics:
         config: dict[str, Any],
         wandb_id: str | None,
         rollbacks: int = 0,
+        measured_since: int = -1,
     ):
         self.loggers = start_loggers(out_dir, -1 if step is None else step, config, wandb_id)
         self.wandb_id = next((logger.run_id for logger in self.loggers if logger.run_id), wandb_id)
@@ -73,22 +79,65 @@ class Metrics:
         for name in ("metrics.jsonl", "samples.jsonl"):
             _drop_lines_after(out_dir / name, step, rollbacks)
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
+        numbers = [line for line in read_lines(out_dir / "metrics.jsonl")[0] if line["step"] > measured_since]
+        losses = {line["step"]: line.get("val_loss") for line in numbers}
+        self.val_losses = {step: loss for step, loss in losses.items() if isinstance(loss, float)}  # of evaluations
+        self.first_step, self.start_time = step or 0, time.perf_counter()
         self.bar = progress_bar(total=max_iters, initial=step or 0, unit="step", smoothing=0.05)
         self.has_gaps = False  # whether a line could not be written
 
     def log(self, line: dict[str, Any], remark: str = "") -> None:
         """Log one step. Unknown values are None; values that are not finite become None in the file.
 
-        An evaluation is printed, with the remark. In a terminal, other steps are only shown in the progress bar.
+        An evaluation is printed, with the remark. In a terminal, other steps are only shown in the progress bar, and
+        an evaluation is compared to the ones before it.
         """
         not_finite = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
         json_line = {**line, **dict.fromkeys(not_finite)}
         self.append("metrics.jsonl", json_line)
         values = {key: value for key, value in json_line.items() if value is not None and key != "step"}
         self._send(lambda logger: logger.log(line["step"], values))
-        self.bar.set_postfix_str(self._format(line), refresh=False)  # without the remark, which is too long
-        if self.bar.disable or line["val_loss"] is not None:
+        if line["loss"] is not None:
+            self.bar.set_postfix_str(f"loss {line['loss']:.4f}", refresh=False)  # more does not fit into 80 columns
+        is_evaluation, width = line["val_loss"] is not None, terminal_width(sys.stdout)
+        if is_evaluation and width:
+            self.say(self._describe_evaluation(line, remark, width))
+        elif is_evaluation or self.bar.disable:
             self.say(f"step {line['step']:,}/{self.bar.total:,}: {self._format(line, remark)}")
+        if is_evaluation:
+            self.val_losses[line["step"]] = line["val_loss"]
+
+    def _describe_evaluation(self, line: dict[str, Any], remark: str, width: int) -> str:
+        """The line of an evaluation for a terminal of this width: also its change, the curve so far, and the time left.
+
+        The loss before the first step is not in the curve, because it would hide the differences between the others.
+        """
+        step, loss, before = line["step"], line["val_loss"], self.val_losses
+        text = f"step {step:,}: "
+        text += f"loss {line['loss']:.4f}, " if line["loss"] is not None else "no targets, " if step else ""
+        text += f"val {loss:.4f}"
+        if before:
+            change = loss - [*before.values()][-1]
+            text += f" {'▲' if change > 0 else '▼' if change < 0 else '='}{abs(change):.4f}"
+        text += " best" if before and loss < min(before.values()) else remark
+        if line["tokens_per_second"]:
+            text += f", {format_tokens(round(line['tokens_per_second']))} tok/s"
+        if line["mfu"]:
+            text += f", {line['mfu']:.0%} MFU"
+        if left := self._time_left(step):
+            text += f", {left} left"
+        losses = [loss for step, loss in [*before.items(), (step, loss)] if step]
+        free = width - display_width(text) - 1
+        if len(losses) > 1:
+            text += " " + sparkline(losses, min(free, MAX_CURVE) if free >= MIN_CURVE else MAX_CURVE)
+        return text
+
+    def _time_left(self, step: int) -> str:
+        """The time that the remaining steps will take at the average speed so far; empty if it is not known."""
+        done, remaining = step - self.first_step, self.bar.total - step
+        if done <= 0 or remaining <= 0:
+            return ""
+        return tqdm.format_interval((time.perf_counter() - self.start_time) / done * remaining)
 
     def _send(self, send: Callable[[Logger], None]) -> None:
         """Call a function with each logger. An error is reported once per logger."""
@@ -117,11 +166,16 @@ class Metrics:
         return ", ".join(numbers)
 
     def sample(self, step: int, generate: Callable[[], str]) -> None:
-        """Write a sample of the model after a step. An error is printed and does not end the run."""
+        """Write a sample of the model after a step, and show its beginning in a terminal.
+
+        An error is printed and does not end the run.
+        """
         try:
             text = generate()
             self.append("samples.jsonl", {"step": step, "text": text})
             self._send(lambda logger: logger.sample(step, text))
+            if width := terminal_width(sys.stdout):
+                self.say("  " + one_line(text, width - 2))
         except Exception as error:
             self.say(f"step {step:,}: no sample ({type(error).__name__}: {error}); training continues")
 
@@ -142,6 +196,7 @@ class Metrics:
 
     def abandon_after(self, step: int, number: int) -> None:
         """Mark the lines after `step` as abandoned by the rollback with this number. Raises OSError."""
+        self.val_losses = {at: loss for at, loss in self.val_losses.items() if at <= step}
         for name, file in self.files.items():
             path = Path(file.name)
             lines = [line for content in _complete_lines(path) if (line := _parse(content))]
@@ -153,14 +208,15 @@ class Metrics:
             self.files[name] = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
 
     def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
-        tqdm.write(text)
+        """Print a line above the progress bar, wrapped on a terminal."""
+        tqdm.write(fit(text, sys.stdout))
         sys.stdout.flush()
 
     def roll_back(self, step: int, max_iters: int) -> None:
         """Continue the loggers and the progress bar after a rollback to `step`."""
         self._send(lambda logger: logger.roll_back(step))
-        self.bar.n = step
+        self.bar.n = self.first_step = step
+        self.start_time = time.perf_counter()
         self.set_max_iters(max_iters)
 
     def set_max_iters(self, max_iters: int) -> None:

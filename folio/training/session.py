@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from folio import UserError
 from folio.base.number_format import counted
 from folio.base.progress import note
+from folio.base.terminal import say
 from folio.checkpoints import run_folder
 from folio.checkpoints.checkpoint import Checkpoint, NullSaver, Saver, load_before
-from folio.checkpoints.schema import PartRecord
+from folio.checkpoints.schema import PartRecord, measured_since
 from folio.checkpoints.snapshots import remove_snapshots
 from folio.machine.distributed import SharedFlags
 from folio.machine.runtime import describe_compilation
@@ -110,7 +111,8 @@ class Session:
             remove_snapshots(self.out_dir, step)
             wandb_id, config = self.plan.saved_state.get("wandb_id"), self.record["config"]
             rollbacks = self.record["parts"][-1].get("rollbacks", 0)
-            metrics = Metrics(self.out_dir, step, self.schedule.max_iters, config, wandb_id, rollbacks)
+            since = measured_since(self.record["parts"])
+            metrics = Metrics(self.out_dir, step, self.schedule.max_iters, config, wandb_id, rollbacks, since)
         except OSError as error:
             raise cannot_write(self.out_dir, error) from None
         return metrics, Saver(self.out_dir, self.data.tokenizer, self.cfg.keep_last, replaces)
@@ -480,16 +482,16 @@ class Session:
         """Print how the run ended, its losses, and a sample of the trained model."""
         state, evaluations = self.state, self.evaluations
         if state.guard.without_targets:
-            print(f"{counted(state.guard.without_targets, 'step')} had no targets, and changed no weights")
+            say(f"{counted(state.guard.without_targets, 'step')} had no targets, and changed no weights")
         if self.stopped_by:
-            print(f"stopped by {signal.Signals(self.stopped_by).name} and saved after step {state.step:,}")
+            say(f"stopped by {signal.Signals(self.stopped_by).name} and saved after step {state.step:,}")
             return
-        print(f"finished: {self.reason_to_end}")
+        say(f"finished: {self.reason_to_end}")
         epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in self.data.epochs(state.next_sequence).items())
-        print(f"trained for {epochs}{format_losses(evaluations.losses)}")
-        print(f"best validation loss {evaluations.best_val_loss:.4f}, at step {evaluations.best_step:,}")
+        say(f"trained for {epochs}{format_losses(evaluations.losses)}")
+        say(f"best validation loss {evaluations.best_val_loss:.4f}, at step {evaluations.best_step:,}")
         if self.loss_has_risen:
-            print(evaluations.describe_rise())
+            say(evaluations.describe_rise())
         self.print_sample()
 
     def print_sample(self) -> None:
@@ -500,13 +502,13 @@ class Session:
         heading = f"sample from the model at step {self.state.step:,}"
         if self.evaluations.best_step != self.state.step:
             heading += f" (sample.py takes the best checkpoint, of step {self.evaluations.best_step:,})"
-        print(f"{heading}:\n")
+        say(f"{heading}:\n")
         try:
             for piece in take_until(deadline, self.sample_text(FINAL_SAMPLE_TOKENS)):
                 print(piece, end="", flush=True)
             print("\n")
         except Exception as error:
-            print(f"no sample ({type(error).__name__}: {error})")
+            say(f"no sample ({type(error).__name__}: {error})")
 
     def _barrier(self) -> None:
         self.group.barrier()  # rank 0 may have spent a long time writing or sampling

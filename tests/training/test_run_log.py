@@ -1,12 +1,9 @@
-import contextlib
 import json
-import os
-import sys
+import re
 from pathlib import Path
 
-import pytest
-
 from folio.training.run_log import Metrics
+from tests.support.terminals import terminal
 
 
 def new_metrics(folder: Path, resume_step: int | None = None, steps: int = 20) -> Metrics:
@@ -73,21 +70,50 @@ def test_a_full_disk_leaves_no_incomplete_line(tmp_path, capsys):
     assert capsys.readouterr().out.count("cannot be written (the disk is full); training continues") == 1
 
 
-def test_evaluations_remain_visible_in_a_terminal(tmp_path, monkeypatch):
+def log_in_terminal(folder: Path, columns: int, evaluations: list, resume_step: int | None = None, **env: str) -> list:
+    """Log evaluations (step, validation loss), and return the lines of the terminal that are about them."""
+    with terminal(columns, **env) as lines, new_metrics(folder, resume_step, steps=3000) as metrics:
+        for step, val_loss in evaluations:
+            metrics.log(line(step, 4.0, val_loss=val_loss, tokens_per_second=53_210.0), " (worse)")
+            metrics.log(line(step + 1, 4.0))
+            metrics.sample(step, lambda: "\nROMEO:\nBut soft, what the wind of my lord is a king, and shall be so")
+    return [line for line in lines if line.startswith(("step ", "  ")) and "%|" not in line]
+
+
+def test_evaluations_remain_visible_in_a_terminal(tmp_path):
     """The progress bar overwrote every evaluation."""
-    master, slave = pytest.importorskip("pty").openpty()
-    with open(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", terminal)
-        patch.setattr(sys, "stderr", terminal)
-        with new_metrics(tmp_path, steps=3) as metrics:
-            for step, val_loss in ((1, None), (2, 3.5), (3, None)):
-                metrics.advance()
-                metrics.log(line(step, 4.0, val_loss=val_loss), " (best)")
-    output = b""
-    with contextlib.suppress(OSError):  # the end of the terminal
-        while chunk := os.read(master, 4096):
-            output += chunk
-    os.close(master)
-    shown = [line.rpartition(b"\r")[2] for line in output.replace(b"\r\n", b"\n").split(b"\n")]
-    assert [line for line in shown if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
-    assert output.count(b"(best)") == 1  # a remark is too long for the bar
+    shown = log_in_terminal(tmp_path, 80, [(0, 9.0), (1000, 3.5), (2000, 3.0), (3000, 3.25)])
+    sample = "  ROMEO: But soft, what the wind of my lord is a king, and shall be so"
+    assert shown[:2] == ["step 0: loss 4.0000, val 9.0000 (worse), 53.2k tok/s", sample]
+    assert re.fullmatch(r"step 1,000: loss 4.0000, val 3.5000 ▼5.5000 best, 53.2k tok/s, [\d:]+ left", shown[2])
+    assert re.fullmatch(r"step 2,000: .*, val 3.0000 ▼0.5000 best, 53.2k tok/s, [\d:]+ left █▁", shown[4])
+    assert shown[6] == "step 3,000: loss 4.0000, val 3.2500 ▲0.2500 (worse), 53.2k tok/s █▁▅"
+    assert shown[7] == sample and max(map(len, shown)) <= 80
+
+
+def test_a_narrow_terminal_wraps_an_evaluation(tmp_path):
+    shown = log_in_terminal(tmp_path, 40, [(1000, 3.5), (3000, 3.0)], NO_COLOR="1")
+    assert shown[-3:] == [
+        "step 3,000: loss 4.0000, val 3.0000",
+        "  ▼0.5000 best, 53.2k tok/s █▁",
+        "  ROMEO: But soft, what the wind of my…",
+    ]
+
+
+def test_a_dumb_terminal_has_the_lines_of_a_file(tmp_path):
+    assert log_in_terminal(tmp_path, 40, [(1000, 3.5)], TERM="dumb") == [
+        "step 1,000/3,000: loss 4.0000, val 3.5000 (worse), 53,210 tok/s"
+    ]
+
+
+def test_a_resumed_run_compares_to_the_evaluations_before(tmp_path):
+    """Of a text that is no longer measured, or that a rollback has abandoned, the losses are not compared."""
+    log_in_terminal(tmp_path, 80, [(0, 9.0), (10, 3.5), (20, 3.0), (30, 3.25)])
+    shown = log_in_terminal(tmp_path, 80, [(3000, 3.25)], resume_step=20)
+    assert shown[0].endswith("val 3.2500 ▲0.2500 (worse), 53.2k tok/s █▁▅")
+    config = dict(wandb_log=False, tensorboard_log=False)
+    with Metrics(tmp_path, 20, 3000, config, None, measured_since=10) as metrics:
+        assert metrics.val_losses == {20: 3.0}
+    with Metrics(tmp_path, 20, 3000, config, None) as metrics:
+        metrics.abandon_after(10, 1)
+        assert metrics.val_losses == {0: 9.0, 10: 3.5}

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,7 @@ from tests.support.runs import (
     set_losses,
 )
 from tests.support.simulated import SimulatedMachine
+from tests.support.terminals import terminal
 from tests.support.torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 from train import train
 
@@ -337,6 +339,24 @@ def test_patience_also_ends_a_run_on_a_full_disk(tiny, monkeypatch):
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample_tokens", [10, 0])
+def test_a_run_in_a_terminal_is_bitwise_identical_to_one_in_a_pipe(tiny, tmp_path, sample_tokens):
+    """Only the terminal shows the change of the loss, the curve, and the beginning of the sample."""
+    piped = tiny(sample_tokens=sample_tokens)
+    train(piped)
+    shown = tiny(sample_tokens=sample_tokens, out_dir=str(tmp_path / "shown"))
+    with terminal(100) as lines:
+        train(shown)
+    assert_same_run(piped.out_dir, shown.out_dir)
+    evaluated = [line for line in lines if re.search("val .* [▼▲].* (best|above)", line)]
+    assert [line.split(":")[0] for line in evaluated] == ["step 6", "step 12"] and evaluated[1][-2:] in ("█▁", "▁█")
+    following = [lines[lines.index(line) + 1] for line in evaluated]
+    samples = [json.loads(line)["text"] for line in Path(shown.out_dir, "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == (2 if sample_tokens else 0)
+    for sample, line in zip(samples, following, strict=False):
+        assert line == "  " + " ".join(sample.split())
 
 
 def test_samples_contain_no_padding_ids(tiny, tmp_path, monkeypatch):
