@@ -38,6 +38,7 @@ from folio.base.settings import (  # noqa: E402
     run_script,
     split_arguments,
 )
+from folio.base.terminal import say, terminal_width  # noqa: E402
 from folio.evaluation.sequential import MAX_PAIRS  # noqa: E402
 from folio.experiments.ideas import ledger  # noqa: E402
 from folio.experiments.ideas.ledger_page import write_page  # noqa: E402
@@ -108,9 +109,9 @@ def show_ledger(root: Path) -> None:
     entries = ledger.read(root)
     if not entries:
         raise UserError(f"{root} has no ledger; test an idea first, or name the folder with --out_dir")
-    print(ledger.format_table(entries))
-    print("\n".join(["", ledger.summary(entries), *ledger.best_lines(entries)]))
-    print(f"{short_path(write_page(root))}: the table as a page; open it in a browser")
+    print(ledger.format_table(entries, terminal_width(sys.stdout)))
+    say("", ledger.summary(entries), *ledger.best_lines(entries))
+    say(f"{short_path(write_page(root))}: the table as a page; open it in a browser")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio.base.packages import require  # noqa: E402
 from folio.base.roles import UNCOMPARED, names_with  # noqa: E402
 from folio.base.settings import run_script  # noqa: E402
+from folio.base.terminal import say, terminal_width  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline  # noqa: E402
 from folio.evaluation.comparison import choose_design, choose_sides, compare  # noqa: E402
 from folio.evaluation.measurement import MeasurementConfig, evaluate_model, name_problems, write_results  # noqa: E402
@@ -51,9 +52,9 @@ def main(cfg: CompareConfig) -> None:
     if cfg.baseline:
         models.append(evaluate_baseline(cfg.baseline, models, cfg.group_fields))
     results = collect_results(models)
-    print(format_results(models, results))
+    print(format_results(models, results, terminal_width(sys.stdout)))
     comparisons = compare(evaluations, design)
-    print("\n".join(["", *design.lines, *(comparison["sentence"] for comparison in comparisons)]))
+    say("", *design.lines, *(comparison["sentence"] for comparison in comparisons))
     write_results(cfg, models, {**results, "sides": design.sides, "comparisons": comparisons})
 
 

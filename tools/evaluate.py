@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio.base.settings import NonNegativeFloat, PositiveInt, run_script  # noqa: E402
+from folio.base.terminal import say, terminal_width  # noqa: E402
 from folio.checkpoints.find_runs import expand_runs  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline  # noqa: E402
 from folio.evaluation.compression import format_xz, xz_rows  # noqa: E402
@@ -62,10 +63,10 @@ def main(cfg: EvaluateConfig) -> None:
     if cfg.baseline:
         models.append(evaluate_baseline(cfg.baseline, models, cfg.group_fields))
     results = collect_results(models)
-    print(format_results(models, results))
+    print(format_results(models, results, terminal_width(sys.stdout)))
     results["xz"] = []
     for row in xz_rows(models):
-        print(format_xz(row))
+        say(format_xz(row))
         results["xz"].append(row)
     write_results(cfg, models, results)
 

@@ -32,10 +32,11 @@ from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.commands import command, short_path  # noqa: E402
 from folio.base.files import atomic_write  # noqa: E402
-from folio.base.number_format import aligned_table, format_tokens  # noqa: E402
+from folio.base.number_format import format_tokens  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
 from folio.base.stop_signals import StopSignal  # noqa: E402
+from folio.base.terminal import say, table, terminal_width  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.experiments import static_page  # noqa: E402
@@ -118,9 +119,9 @@ def main(cfg: ScalingConfig) -> None:
     runs = measure(cfg, data)
     laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
     law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)
-    print(f"{laws[0]} nats per token")
+    say(f"{laws[0]} nats per token")
     answers = answer(cfg, data, law, runs)
-    print(aligned_table(HEADS, table_rows(answers, data)))
+    print(table(HEADS, table_rows(answers, data), terminal_width(sys.stdout)))
     write_files(cfg, data, law, runs, answers)
 
 
@@ -292,12 +293,12 @@ def write_files(
             path = folder / f"minutes-{minutes}.py"
             with atomic_write(path) as temporary:
                 temporary.write_text(config_file(cfg, path, minutes, candidates[0]), encoding="utf-8")
-            print(f"train it for {minutes} minutes: {command('train.py', short_path(path))}")
+            say(f"train it for {minutes} minutes: {command('train.py', short_path(path))}")
         page = scaling_page(cfg.name, law, [run_cells(run) for run in runs], HEADS, table_rows(answers, data), answers)
         static_page.write(folder / "scaling.html", page)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written ({error.strerror}); choose another --out_dir") from None
-    print(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_path)}: all numbers")
+    say(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_path)}: all numbers")
 
 
 def config_file(cfg: ScalingConfig, path: Path, minutes: str, best: Candidate) -> str:

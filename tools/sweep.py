@@ -30,6 +30,7 @@ from folio.base.commands import short_path  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.packages import require  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, help_text, run_script  # noqa: E402
+from folio.base.terminal import say, terminal_width  # noqa: E402
 from folio.experiments import static_page  # noqa: E402
 from folio.experiments.sweep.arguments import parse_sweep  # noqa: E402
 from folio.experiments.sweep.definition import Sweep  # noqa: E402
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
         if states - {"waiting", "running"}:
             show_results(sweep, trials)
     if stopped:
-        print(f"stopped {stopped}; repeat the command to resume")
+        say(f"stopped {stopped}; repeat the command to resume")
         raise SystemExit(128 + runner.stopped_by)
     if "finished" not in states:
         raise UserError("no run has finished; fix the errors, and repeat the command with --retry_failed")
@@ -102,14 +103,14 @@ def show_results(sweep: Sweep, trials: TrialSource) -> None:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in importances.items())
         remarks.append(f"Importance of each setting{' for the best trials' if sweep.is_search else ''}: {shares}.")
     print()
-    print(format_table([dimension.name for dimension in sweep.space], rows))
+    print(format_table([dimension.name for dimension in sweep.space], rows, terminal_width(sys.stdout)))
     print()
-    print("\n".join(remarks))
+    say(*remarks)
     html = sweep_page(f"Folio: {sweep.name}", sweep.space, rows, outcomes, importances, remarks)
     with report_write_errors(sweep.out_dir):
         static_page.write(sweep.out_dir / "sweep.html", html)
         write_json(sweep.out_dir / "results.json", as_json(rows, outcomes, importances))
-    print(f"{short_path(sweep.out_dir / 'sweep.html')}: curves, parallel coordinates, importance; open it in a browser")
+    say(f"{short_path(sweep.out_dir / 'sweep.html')}: curves, parallel coordinates, importance; open it in a browser")
 
 
 if __name__ == "__main__":

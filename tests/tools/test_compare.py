@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from folio import UserError
 from folio.base.files import read_json
 from folio.base.settings import load
 from tests.support.benchmark_tasks import LAST_WORDS, write_task
+from tests.support.terminals import terminal
 from tools import compare
 from tools.compare import CompareConfig
 from train import train
@@ -35,6 +37,15 @@ def test_two_checkpoints(run, tmp_path, compared):
     assert "31 documents |" in out and "do not differ significantly" in out
     assert len(output["results"]) == 6 and output["comparisons"][0]["p"] == 1
     assert output["results"][0]["low"] < output["results"][0]["value"] < output["results"][0]["high"]
+
+
+def test_a_terminal_shows_an_aligned_table_and_wrapped_lines(run, monkeypatch):
+    monkeypatch.chdir(Path(run).parent)
+    shutil.copytree(run, "copy")
+    with terminal(80) as lines:
+        compare.main(load(CompareConfig, [Path(run).name, "copy"]))
+    assert not any(line.startswith("|") for line in lines) and any(line.startswith("──") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.needs("lm_eval")

@@ -1,5 +1,6 @@
 """The output and errors of tools/evaluate.py."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from folio.checkpoints import foreign
 from folio.checkpoints.export_formats import write_hugging_face
 from prepare import text as prepare_text
 from tests.support.exports import checkpoint_of
+from tests.support.terminals import terminal
 from tests.support.tiny_tokenizers import TEXT, bpe
 from tests.support.tolerances import logits_error
 from tools import evaluate
@@ -44,6 +46,21 @@ def test_the_loss_equals_the_validation_loss_of_training(tiny, evaluated):
     out, _, _ = evaluated(cfg.out_dir, "--dtype=float32")
     row = next(line for line in out.splitlines() if "loss, nats per token" in line)
     assert f"| verse, validation | loss, nats per token | {loss:.4f} |" in row and "blocks of 1,024 bytes" in row
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("options", [[], ["--context=64"]])
+def test_a_terminal_shows_aligned_tables(run, columns, options, monkeypatch):
+    """It showed Markdown, with the name of the run in each row."""
+    monkeypatch.chdir(Path(run).parent)
+    with terminal(columns) as lines:
+        evaluate.main(load(EvaluateConfig, [Path(run).name, *options]))
+    rules = [i for i, line in enumerate(lines) if set(line) == {"─", " "}]
+    assert len(rules) == 1 and not any("|---" in line or line.startswith("| ") for line in lines)
+    starts = [match.start() for match in re.finditer("─+", lines[rules[0]])]
+    head = lines[rules[0] - 1]
+    assert all(head[start] != " " and head[start - 1] == " " for start in starts[1:])
+    assert max(map(len, lines)) <= columns and sum(Path(run).name in line for line in lines[rules[0] :]) == 0
 
 
 def test_contexts_longer_than_in_training(tiny, data_dir, evaluated):

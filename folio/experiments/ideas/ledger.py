@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from folio.base.number_format import aligned_table, counted, format_seconds
+from folio.base.number_format import counted, format_seconds
+from folio.base.terminal import table
 from folio.evaluation.sequential import LUCK, Spread, kept, kept_p, lord_levels, pooled_spread
 
 FILE = "ledger.jsonl"
@@ -158,5 +159,6 @@ def rows(entries: Sequence[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    return aligned_table(HEADS, rows(entries))
+def format_table(entries: Sequence[dict[str, Any]], width: int | None = None) -> str:
+    """Format the table. width: of the terminal; None: Markdown."""
+    return table(HEADS, rows(entries), width)

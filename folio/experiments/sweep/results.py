@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from folio.base.number_format import aligned_table, counted, format_value
+from folio.base.number_format import counted, format_value
 from folio.base.packages import describe_missing, is_installed
+from folio.base.terminal import table
 from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean, plus_minus
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import describe_point
@@ -171,9 +172,9 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
     return lines
 
 
-def format_table(names: Sequence[str], rows: Sequence[Row]) -> str:
-    """Format the table for the terminal."""
-    return aligned_table(heads(names), [row.cells(names) for row in rows])
+def format_table(names: Sequence[str], rows: Sequence[Row], width: int | None = None) -> str:
+    """Format the table. width: of the terminal; None: Markdown."""
+    return table(heads(names), [row.cells(names) for row in rows], width)
 
 
 def as_json(rows: Sequence[Row], outcomes: Sequence[Outcome], importances: dict[str, float]) -> dict[str, Any]:
