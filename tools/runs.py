@@ -29,6 +29,7 @@ from folio.base.files import write_json  # noqa: E402
 from folio.base.number_format import format_seconds, format_tokens, format_value  # noqa: E402
 from folio.base.roles import UNLISTED, names_with  # noqa: E402
 from folio.base.settings import CommaSeparated, run_script  # noqa: E402
+from folio.base.terminal import say, terminal_width  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, no_runs, runs_under  # noqa: E402
 from folio.experiments.runs import Run, describe_not_held_out  # noqa: E402
 from folio.experiments.selection import (  # noqa: E402
@@ -45,7 +46,7 @@ GAP = "  "  # between columns
 MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 48, 20  # longer ones are shortened
 MAX_LISTED_SETTINGS = 8  # below the table
 FIRST, LAST = ("name",), ("loss", "steps", "tokens", "time", "state")  # columns around the settings
-LEFT_ALIGNED = ("name", "state", "date")  # columns
+LEFT_ALIGNED = ("name", "state", "date", "curve")  # columns
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class RunsConfig(Selection):
     # --- files ---
     folders: tuple[str, ...] = ()  # FOLDER ...: to search recursively; default: the current one
     # --- output ---
-    columns: CommaSeparated = ()  # settings to show, or date; default: different settings, up to the width
+    columns: CommaSeparated = ()  # settings to show, date, curve; default: different settings, up to the width
     json: str | None = None  # also write the runs, with all their settings, to this file
 
 
@@ -66,17 +67,19 @@ def main(cfg: RunsConfig) -> None:
     sort_column = cfg.sort.removeprefix("-")
     names = [sort_column] if cfg.is_set("sort") and sort_column not in (*FIRST, *LAST) else []
     unlisted = (*names_with(TrainConfig, UNLISTED), "max_iters")  # shown by "steps"
+    if terminal_width(sys.stdout) and any(column_value(run, "curve") for run in runs):
+        names.append("curve")
     names += cfg.columns or different_settings(runs, unlisted)
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
     if len({run.evaluated_text for run in runs if run.state}) > 1:
         sorted_by = ", so the runs on each text are sorted separately" if sort_column == "loss" else ""
-        print(f"losses on different text are not comparable{sorted_by}")
+        say(f"losses on different text are not comparable{sorted_by}")
     if note := describe_not_held_out(runs):
-        print(note)
+        say(note)
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
     states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
-    print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")
+    say(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")
     if cfg.json:
         try:
             write_json(Path(cfg.json), {"runs": [row_of(run) for run in runs]})
@@ -134,7 +137,7 @@ def format_runs(runs: list[Run], settings: list[str], width: float) -> Iterator[
         if column.width + len(GAP) <= space:
             shown.append(column)
             space -= column.width + len(GAP)
-        else:
+        elif name != "curve":
             omitted.append(name)
     columns = [*first, *shown, *last]
     height = max(len(column.head) for column in columns)

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 from folio import UserError
 from folio.base.number_format import counted, format_value
 from folio.base.settings import COMMAND_LINE, CommaSeparated, NonEmptyStr, PositiveInt, Settings
+from folio.base.terminal import sparkline
 from folio.experiments.runs import Run
 from folio.training.schedule import STEP_COUNTS
 
 MAX_VALUES = 8  # values listed in a message
+MAX_CURVE = 10  # characters of the curve of the validation losses
 COLUMNS = {  # columns to filter and sort by, in addition to settings
     "name": lambda run: run.name,
     "loss": lambda run: run.best and run.best[0],
@@ -28,6 +30,7 @@ COLUMNS = {  # columns to filter and sort by, in addition to settings
     "time": lambda run: run.seconds,
     "state": lambda run: run.status,
     "date": lambda run: run.written and run.written.isoformat(" ", "milliseconds"),
+    "curve": lambda run: sparkline([loss for loss, _ in run.trained_evaluations()], MAX_CURVE) or None,
 }
 OPERATORS = {
     "=": operator.eq,

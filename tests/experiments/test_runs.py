@@ -25,6 +25,7 @@ from folio.training.session import TrainingError
 from tests.support.charts import charts_in, lines_in
 from tests.support.processes import start, wait
 from tests.support.runs import edit_state, write_run
+from tests.support.terminals import terminal
 from tests.support.torchrun import train_command
 from tests.support.waiting import wait_until
 from tools import report
@@ -248,6 +249,18 @@ def test_the_table_shows_different_settings_the_best_loss_and_the_state(four, ca
     printed = listed(capsys, "--columns=bias,date")
     assert "bias" in printed.splitlines()[0] and "2023-11-14" in printed
     assert " seed " not in listed(capsys) and " seed " in listed(capsys, "--sort=seed")
+
+
+def test_a_terminal_shows_the_curve_of_the_validation_losses(tmp_path, monkeypatch, capsys):
+    """It is not in the table of a pipe, and not in that of a terminal where it does not fit."""
+    write_run(tmp_path / "a", {0: 9.0, 1: 3.0, 2: 2.0, 3: 1.0})
+    for columns, is_shown in ((80, True), (40, False)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with terminal(columns) as lines:
+            main(settings.load(RunsConfig, [str(tmp_path)]))
+        assert ("█▅▁" in lines[1]) == is_shown and "also different" not in "".join(lines)
+    assert "curve" not in listed(capsys, str(tmp_path))
+    assert "█▅▁" in listed(capsys, str(tmp_path), "--columns=curve")
 
 
 @pytest.mark.parametrize(
