@@ -105,7 +105,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None)
     if width is None:
         return aligned_table(head, rows)
     cells_by_column = list(zip(head, *rows, strict=True))
-    widths = [max(map(display_width, cells)) for cells in cells_by_column]
+    widths = [max(1, *map(display_width, cells)) for cells in cells_by_column]
     words = [max(map(display_width, " ".join(cells).split() or [""])) for cells in cells_by_column]
     words = [min(size, MAX_WORD) for size in words]
     if sum(words) + len(GAP) * (len(words) - 1) > width:

@@ -83,6 +83,11 @@ def test_a_long_path_does_not_make_a_table_wider():
     assert "".join(line.partition(" ")[0] for line in lines[2:]) == path
 
 
+def test_an_empty_column_is_a_column():
+    """It was an error."""
+    assert table(["a", ""], [["x", ""]], 80) == "a\n─  ─\nx"
+
+
 def test_a_table_that_cannot_fit_has_a_line_per_cell():
     assert table(HEAD, ROWS, 20).split("\n\n")[1] == "model: b\nmeasure: \nsamples: 1"
 
