@@ -85,6 +85,16 @@ def test_cuda_waits_for_nothing_else():
     assert reported and reported <= WAITING.keys(), f"not reported: {WAITING.keys() - reported}"
 
 
+def test_an_operator_with_a_number_on_the_gpu_does_not_write_to_the_cpu():
+    with SimulatedGPU():
+        x, count = operands()[0].sum(), torch.zeros(())
+        with pytest.raises(AssertionError, match="writes to the CPU"):
+            count.add_(x)
+        with pytest.raises(AssertionError, match="writes to the CPU"):
+            torch._foreach_add_([count], x, alpha=1)
+        assert x.add_(count).item() == 120
+
+
 def test_values_are_wrong_until_an_event():
     with SimulatedGPU():
         x, _ = operands()

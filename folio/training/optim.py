@@ -133,6 +133,12 @@ class Muon(AdamW):
     def matrices(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if "shape" in group]
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)  # leaves the step counts on the CPU if AdamW is not fused
+        for group in self.matrices():
+            for p in group["params"]:
+                self.state[p]["step"] = self.state[p]["step"].to(p.device)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         if self.workers == 1:

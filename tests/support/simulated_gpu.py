@@ -270,6 +270,8 @@ class Operators(TorchDispatchMode):
         self.simulation.operators[self.simulation.kind].add(name)
         self.check_gpus(name, used)
         arguments = arguments_of(operator, args, kwargs)
+        written = tree_leaves([arguments.get(name) for name in written_arguments(operator)])
+        assert name in COPIES or all(hasattr(tensor, "gpu") for tensor in written), f"{name} writes to the CPU"
         assert self.simulation.kind == "cuda" or not arguments.get("non_blocking"), "not known when it is complete"
         on_gpu = [gpu is not None for gpu in gpus]
         if reason := reason_to_wait(name, arguments, tensors, on_gpu, gpu is not None):
@@ -326,6 +328,12 @@ def is_composite(operator: torch._ops.OpOverload) -> bool:
 def arguments_of(operator: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     names = (argument.name for argument in operator._schema.arguments)
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+@cache
+def written_arguments(operator: torch._ops.OpOverload) -> list[str]:
+    """The names of the arguments that an operator changes."""
+    return [argument.name for argument in operator._schema.arguments if argument.is_write]
 
 
 def to_cpu(leaf: Any) -> Any:

@@ -10,6 +10,7 @@ from folio.machine.distributed import Group
 from folio.training import optim
 from folio.training.schedule import Schedule, StepCounts
 from model import GPT, GPTConfig
+from tests.support.simulated_gpu import SimulatedGPU
 from tests.support.tolerances import norm_error, rounding_error, within
 
 CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
@@ -75,6 +76,23 @@ def test_an_optimizers_state_is_restored_by_name(kind):
     for model, optimizer in zip(models, optimizers, strict=True):
         run_steps(model, optimizer, 2)
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
+
+
+def test_an_optimizer_on_an_apple_gpu_is_restored():
+    """Muon's step counts were restored on the CPU, and the first step after a resume or a rollback was an error."""
+    idx, saved, changes = torch.arange(16).view(2, 8), {}, {}
+    with SimulatedGPU("mps"):
+        model = GPT(CONFIG).to("mps")
+        for is_restored in (False, True):
+            optimizer = muon_for(model)
+            if is_restored:
+                optim.load_state_tensors(model, optimizer, saved)
+            for step in (0, 1):
+                model(idx.to("mps"), (idx + 1).to("mps"))[1].backward()
+                optim.update(optimizer, optim.LearningRates(1e-2, 1e-2), step, torch.zeros((), device="mps"))
+            saved = {name: tensor.cpu() for name, tensor in optim.state_tensors(model, optimizer).items()}
+            changes[is_restored] = {tensor.item() for name, tensor in saved.items() if name.endswith("/step")}
+    assert changes == {False: {2.0}, True: {4.0}}
 
 
 def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
