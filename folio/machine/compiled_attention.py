@@ -22,11 +22,12 @@ def is_available() -> bool:
     return torch.cpu._is_avx512_bf16_supported() and not compiled.why_unavailable(CAUSAL_ATTENTION, "forward")
 
 
-def can_compute(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether CompiledFunction supports these queries (B, H, T, D) and this mask."""
+def can_compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether CompiledFunction supports these queries, keys and values, (B, H, T, D) each, and this mask."""
     H, T, D = q.shape[1:]
     is_one_mask = mask is None or (mask.shape == (1, H, T, T) and mask.dtype == torch.float32 and mask.is_contiguous())
-    return q.dtype == torch.bfloat16 and T % BLOCK == D % BLOCK == 0 and is_one_mask
+    has_dtype = q.dtype == k.dtype == v.dtype == torch.bfloat16
+    return has_dtype and q.shape == k.shape == v.shape and T % BLOCK == D % BLOCK == 0 and is_one_mask
 
 
 class CompiledFunction(torch.autograd.Function):

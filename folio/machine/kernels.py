@@ -110,7 +110,7 @@ class CompiledAttention(AttentionKernel):
     """Attention by a compiled function, in one thread, which computes no scores of later keys."""
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        if not compiled_attention.can_compute(q, mask.biases):
+        if not compiled_attention.can_compute(q, k, v, mask.biases):
             return super().__call__(layer, q, k, v, mask)
         dropped, seed = min(round(2**32 * layer.attn_dropout.p), 2**32 - 1) if layer.training else 0, 0
         if dropped:

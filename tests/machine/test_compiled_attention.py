@@ -141,6 +141,19 @@ def test_other_sizes_are_computed_by_matmuls(T, D):
     assert torch.equal(CompiledAttention()(layer, q, k, v, Mask()), AttentionKernel()(layer, q, k, v, Mask()))
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_other_dtypes_are_computed_by_matmuls(name, seed):
+    """With keys or values in float32 beside queries in bfloat16, their bytes were read as bfloat16."""
+    torch.manual_seed(seed)
+    layer = nn.Module()
+    layer.attn_dropout = nn.Dropout(0.0)
+    inputs = dict(zip("qkv", torch.randn(3, 2, 2, 32, 16).bfloat16(), strict=True))
+    inputs[name] = inputs[name].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = AttentionKernel()(layer, **inputs, mask=Mask())
+        assert torch.equal(CompiledAttention()(layer, **inputs, mask=Mask()), expected)
+
+
 def test_it_is_used_by_several_workers_where_it_can_be(monkeypatch):
     def kernel(workers: int = 2, dtype: torch.dtype = torch.bfloat16) -> type:
         runtime, model = Runtime(torch.device("cpu"), dtype, False, "", workers=workers), GPT(config)
