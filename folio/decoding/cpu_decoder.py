@@ -113,9 +113,9 @@ class CPUDecoder:
 def unsupported_reason(model: GPT) -> str | None:
     """The reason why the compiled step cannot decode this model; None if it can."""
     try:
-        if not computes_filters():
-            return "folio/decoding/sampling.py was changed"
-        return None if computes_model(model) else "model.py or the model was changed"
+        if not computes_model(model):  # first: the filters are compared with the logits of a model
+            return "model.py or the model was changed"
+        return None if computes_filters() else "folio/decoding/sampling.py was changed"
     except CompileError as error:
         return str(error)
 
