@@ -104,13 +104,15 @@ SINGLE_PROCESS = Group()
 def init_process_group(device: torch.device, backend: str) -> Group:
     """Initialize the process group under torchrun, otherwise return SINGLE_PROCESS. Afterwards only rank 0 prints.
 
-    Raises UserError if the backend does not support the device.
+    Raises UserError if the backend is missing or does not support the device.
     """
     if not under_torchrun():
         return SINGLE_PROCESS
     if not dist.is_initialized():
         if device.type != "cuda":
             backend = "gloo"
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise UserError("backend=nccl: this build of torch has no NCCL, as on Windows; use --backend=gloo")
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
             with announced_wait(rank, size):

@@ -320,6 +320,14 @@ def test_two_processes_on_one_gpu_are_refused(monkeypatch):
         distributed.claim_gpu(store, torch.device("cuda:1"))
 
 
+def test_a_torch_without_nccl_needs_gloo(monkeypatch):
+    """On Windows, the error named no remedy."""
+    set_torchrun(monkeypatch)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with SimulatedGPU(), pytest.raises(UserError, match=r"backend=nccl: .*--backend=gloo"):
+        distributed.init_process_group(torch.device("cuda:0"), "nccl")
+
+
 def test_a_process_that_waits_for_others_says_so(monkeypatch):
     """It waited for minutes without a word."""
     lines = []
