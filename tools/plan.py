@@ -202,7 +202,10 @@ class Machine(NamedTuple):
 
     def required_memory(self, cfg: PlanConfig, model: GPT) -> Memory:
         """The memory of each process."""
-        required = memory_per_process(cfg, model, self.dtype, self.device_type, cfg.gpus, self.workers)
+        compiled = cfg.compile if cfg.compile != "auto" else self.device_type == "cuda"  # if it is a long run
+        required = memory_per_process(
+            cfg, model, self.dtype, self.device_type, cfg.gpus, self.workers, compiled=bool(compiled)
+        )
         return replace(required, data=self.resident_data)
 
 

@@ -28,8 +28,8 @@ def adapt(model: GPT, runtime: Runtime) -> None:
     model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
     if runtime.workers > 1 and runtime.dtype == torch.bfloat16 and compiled_attention.is_available():
         model.kernel = CompiledAttention()
-    max_logits = MAX_LOGITS_COMPILED if runtime.compile else MAX_LOGITS // runtime.workers
-    model.cross_entropy = make_cross_entropy(max_logits, model.config.vocab_size, runtime.size_multiple)
+    logits = max_logits(bool(runtime.compile)) // runtime.workers
+    model.cross_entropy = make_cross_entropy(logits, model.config.vocab_size, runtime.size_multiple)
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -169,6 +169,11 @@ def _restored(states: dict[torch.Generator, Tensor]) -> Iterator[None]:
 MAX_LOGITS = 2**26  # per chunk: 1,335 tokens with GPT-2's vocabulary, 256 MiB in float32
 MAX_LOGITS_COMPILED = 2**28  # never in float32; with fewer chunks, compiling is faster (docs/lab/performance.md)
 GRADIENT_SCALE = {torch.float16: 256}  # of the logits' gradients, most of which are near 1 / V
+
+
+def max_logits(compiled: bool) -> int:
+    """The number of logits that exist at the same time, of all workers together."""
+    return MAX_LOGITS_COMPILED if compiled else MAX_LOGITS
 
 
 def make_cross_entropy(

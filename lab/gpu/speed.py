@@ -135,7 +135,7 @@ def meta_model(config: GPTConfig) -> GPT:
 
 
 def forecast(config: GPTConfig, size: int, runtime: Runtime) -> Memory:
-    kinds = dict(optimizer="adamw", dtype=runtime.dtype, device=runtime.device.type)
+    kinds = dict(optimizer="adamw", dtype=runtime.dtype, device=runtime.device.type, compiled=bool(runtime.compile))
     return training_memory(meta_model(config), size, **kinds)
 
 

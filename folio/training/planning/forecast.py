@@ -9,7 +9,7 @@ import torch
 
 from folio import UserError
 from folio.machine import memory
-from folio.machine.kernels import MAX_LOGITS, FusedAttention, choose_attention, trains_bias
+from folio.machine.kernels import FusedAttention, choose_attention, max_logits, trains_bias
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
@@ -50,13 +50,14 @@ def training_memory(
     shards: int = 1,
     workers: int = 1,
     recompute: bool = False,
+    compiled: bool = False,
 ) -> Memory:
-    """The memory of an eager training step with micro-batches of `sequences` sequences of block_size tokens.
+    """The memory of a training step with micro-batches of `sequences` sequences of block_size tokens.
 
     model: may be on the meta device. shards: the number of processes over which FSDP2 shards it. workers: those that
     divide the sequences, each with its own gradients and cast weights. Weights, gradients and moments are float32.
     Activations are the tensors that autograd saves for this model's operations, counted by hand; a test compares them
-    with autograd's. Workspaces of kernels are not included.
+    with autograd's, and another one with what a compiled step keeps. Workspaces of kernels are not included.
     """
     config = model.config
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -78,7 +79,7 @@ def training_memory(
     activations += 4 * bias
     if trains_bias(config):
         activations += 9 * config.block_size**2  # for the bias's gradient: bucket indices (int64) and the mask (bool)
-    logits = loss_bytes(tokens, config, s, workers)
+    logits = loss_bytes(tokens, config, s, workers, compiled)
     if shards > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # gathered: two blocks, and all parameters outside them
     else:
@@ -108,12 +109,18 @@ def saved_bytes_per_token(config: GPTConfig, dtype: torch.dtype, device: str) ->
     return total
 
 
-def loss_bytes(tokens: int, config: GPTConfig, s: int, workers: int = 1) -> int:
-    """Peak bytes of logits and their gradients. s: bytes per logit."""
-    logits = tokens * config.vocab_size
-    if logits <= MAX_LOGITS:
+def loss_bytes(tokens: int, config: GPTConfig, s: int, workers: int = 1, compiled: bool = False) -> int:
+    """Peak bytes of logits and their gradients. s: bytes per logit.
+
+    Compiled, the operations on the logits are fused, so that only results of matmuls and their inputs are stored.
+    """
+    logits, limit = tokens * config.vocab_size, max_logits(compiled)
+    if logits <= limit and compiled:
+        return logits * (4 + 2 * s)  # log-probabilities, logits and their gradient
+    if logits <= limit:
         return logits * (12 if s == 4 else 14)  # log-probabilities, two float32 gradients
-    chunks = MAX_LOGITS * (8 if s == 4 else 10)  # log-probabilities, and float32 logits; of all workers together
+    eager = 8 if s == 4 else 10  # log-probabilities, and float32 logits
+    chunks = limit * (2 * s if compiled else eager)  # logits and their gradient
     gradients = (4 + s) * config.vocab_size * config.n_embd  # with respect to the weights: the sum, and that of a chunk
     return chunks + workers * gradients
 
@@ -132,7 +139,13 @@ def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards
 
 
 def memory_per_process(
-    cfg: TrainSettings, model: GPT, dtype: torch.dtype, device: str, processes: int, workers: int = 1
+    cfg: TrainSettings,
+    model: GPT,
+    dtype: torch.dtype,
+    device: str,
+    processes: int,
+    workers: int = 1,
+    compiled: bool = False,
 ) -> Memory:
     """The memory of each process of a run. The model may be on the meta device."""
     sequences = min(cfg.batch_size, -(-cfg.accumulation * cfg.batch_size // processes))
@@ -145,6 +158,7 @@ def memory_per_process(
         shards=processes if cfg.parallel == "fsdp" else 1,
         workers=workers,
         recompute=cfg.recompute,
+        compiled=compiled,
     )
 
 
@@ -178,7 +192,8 @@ def available_to_process(runtime: Runtime) -> float | None:
 def memory_on(cfg: TrainSettings, model: GPT, runtime: Runtime) -> Memory:
     """The memory of each process on this machine, without training data."""
     workers = min(runtime.workers, cfg.batch_size)
-    return memory_per_process(cfg, model, runtime.dtype, runtime.device.type, runtime.group.size, workers)
+    device_type, compiled = runtime.device.type, bool(runtime.compile)
+    return memory_per_process(cfg, model, runtime.dtype, device_type, runtime.group.size, workers, compiled)
 
 
 def memory_report(cfg: TrainSettings, model: GPT, runtime: Runtime, resident_data: int) -> str:

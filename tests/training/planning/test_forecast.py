@@ -132,11 +132,11 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
     """
     config, tokens, s = replace(TINY, vocab_size=1000, position=position), 4 * 64, dtype.itemsize
     limit = tokens * 1000 // chunks
-    monkeypatch.setattr("folio.training.planning.forecast.MAX_LOGITS", limit)
+    monkeypatch.setattr("folio.machine.kernels.MAX_LOGITS_COMPILED", limit)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     model, runtime = GPT(config).train(), Runtime(torch.device("cpu"), dtype, True, "")
     adapt(model, runtime)
-    model.kernel, model.cross_entropy = FusedAttention(), make_cross_entropy(limit)
+    model.kernel = FusedAttention()
     if recompute:
         distributed.checkpoint_activations(model.transformer.h)
     loss_fn, idx = compile_loss(model, runtime), torch.zeros(4, 64, dtype=torch.long)
@@ -151,8 +151,8 @@ def test_a_compiled_step_keeps_no_more_than_the_forecast(dtype, position, recomp
         loss = loss_fn(idx, idx)
     with OperatorRecorder(record):
         loss.backward()
-    required = forecast_of(config, dtype=dtype, device="cuda", recompute=recompute)
-    forecast = required.activations - loss_bytes(tokens, config, s)
+    required = forecast_of(config, dtype=dtype, device="cuda", recompute=recompute, compiled=True)
+    forecast = required.activations - loss_bytes(tokens, config, s, compiled=True)
     forecast += 4 * tokens * 1000 if chunks == 1 else s * (tokens + 1000) * 64
     if recompute:
         forecast -= tokens * saved_bytes_per_token(config, dtype, "cuda")
@@ -187,7 +187,7 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     both gradients, which the backward pass may return, a chunk's gradient of x, and a few numbers.
     """
     N, V, C, n = 240, 1000, 8, 60
-    monkeypatch.setattr("folio.training.planning.forecast.MAX_LOGITS", n * V)
+    monkeypatch.setattr("folio.machine.kernels.MAX_LOGITS", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as measured:
@@ -195,6 +195,31 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
     not_counted = 4 * V * C + s * (N * C + n * C + 10)
     assert 0 <= measured.peak - elsewhere - loss_bytes(N, config, s) <= not_counted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_the_forecast_of_a_compiled_loss(dtype, chunks, monkeypatch):
+    """With chunks of 2^28 logits, in the run's dtype, the forecast was that of an eager loss, with 2^26. If matmuls are
+    the only operations whose results are stored, a chunk has its logits and the gradient, an input of two matmuls.
+    """
+    N, V, C = 240, 1000, 8
+    monkeypatch.setattr("folio.machine.kernels.MAX_LOGITS_COMPILED", N * V // chunks)
+    config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
+    matrices = []  # the largest result or input of each matmul
+
+    def record(name, args, result):
+        if name in MATMULS:
+            matrices.append(max(tensor.nbytes for tensor in (*args, result) if isinstance(tensor, torch.Tensor)))
+
+    model, runtime = GPT(config).train(), Runtime(torch.device("cpu"), dtype, True, "")
+    adapt(model, runtime)
+    x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), OperatorRecorder(record):
+        model.cross_entropy(x, weight, torch.arange(N)).backward()
+    assert len(matrices) == 3 * chunks and max(matrices) == s * N * V // chunks
+    weights = (4 + s) * V * C if chunks > 1 else 4 * N * V  # gradients, or log-probabilities between the passes
+    assert loss_bytes(N, config, s, compiled=True) == 2 * max(matrices) + weights
 
 
 @pytest.mark.architecture("folio/training/planning/forecast.py: training_memory")
