@@ -218,7 +218,7 @@ def from_data_sheet(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machin
     machine = Machine(description, "cuda", dtype, available, None, gpu.watts, sent)
     if data:
         free = available - machine.required_memory(cfg, model).total
-        machine = machine._replace(resident_data=resident_bytes(data, "cuda", free))
+        machine = machine._replace(resident_data=resident_bytes(data, "cuda", free, cfg.tokens_to_read(cfg.gpus)))
     tflops = cfg.tflops or gpu.tflops
     if tflops is None:
         return machine._replace(unknown="unknown: name a GPU, such as --device=H100, or set --tflops")

@@ -87,7 +87,8 @@ class Training(NamedTuple):
     ) -> "Training":
         """Set up a part as train.train does. resumes: whether the optimizer's state comes with the weights."""
         config = model_config(cfg, weights, data)
-        resident = resident_memory(cfg, meta_model(cfg, config, runtime), runtime, data)
+        done = weights.state["step"] if resumes else 0
+        resident = resident_memory(cfg, meta_model(cfg, config, runtime), runtime, data, done)
         batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group, resident > 0)
         run = build_run(weights, config, cfg, data, runtime, batch)
         schedule = cfg.schedule(cfg.step_counts, part.record)

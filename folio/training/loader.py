@@ -15,14 +15,15 @@ from folio.machine.distributed import Group
 from folio.machine.runtime import Runtime
 
 
-def resident_bytes(data: Mixture, device: str, free: int) -> int:
+def resident_bytes(data: Mixture, device: str, free: int, tokens_to_read: float) -> int:
     """Bytes of training tokens to keep in device memory; 0 if they are not kept.
 
-    They are kept on CUDA, if they take at most a quarter of the memory that the model leaves free, and if no target is
-    masked.
+    They are kept on CUDA, if they take at most a quarter of the memory that the model leaves free, if no target is
+    masked, and if the process reads at least as many tokens in training: otherwise, copying them all takes longer.
     """
     size = resident_dtype(data).itemsize * data.training_tokens
-    return size if device == "cuda" and not data.masked and size <= free / 4 else 0
+    pays_off = data.training_tokens <= tokens_to_read
+    return size if device == "cuda" and not data.masked and size <= free / 4 and pays_off else 0
 
 
 def resident_dtype(data: Mixture) -> torch.dtype:

@@ -91,7 +91,7 @@ def test_a_replay_on_a_gpu_keeps_tokens_in_its_memory_as_training_does(tiny, mon
 
     monkeypatch.setattr(BatchLoader, "__init__", record)
     with SimulatedGPU():
-        train(cfg := tiny(device="cuda", max_iters=2, sample_tokens=0))
+        train(cfg := tiny(device="cuda", max_iters=2, batch_size=400, sample_tokens=0))  # reads more than the data
         assert replay(cfg.out_dir, 2)["bitwise"] is True
     assert is_resident == [True, True]
 

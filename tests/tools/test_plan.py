@@ -234,12 +234,12 @@ def test_a_plan_for_a_gpu_keeps_tokens_in_its_memory_as_training_does(tiny, plan
     runs = []
     monkeypatch.setattr(plan.train, "measure_step", lambda run, cfg: runs.append(run) or 1.0)
     with SimulatedGPU():
-        on_gpu, out = planned(*arguments(tiny(device="cuda")))
+        on_gpu, out = planned(*arguments(tiny(device="cuda", max_iters=1000)))
     assert runs[0].loader.shape.is_resident and ", data 0 MiB) of" in out
     without = memory_per_process(tiny(), GPT(runs[0].model.config), torch.float32, "cuda", 1, compiled=True).total
     tokens = 2 * runs[0].loader.data.training_tokens  # uint16
     assert on_gpu["memory"] == without + tokens
-    assert planned(*arguments(tiny(device="H100", dtype="float32")))[0]["memory"] == without + tokens
+    assert planned(*arguments(tiny(device="H100", dtype="float32", max_iters=1000)))[0]["memory"] == without + tokens
 
 
 def test_a_plan_of_a_run_from_a_checkpoint_is_for_its_model(tiny, planned, monkeypatch):

@@ -85,7 +85,7 @@ def make_plan(draft: Draft) -> Plan:
     if saved:
         lines.append(describe_resume(saved, record["parts"][-1]))
     model = meta_model(cfg, config, runtime)
-    resident = resident_memory(cfg, model, runtime, data)
+    resident = resident_memory(cfg, model, runtime, data, state.get("step", 0))
     lines.append(forecast.memory_report(cfg, model, runtime, resident))
     batch = BatchShape.of(cfg.batch_size, cfg.accumulation, runtime.group, resident > 0)
     schedule = cfg.schedule(cfg.step_counts, draft.part)
@@ -200,12 +200,13 @@ def meta_model(cfg: TrainSettings, config: GPTConfig, runtime: Runtime) -> GPT:
         return GPT(config)
 
 
-def resident_memory(cfg: TrainSettings, model: GPT, runtime: Runtime, data: Mixture) -> int:
-    """Bytes of training tokens to keep in device memory: those that fit beside the model."""
+def resident_memory(cfg: TrainSettings, model: GPT, runtime: Runtime, data: Mixture, step: int = 0) -> int:
+    """Bytes of training tokens to keep in device memory from a step on, beside the model. See resident_bytes."""
     free = memory.free(runtime.device)
     if free is None or cfg.eval_only:
         return 0
-    return resident_bytes(data, runtime.device.type, free - forecast.memory_on(cfg, model, runtime).total)
+    free -= forecast.memory_on(cfg, model, runtime).total
+    return resident_bytes(data, runtime.device.type, free, cfg.tokens_to_read(runtime.group.size, step))
 
 
 # --- what is printed and recorded -------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The settings of train.py as folio reads them: their types, what follows from several of them, and their rules."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -107,6 +108,10 @@ class TrainSettings(Settings):
     @property
     def step_tokens(self) -> int:
         return self.step_sequences * self.block_size
+
+    def tokens_to_read(self, processes: int, step: int = 0) -> float:
+        """The training tokens that each process reads after a step; infinite if a time limit decides."""
+        return math.inf if self.minutes else (self.max_iters - step) * self.step_tokens / processes
 
     @property
     def max_val_tokens(self) -> int | None:

@@ -295,7 +295,23 @@ def test_the_report_includes_tokens_in_a_gpus_memory(tiny, monkeypatch):
     size = 2 * data.training_tokens  # uint16
     assert "data 0 MiB" in memory_report(tiny(), GPT(TINY), replace(runtime, device=torch.device("cuda")), size)
     cases = [("cuda", 4 * size), ("cuda", 4 * size - 1), ("cpu", 2**40)]
-    assert [resident_bytes(data, *case) for case in cases] == [size, 0, 0]
+    assert [resident_bytes(data, *case, data.training_tokens) for case in cases] == [size, 0, 0]
+
+
+def test_a_short_run_does_not_keep_tokens_in_a_gpus_memory(tiny):
+    """Each of eight processes read and copied OpenWebText's 18 GB at each start, also for 20 steps."""
+    data = open_data(tiny())
+    steps = -(-data.training_tokens // 128)
+    for is_kept, cfg, processes, step in [
+        (True, tiny(max_iters=steps), 1, 0),
+        (False, tiny(max_iters=steps - 1), 1, 0),
+        (False, tiny(max_iters=steps), 1, 1),
+        (False, tiny(max_iters=steps), 2, 0),
+        (True, tiny(max_iters=2 * steps), 2, 0),
+        (True, tiny(max_iters=1, minutes=1.0), 8, 0),
+    ]:
+        size = resident_bytes(data, "cuda", 2**40, cfg.tokens_to_read(processes, step))
+        assert size == (2 * data.training_tokens if is_kept else 0)
 
 
 @pytest.mark.architecture("folio/training/planning/forecast.py: refuse_too_large")
