@@ -36,6 +36,11 @@ def rank_from_env() -> int:
     return int(os.environ["RANK"]) if under_torchrun() else 0
 
 
+def size_from_env() -> int:
+    """The number of processes, also before the process group is initialized; 1 without torchrun."""
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
+
+
 @dataclass(frozen=True)
 class Group:
     """The processes of a run. CPU values are exchanged with gloo, without waiting for a GPU."""

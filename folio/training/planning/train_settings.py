@@ -13,7 +13,9 @@ from folio.base.terminal import say
 from folio.base.workers import under_torchrun
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
+from folio.machine.distributed import Group
 from folio.machine.runtime import Runtime
+from folio.training.loader import BatchShape
 from folio.training.planning.shapes import Shape
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
 from model import POSITIONS
@@ -102,6 +104,11 @@ class TrainSettings(Settings):
         return self.gradient_accumulation_steps or 1
 
     @property
+    def local_micro_batches(self) -> int:
+        """Micro-batches per step of each process."""
+        return BatchShape.of(self.batch_size, self.accumulation, Group(0, distributed.size_from_env())).count
+
+    @property
     def step_sequences(self) -> int:
         return self.accumulation * self.batch_size
 
@@ -187,8 +194,8 @@ class TrainSettings(Settings):
         if self.step_sequences >= 2**31:
             rule = "its product with batch_size must be less than 2**31"
             problems.append(("gradient_accumulation_steps", rule))
-        if self.compile == "reduce-overhead" and self.accumulation > 1:
-            problems.append(("compile", "CUDA graphs need steps of one micro-batch; use auto"))
+        if self.compile == "reduce-overhead" and self.local_micro_batches > 1:
+            problems.append(("compile", "CUDA graphs need steps of one micro-batch per process; use auto"))
         return problems
 
     def _problems_of_heads(self) -> list[tuple[str, str]]:

@@ -226,7 +226,7 @@ def test_errors_of_a_resumed_run_name_only_settings_that_were_set(run_file):
         (["--gradient_accumulation_steps=3"], "has 8 sequences"),
         (["--batch_size=3", "--gradient_accumulation_steps=2"], "has 8 sequences"),
         (["--total_batch_tokens=512"], "has 8 sequences"),
-        (["--compile=reduce-overhead"], "steps of one micro-batch"),
+        (["--compile=reduce-overhead"], "steps of one micro-batch per process"),
     ):
         named = "(command line: )?" + "(, |: .*)".join(word.removeprefix("--") for word in args)
         for resume in resumes:

@@ -1,6 +1,7 @@
 """Rules across train.py's settings, derived step counts, and settings without effect."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def test_all_broken_rules_are_reported_together():
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == {"n_head", "min_lr", "total_batch_tokens", "batch_size"}
     assert "use 2, 3 or 5" in str(error.value)
+
+
+def test_cuda_graphs_need_one_micro_batch_per_process(monkeypatch):
+    """Eight processes with eight micro-batches per step were refused, although each has one."""
+    words = ["--compile=reduce-overhead", "--gradient_accumulation_steps=8", "--batch_size=4"]
+    for processes, is_refused in ((1, True), (4, True), (7, True), (8, False), (16, False)):
+        for name, value in dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=processes, MASTER_ADDR="here").items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(ConfigError, match="one micro-batch per process") if is_refused else nullcontext():
+            settings.load(TrainConfig, words)
 
 
 def test_min_lr_is_compared_with_the_rate_that_the_schedule_lowers():
