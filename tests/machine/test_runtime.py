@@ -100,6 +100,9 @@ def test_short_runs_are_not_compiled(monkeypatch):
     cuda = torch.device("cuda")
     compiled = {(Length(1e15), 1): False, (Length(1e17), 1): True, (Length(1e17), 8): False, (Length(8e17), 8): True}
     compiled |= {(Length(1e18, seconds=60), 1): False, (Length(1e15, seconds=3600), 1): True, (None, 1): True}
+    # A small model's step takes as long as launching its kernels, of which the FLOPs say nothing. One of 6 layers was
+    # not compiled in a run of any length.
+    compiled |= {(Length(1e12, None, 6 * 5000), 1): False, (Length(1e12, None, 6 * 50_000), 1): True}
     with SimulatedGPU():
         assert {case: runtime._resolve_compile(cuda, "auto", *case)[0] for case in compiled} == compiled
         assert "about 4 s" in runtime._resolve_compile(cuda, "auto", Length(1e15))[1]

@@ -181,7 +181,9 @@ def document_token(cfg: TrainSettings, tokenizer: Tokenizer) -> int | None:
 def find_runtime(cfg: TrainSettings, saved: SavedRun | None, config: GPTConfig) -> Runtime:
     """Resolve device, dtype, compilation, processes and workers. Sets global modes of torch. Raises UserError."""
     flops = cfg.max_iters * cfg.step_tokens * config.flops_per_token()["total"]
-    length, resolved = Length(flops, cfg.minutes and 60 * cfg.minutes), saved.part["resolved"] if saved else None
+    layers = cfg.max_iters * cfg.accumulation * config.n_layer
+    length = Length(flops, cfg.minutes and 60 * cfg.minutes, layers)
+    resolved = saved.part["resolved"] if saved else None
     runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, length, cfg.backend)
     if cfg.parallel == "fsdp" and not runtime.group.gloo:
         raise UserError("parallel=fsdp: start it with torchrun, or use --parallel=ddp")
