@@ -36,9 +36,14 @@ class TorchDecoder:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of two caches (prefill uses a second one), a block's activations, and logits."""
-        activation = self.cache_dtype.itemsize * self.config.block_size * self.config.n_embd  # T x C
-        return (2 * 2 * self.config.n_layer + 16) * activation + 32 * self.config.vocab_size
+        """Bytes of two caches (prefill uses a second one), a block's activations, logits, and CUDA graphs."""
+        config, V, itemsize = self.config, len(self.model.lm_head.weight), self.cache_dtype.itemsize
+        activation = itemsize * config.block_size * config.n_embd  # T x C
+        graphs = 0
+        if is_capturable(self.model, self.runtime):  # each graph keeps logits in the model's dtype and in float32
+            # The rows of graphs are powers of two and all rows: together at most three times as many as all rows.
+            graphs = 3 * -(-config.block_size // CUDAGraphDecoder.GRANULARITY) * (itemsize + 4) * V
+        return (2 * 2 * config.n_layer + 16) * activation + 32 * V + graphs
 
     def batch(self, rows: int, vocab_size: int | None = None) -> "TorchBatch":
         return TorchBatch(self, rows, vocab_size)
@@ -61,8 +66,7 @@ class TorchBatch:
         self.step_rows: list[int] = []  # the rows of the last step; empty after a prefill
         self.logits = torch.zeros(rows, model.config.vocab_size, device=runtime.device)
         self.sampled = torch.zeros(rows, 1, dtype=torch.long, device=runtime.device)
-        # A capture would keep the addresses of autocast's copies of the weights, which do not persist.
-        self.capturable = runtime.device.type == "cuda" and is_cast(model, runtime)
+        self.capturable = is_capturable(model, runtime)
         new_logits = partial(next_logits, model, self.cache)
         self.new_logits = CUDAGraphDecoder(new_logits, self.cache) if self.capturable else new_logits
 
@@ -172,6 +176,13 @@ def using_threads(count: int) -> Iterator[None]:
 def is_cast(model: GPT, runtime: Runtime) -> bool:
     """Whether the weights have the runtime's dtype, so that autocast is not needed."""
     return model.transformer.wte.weight.dtype == runtime.dtype
+
+
+def is_capturable(model: GPT, runtime: Runtime) -> bool:
+    """Whether steps are captured. A capture would keep the addresses of autocast's copies of the weights, which do not
+    persist.
+    """
+    return runtime.device.type == "cuda" and is_cast(model, runtime)
 
 
 # torch's cuDNN kernel is the fastest one on an H100, but takes 45 ms to plan each new length.

@@ -47,6 +47,28 @@ def test_graphs_are_captured_on_the_models_device_in_any_thread():
     assert gpu.captures == 1
 
 
+def test_row_bytes_includes_the_logits_of_all_graphs(monkeypatch):
+    """At 64 rows, up to 28 graphs were not counted."""
+    monkeypatch.setattr(torch_decoder.CUDAGraphDecoder, "GRANULARITY", 4)
+    with SimulatedGPU(), torch.inference_mode():
+        model = random_model(1).to("cuda")
+        decoder, S = TorchDecoder(model, resolve_runtime("cuda", "float32", False)), model.config.block_size
+        batch, counts = decoder.batch(5), set()
+        for rows in range(1, 6):
+            for length in range(S):
+                batch.cache.set_lengths([length] * 5)
+                batch.new_logits(batch.sampled[: batch.padded_rows(rows)])
+                counts.add(batch.padded_rows(rows))
+        graphs = batch.new_logits.graphs
+        storages = [graph.result.values.untyped_storage() for graph in graphs.values()]  # with the padded vocabulary
+        kept = 2 * sum(storage.nbytes() for storage in storages)  # in the model's dtype, and in float32
+        with_graphs = decoder.row_bytes
+        monkeypatch.setattr(torch_decoder, "is_capturable", lambda model, runtime: False)
+        counted = 5 * (with_graphs - decoder.row_bytes)
+    assert counts == {1, 2, 4, 5} and len(graphs) == 4 * -(-S // 4) > 4
+    assert kept <= counted <= 1.5 * kept
+
+
 EOT = 19
 PENALTIES = dict(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
 SAMPLINGS = {
