@@ -92,6 +92,8 @@ RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time
     f"to {NANOGPT_A100_LOSS}": (NANOGPT_A100_LOSS, []),
 }
 MATMUL_SIZES = {"cpu": 2048, "cuda": 8192, "mps": 4096}  # square matrices for measuring the machine's limit
+PRODUCTS = 20  # to queue on a GPU before waiting for it, in a sustained measurement
+SUSTAINED_SECONDS = {"cpu": 0.0, "cuda": 2.0, "mps": 2.0}  # of measuring matmuls; 0: the best of five
 IMPORT_SECONDS = 1.5  # from the start of a process to the start of its time budget
 PARTS = ("speed", "race", "profile")
 
@@ -192,7 +194,8 @@ def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
     for name in ("AdamW", "Muon"):
         methods[f"Folio, {name}"] = partial(folio_speed, [*folio_options, f"--optimizer={name.lower()}"], folder)
     dtypes = (torch.float32, torch.bfloat16)
-    methods |= {str(dtype): partial(matmul_rate, dtype, cfg.device) for dtype in dtypes}
+    sustained = SUSTAINED_SECONDS[torch.device(cfg.device).type]
+    methods |= {str(dtype): partial(matmul_rate, dtype, cfg.device, seconds=sustained) for dtype in dtypes}
     measured = alternate(methods, cfg.repeats, warmup=False)
     single, half = (statistics.median(measured.pop(str(dtype))) for dtype in dtypes)
     rows = []
@@ -236,8 +239,14 @@ def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def matmul_rate(dtype: torch.dtype, device: str, precision: str = "highest", size: int | None = None) -> float:
-    """Measure the FLOP/s of a large matmul. precision: of float32, see torch.set_float32_matmul_precision."""
+def matmul_rate(
+    dtype: torch.dtype, device: str, precision: str = "highest", size: int | None = None, seconds: float = 0.0
+) -> float:
+    """Measure the FLOP/s of large matmuls: the best of five, or all in some seconds, one after another.
+
+    After about a second, a GPU that reaches its power limit slows down, as it does in training. precision: of float32,
+    see torch.set_float32_matmul_precision.
+    """
     previous_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     n = size or MATMUL_SIZES[torch.device(device).type]
@@ -247,10 +256,21 @@ def matmul_rate(dtype: torch.dtype, device: str, precision: str = "highest", siz
         a @ a
         wait_for(a.device)
 
+    def multiply_often() -> None:
+        for _ in range(PRODUCTS):
+            a @ a
+        wait_for(a.device)
+
     multiply()
-    seconds = min(time_calls(multiply, 1) for _ in range(5))
+    if seconds:
+        times = []
+        while sum(times) < seconds:
+            times.append(time_calls(multiply_often, 1))
+        per_product = statistics.mean(times) / PRODUCTS
+    else:
+        per_product = min(time_calls(multiply, 1) for _ in range(5))
     torch.set_float32_matmul_precision(previous_precision)
-    return 2 * n**3 / seconds
+    return 2 * n**3 / per_product
 
 
 # --- races ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What the parts of tools/check_gpu.py share: their record, and short runs of train.py."""
 
+import pickle
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from folio.base.settings import ROOT
@@ -161,6 +163,21 @@ def prepare_text(part: Part, name: str, sentences: int = 2000) -> Path:
     source.write_text("".join(lines), encoding="utf-8")
     settings = PrepareConfig(name=name, data_dir=str(part.folder / "data"), num_workers=0)
     prepare(settings, Corpus(find_sources([str(source)])), name)
+    return part.folder / "data"
+
+
+def write_random_tokens(part: Part, name: str, vocab_size: int, tokens: int = 2**20) -> Path:
+    """Write a data set of random tokens in nanoGPT's format, each id with a character. Returns the folder for
+    --data_dir. Unlike with GPT-2's tokenizer, a large vocabulary needs no download.
+    """
+    folder = part.folder / "data" / name
+    folder.mkdir(parents=True)
+    for split in ("train", "val"):
+        ids = np.random.default_rng(1).integers(vocab_size, size=tokens)
+        ids.astype("<u2").tofile(folder / f"{split}.bin")
+    itos = {i: chr(0x10000 + i) for i in range(vocab_size)}
+    meta = {"vocab_size": vocab_size, "itos": itos, "stoi": {character: i for i, character in itos.items()}}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
     return part.folder / "data"
 
 

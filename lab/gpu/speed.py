@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -18,8 +17,15 @@ from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.planning.forecast import Memory, training_memory
 from lab.bench.baselines import copy_checkout
 from lab.bench.timing import time_calls, wait_for
-from lab.bench.training import largest_operations, make_step, matmul_rate, nanogpt_speed
-from lab.gpu.part import Part, name_of, supported_dtypes
+from lab.bench.training import (
+    SUSTAINED_SECONDS,
+    folio_speed,
+    largest_operations,
+    make_step,
+    matmul_rate,
+    nanogpt_speed,
+)
+from lab.gpu.part import Part, name_of, supported_dtypes, write_random_tokens
 from model import GPT, GPTConfig
 
 # --- 1 hardware -------------------------------------------------------------------------------------------------------
@@ -36,11 +42,13 @@ def check_hardware(part: Part) -> None:
         sheet = data_sheet(torch.cuda.get_device_name(device))
         if torch.cuda.get_device_capability(device) >= (8, 0):
             kinds.append(("float32 as TF32", torch.float32, "high"))
-    part.table("matmul", "TFLOP/s", "of the data sheet, bfloat16 or float16")
+    part.table("matmul", "TFLOP/s", "of the data sheet, bfloat16 or float16", "TFLOP/s, sustained")
     for name, dtype, precision in kinds:
         with part.attempt(f"matmul in {name}"):
             rate = matmul_rate(dtype, str(device), precision, size) / 1e12
-            part.row(name, f"{rate:.3g}", f"{rate / sheet.tflops:.0%}" if sheet and sheet.tflops else "unknown")
+            share = f"{rate / sheet.tflops:.0%}" if sheet and sheet.tflops else "unknown"
+            sustained = matmul_rate(dtype, str(device), precision, size, SUSTAINED_SECONDS[device.type]) / 1e12
+            part.row(name, f"{rate:.3g}", share, f"{sustained:.3g}")
     part.table("copy", "GB/s")
     part.row("on the device, read and written", f"{copy_rate(device, device, part.is_small) / 1e9:.3g}")
     if not part.is_small:
@@ -90,7 +98,8 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     runtime = resolve_runtime(str(device), "auto", "auto")  # as in a long run of train.py
     sizes = [4] if part.is_small else [size for size in (4, 16, 32, 64) if size == 4 or fits(config, size, runtime)]
     base = 32 if 32 in sizes else sizes[-1]
-    matmul, sheet = matmul_rate(runtime.dtype, str(device), size=256 if part.is_small else None), runtime.peak_flops()
+    options = dict(size=256 if part.is_small else None, seconds=SUSTAINED_SECONDS[device.type])
+    matmul, sheet = matmul_rate(runtime.dtype, str(device), **options), runtime.peak_flops()
     model = meta_model(config)
     adapt(model, runtime)
     kernel = describe_attention(runtime, model)
@@ -106,7 +115,7 @@ def check_training_speed(part: Part, peer: str | None = None) -> None:
     if device.type == "cuda":
         others = [backend for backend in backends if name_of_backend(backend) not in kernel]
         cells[2:2] = [(base, True, backend) for backend in others if backend != SDPBackend.MATH]
-    part.table("sequences", "vocabulary", "attention", "tokens/s", "MFU by the data sheet", "of a matmul",
+    part.table("sequences", "vocabulary", "attention", "tokens/s", "MFU by the data sheet", "of a sustained matmul",
                "peak memory", "forecast", "first step, s")  # fmt: skip
     for size, padded, backend in cells:
         cell = str(size), "padded" if padded else "not padded", name_of_backend(backend) if backend else "default"
@@ -213,19 +222,21 @@ def profile(part: Part, config: GPTConfig, size: int, runtime: Runtime) -> None:
 
 
 def compare_with_nanogpt(part: Part, peer: Path, config: GPTConfig, size: int, runtime: Runtime) -> None:
-    """Measure nanoGPT's train.py with the same shape on random tokens, alternating. Its vocabulary is 50,304."""
-    checkout, folder = part.folder / "nanogpt", part.folder / "nanogpt" / "data" / "random"
-    copy_checkout(peer, checkout, part.folder, set())
-    folder.mkdir(parents=True)
-    for name in ("train.bin", "val.bin"):
-        np.random.default_rng(1).integers(config.vocab_size, size=2**20).astype("<u2").tofile(folder / name)
+    """Measure both train.py with the same shape on the same random tokens, alternating.
+
+    nanoGPT's vocabulary is 50,304, because its copy of the data set has no meta.pkl.
+    """
+    checkout, data_dir = part.folder / "nanogpt", write_random_tokens(part, "random", config.vocab_size)
+    copy_checkout(peer, checkout, data_dir, {"random"})
+    (checkout / "data" / "random" / "meta.pkl").unlink()
     values = dict(n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, block_size=config.block_size)
     values |= dict(batch_size=size, dataset="random", dropout=0.0, max_iters=20, eval_iters=1, log_interval=1)
     values |= dict(device=part.device, dtype=name_of(runtime.dtype), compile=runtime.compile)
     options = [f"--{name}={value}" for name, value in values.items()]
+    own_options = [*options, f"--data_dir={data_dir}", "--eval_interval=20"]
+    free_memory(runtime)  # both are other processes on the same GPU
     part.table(f"round, {size} sequences", "Folio, tokens/s", "nanoGPT, tokens/s", "ratio")
-    for number in (1, 2):
-        folio = training_speed(config, size, runtime, True)[0]
-        free_memory(runtime)  # nanoGPT is another process on the same GPU
+    for number in range(1 if part.is_small else 2):
+        folio = folio_speed(own_options, part.folder)
         nanogpt = nanogpt_speed(options, checkout, size * config.block_size)
-        part.row(number, f"{folio:,.0f}", f"{nanogpt:,.0f}", f"{folio / nanogpt:.2f}")
+        part.row(number + 1, f"{folio:,.0f}", f"{nanogpt:,.0f}", f"{folio / nanogpt:.2f}")

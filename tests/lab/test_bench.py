@@ -373,6 +373,22 @@ def test_the_time_of_a_kernel_is_counted_once():
     assert training.operation_times([operation], on_cpu=True) == {"aten::mm": 3}
 
 
+def test_a_sustained_matmul_is_measured_after_a_gpu_slows_down(monkeypatch):
+    """The best of five single products was the limit of a step, which runs at a lower power-limited rate."""
+    counts, matmul = [], torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: counts.append(1) or matmul(a, b))
+
+    def time_calls(action, count):
+        before = len(counts)
+        action()
+        return (len(counts) - before) * (1e-3 if len(counts) < 100 else 2e-3)  # a slower product after the first 100
+
+    monkeypatch.setattr(training, "time_calls", time_calls)
+    rates = [training.matmul_rate(torch.float32, "cpu", size=8, seconds=seconds) for seconds in (0.0, 2.0)]
+    seconds = [2 * 8**3 / rate for rate in rates]
+    assert seconds[0] == pytest.approx(1e-3) and 1.9e-3 < seconds[1] < 2e-3 and len(counts) > 1000
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_both_programs_use_the_same_compile_setting(peer, tiny_model, monkeypatch, device):
     """On a GPU, only nanoGPT was compiled, because Folio's `auto` does not compile such a short run."""
@@ -383,7 +399,7 @@ def test_both_programs_use_the_same_compile_setting(peer, tiny_model, monkeypatc
         return [(0.0, f"iter {n}: time 50.00ms") for n in range(9)]
 
     monkeypatch.setattr(training, "run_timestamped", record)
-    monkeypatch.setattr(training, "matmul_rate", lambda dtype, device: 1e9)
+    monkeypatch.setattr(training, "matmul_rate", lambda dtype, device, seconds: 1e9)
     monkeypatch.setattr(training, "read_metrics", lambda out_dir: [{"tokens_per_second": 1.0}] * 9)
     monkeypatch.setattr(training, "MATMUL_SIZES", {device: 64})
     with SimulatedGPU():

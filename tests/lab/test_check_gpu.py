@@ -280,14 +280,24 @@ def test_a_token_of_another_row_is_detected(new_part, monkeypatch, place):
     assert [row[-2:].index("FAILED") for row in part.record["tables"][0]["rows"]] == [place == "a thread"] * 2
 
 
-def test_nanogpt_is_measured_on_the_same_sizes(new_part, peer, tmp_path):
-    part = new_part()
+def test_nanogpt_is_measured_on_the_same_sizes(new_part, peer, tmp_path, monkeypatch):
+    """By its train.py and Folio's."""
+    part, run_timestamped, own_words = new_part(), training.run_timestamped, []
+
+    def record(words, folder):
+        own_words.extend(words if "config/nanogpt_char.py" in words else [])
+        return run_timestamped(words, folder)
+
+    monkeypatch.setattr(training, "run_timestamped", record)
     speed.compare_with_nanogpt(part, peer, speed.SMALL_GPT2, 4, correctness.cpu_runtime(torch.float32))
-    assert [row[2] for row in part.record["tables"][0]["rows"]] == ["2,560"] * 2  # 4 x 32 tokens in 50 ms
+    (row,) = part.record["tables"][0]["rows"]
+    assert row[2] == "2,560" and float(row[1].replace(",", "")) > 0  # 4 x 32 tokens in 50 ms
     words = (tmp_path / "nanogpt" / "words").read_text().split("\n")
     assert {"--n_layer=2", "--block_size=32", "--batch_size=4", "--dtype=float32", "--compile=False"} <= {*words}
     tokens = np.fromfile(tmp_path / "nanogpt" / "data" / "random" / "train.bin", dtype="<u2")
-    assert len(tokens) == 2**20 and tokens.max() == 299
+    assert len(tokens) == 2**20 and tokens.max() == 299 and not (tmp_path / "nanogpt/data/random/meta.pkl").exists()
+    shared = {word for word in words if word.startswith("--")}
+    assert {"--log_interval=1", "--eval_iters=1"} <= shared <= {*own_words}  # its loop had no loader, guard or logs
 
 
 # --- branches for CUDA ------------------------------------------------------------------------------------------------
@@ -304,6 +314,7 @@ def gpu(monkeypatch) -> Iterator[SimulatedGPU]:
     for module in (speed, decoding):
         monkeypatch.setattr(module, "GPT2", tiny)
     monkeypatch.setattr(speed, "COPY_BYTES", 2**20)
+    monkeypatch.setitem(training.SUSTAINED_SECONDS, "cuda", 1e-9)
     monkeypatch.setattr(speed, "time_calls", lambda action, count: (action(), 1.0)[1])
     monkeypatch.setitem(training.MATMUL_SIZES, "cuda", 64)
     with SimulatedGPU(device_count=2) as gpu:
