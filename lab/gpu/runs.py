@@ -37,6 +37,7 @@ from lab.gpu.part import (
     run_python,
     supported_dtypes,
     tiny_run,
+    write_random_tokens,
 )
 
 # --- 3 control --------------------------------------------------------------------------------------------------------
@@ -148,6 +149,17 @@ def check_resume(part: Part) -> None:
 # --- 7 processes ------------------------------------------------------------------------------------------------------
 
 
+LARGE_VOCABULARY = 50_000
+
+
+def large_run(processes: int) -> dict[str, Any]:
+    """Settings for a run with what distinguishes training on several GPUs, also if there is only one: gradients in
+    several buckets of DDP, at whose ends compiled graphs are split, and a loss in chunks, also if it is compiled.
+    """
+    shape = dict(n_layer=6, n_head=8, n_embd=512, block_size=1024)
+    return dict(dataset="random", batch_size=8 * processes, eval_iters=1, **shape)  # 8 sequences per process
+
+
 def check_processes(part: Part) -> None:
     """Compare the losses of DDP and FSDP in float32, with NCCL on all GPUs, with those of one process."""
     if part.device.type == "mps":
@@ -157,11 +169,17 @@ def check_processes(part: Part) -> None:
     processes = 2 if part.is_small else torch.cuda.device_count()
     if processes == 1:
         part.note("there is one GPU, so NCCL has one process")
-    prepare_text(part, "sentences")
     changes = dict(dtype="float32", device=part.device.type, max_iters=20, eval_interval=10, sample_tokens=0)
     changes |= dict(learning_rate=1e-3, warmup_iters=5)
+    if part.is_small:
+        prepare_text(part, "sentences")
+    else:
+        write_random_tokens(part, "random", LARGE_VOCABULARY)
+        changes |= large_run(processes)
     run_python(ROOT / "train.py", *tiny_run(part, "one", **changes, compile=False))
-    part.table("parallel", "compile", "recompute", "processes", "largest difference of a loss", "tokens/s", "")
+    part.table(
+        *("parallel", "compile", "recompute", "processes", "graphs", "largest difference of a loss", "tokens/s", "")
+    )
     variants = [*product(("ddp", "fsdp"), (False, True), (False, True))]
     for parallel, compiled, recompute in variants if not part.is_small else [("fsdp", False, True)]:
         what, failures = f"{parallel}, compile={compiled}, recompute={recompute}", part.failures
@@ -172,12 +190,13 @@ def check_processes(part: Part) -> None:
             out_dir = part.folder / f"{parallel}-{compiled}-{recompute}"
             options = tiny_run(part, out_dir.name, **changes, parallel=parallel, compile=compiled, recompute=recompute)
             launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}")
-            run_python(*launcher, ROOT / "train.py", *options)
+            compilation = re.search(r"compiled: ([\d,]+) graph", run_python(*launcher, ROOT / "train.py", *options))
             difference = largest_difference(part.folder / "one", out_dir)
             speed = statistics.median(logged(out_dir, "tokens_per_second")[5:])
             part.check(difference <= 1e-4, f"{what}: a loss differs by {difference:.1e}")  # as in test_distributed.py
             cells = f"{difference:.1e}", f"{speed:,.0f}", part.result_since(failures)
-            part.row(parallel, compiled, recompute, processes, *cells)
+            graphs = compilation[1] if compilation else "0"
+            part.row(parallel, compiled, recompute, processes, graphs, *cells)
 
 
 def largest_difference(first: Path, second: Path) -> float:

@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 import torch
 
+import train as train_script
 from folio import UserError
 from folio.base import settings
 from folio.base.files import read_json, write_json
 from folio.base.settings import ConfigError, setting_names
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine import kernels
+from folio.machine.distributed import Group
 from folio.machine.kernels import ChunkedCrossEntropy, choose_attention
+from folio.training.loader import BatchShape
 from folio.training.optim import Muon
+from folio.training.planning.data import open_data
 from lab import kill_and_resume
 from lab.bench import training
 from lab.gpu import correctness, decoding, processes, runs, speed
 from lab.gpu.part import Part, Skip
 from lab.gpu.processes import PartSpec
 from lab.gpu.report import Report, describe_machine
-from model import POSITIONS, AttentionKernel, GPTConfig, Mask
+from model import GPT, POSITIONS, AttentionKernel, GPTConfig, Mask
 from tests.support.repository import ROOT
 from tests.support.simulated_gpu import SimulatedGPU
 from tools import check_gpu
@@ -356,6 +360,7 @@ def test_processes_run_on_all_gpus(new_part, gpu, monkeypatch, count, fault):
         commands.append(" ".join(map(str, words)))
         line = {"loss": 3.0, "val_loss": 2.0 + (fault if "parallel=fsdp" in commands[-1] else 0.0)}
         write_lines(out_dir_of(words), "metrics", [{"step": n, "tokens_per_second": 5.0, **line} for n in range(20)])
+        return "compiled: 14 graphs, 0 graph breaks" if "--compile=True" in words else ""
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(runs, "run_python", write_run)
@@ -364,7 +369,25 @@ def test_processes_run_on_all_gpus(new_part, gpu, monkeypatch, count, fault):
     assert all(f"torch.distributed.run --standalone --nproc_per_node={count} " in command for command in commands[1:])
     assert len(set(commands)) == 9 and len(reported) == (4 if fault else 0)
     assert all("fsdp" in failure for failure in reported)
+    assert [row[4] for row in part.record["tables"][0]["rows"]] == ["0", "0", "14", "14"] * 2
     assert ("there is one GPU, so NCCL has one process" in part.record["notes"]) == (count == 1)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_a_run_with_several_processes_has_what_distinguishes_it(new_part, processes):
+    """Its model was smaller than DDP's first bucket, and its loss was never computed in chunks."""
+    part, MiB = new_part(), 2**20
+    data_dir = runs.write_random_tokens(part, "random", runs.LARGE_VOCABULARY, 2**16)
+    cfg = settings.load(train_script.TrainConfig, runs.tiny_run(part, "out", **runs.large_run(processes)))
+    data = open_data(cfg)
+    assert data.vocab_size == runs.LARGE_VOCABULARY and str(data_dir) == cfg.data_dir
+    shape = {name: getattr(cfg, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
+    with torch.device("meta"):
+        sizes = [p.nbytes for p in GPT(GPTConfig(vocab_size=data.vocab_size, **shape)).parameters()]
+    assert sum(sizes) - max(sizes) > MiB + 2 * 25 * MiB  # DDP's first bucket, and later ones, without the embeddings
+    batch = BatchShape.of(cfg.batch_size, cfg.accumulation, Group(0, processes))
+    logits = batch.rows * cfg.block_size * data.vocab_size
+    assert logits > kernels.max_logits(compiled=True) > kernels.max_logits(compiled=False)
 
 
 def test_the_last_gpu_is_used_in_a_thread(new_part, gpu, monkeypatch):
