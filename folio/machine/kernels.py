@@ -76,6 +76,8 @@ def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) ->
         return AttentionKernel()
     if device_type == "cpu" and (config.pdrop("attn") or trains_bias(config)):
         return FusedInEvaluation()
+    if DOCUMENTS_BY_LENGTH and device_type == "cuda" and VarlenAttention.can_compute(dtype, config):
+        return VarlenAttention()
     return FusedAttention()
 
 
@@ -93,6 +95,55 @@ class FusedAttention(AttentionKernel):
         if mask.biases is None and mask.first_keys is None:  # then, torch computes no scores of later keys
             return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal=True)
         return F.scaled_dot_product_attention(q, k, v, mask.tensor(q), dropout_p)
+
+
+DOCUMENTS_BY_LENGTH = False  # whether VarlenAttention is used; it has not run on a GPU
+MIN_DOCUMENT = 8  # tokens of a document in VarlenAttention, on average over a micro-batch
+
+
+class VarlenAttention(FusedAttention):
+    """Attention to a query's own document by torch's flash kernel for sequences of different lengths, on CUDA.
+
+    A mask of the documents is as large as the scores of a head, (B, 1, T, T), in every layer, and the kernels that
+    accept a mask compute the hidden scores too. This one gets only the bounds of the documents.
+    """
+
+    def __init__(self) -> None:
+        from torch.nn.attention.varlen import varlen_attn  # compiles its operators, which few runs need
+
+        self.attend = varlen_attn
+
+    @staticmethod
+    def can_compute(dtype: torch.dtype, config: GPTConfig) -> bool:
+        """The kernel has no dropout and no mask. Token 0 also pads batches, whose padding would be many documents."""
+        is_plain = not config.pdrop("attn") and not POSITIONS[config.position].biases_scores
+        return bool(config.document_token) and dtype != torch.float32 and is_plain
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        if mask.first_keys is None:
+            return super().__call__(layer, q, k, v, mask)
+        B, _, T, _ = q.shape
+        bounds = document_bounds(mask.first_keys)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B T, H, D)
+        y = self.attend(q, k, v, bounds, bounds, T, T, window_size=(-1, 0))  # (-1, 0): causal
+        return y.unflatten(0, (B, T)).transpose(1, 2)
+
+
+def document_bounds(first_keys: Tensor) -> Tensor:
+    """The first token of each document among all B T tokens, and after it B T, as int32 of a fixed length.
+
+    first_keys: see Mask. The host does not know the number of documents, so there are bounds for B T / MIN_DOCUMENT of
+    them, and those without tokens begin at B T. If there are more documents, the device raises an error.
+    """
+    (B, T), device = first_keys.shape, first_keys.device
+    count = B + B * T // MIN_DOCUMENT
+    begins = (first_keys == torch.arange(T, device=device)).flatten()  # (B T,)
+    number = begins.cumsum(0)  # of a token's document, from 1
+    torch._assert_async(number[-1] <= count, "mask_documents: too many short documents, see MIN_DOCUMENT in kernels.py")
+    bounds = torch.full((count + 2,), B * T, dtype=torch.int32, device=device)
+    index = torch.where(begins, number - 1, count + 1)  # the last element is written by all other tokens, and removed
+    bounds.scatter_(0, index.clamp(max=count + 1), torch.arange(B * T, dtype=torch.int32, device=device))
+    return bounds[:-1]
 
 
 class FusedInEvaluation(AttentionKernel):
@@ -122,6 +173,8 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
     """The model's attention implementation in training, for the startup line."""
     if isinstance(model.kernel, CompiledAttention):
         return "a compiled kernel"
+    if isinstance(model.kernel, VarlenAttention):
+        return "torch's flash kernel for documents of different lengths"
     if not isinstance(model.kernel, FusedAttention):
         return "matmuls"
     if runtime.device.type not in ("cpu", "cuda"):

@@ -19,13 +19,14 @@ Dimensions: B batch, T time, V vocabulary.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from folio.machine.kernels import adapt, compile_loss, make_cross_entropy, pad_vocabulary
+from folio.machine.kernels import VarlenAttention, adapt, compile_loss, make_cross_entropy, pad_vocabulary
 from folio.machine.runtime import Runtime
 from folio.training.optim import LearningRates, make_optimizer, state_tensors, update
 from lab.gpu.part import Part, can_compile, compiler_counters, name_of, quick_compiler, supported_dtypes
@@ -93,6 +94,7 @@ def check_correctness(part: Part) -> None:
     for dtype in supported_dtypes(part.device):
         allowed[dtype] = allowed_errors(dtype, references, batch)
         part.row(name_of(dtype), *(f"{error:.1e}" for error in allowed[dtype].values()))
+    check_documents(part)
     check_optimizers(part)  # before the compiled variants, which take most of the time
     part.table("dtype", "mode", "loss function", "vocabulary", *(f"error: {name}" for name in Results._fields), "")
     losses = (True, True), (False, False), (True, False), (False, True)  # (chunked, padded); the first two matter most
@@ -193,6 +195,34 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 def worst_error(tensors: dict[str, Tensor], references: dict[str, Tensor]) -> tuple[float, str]:
     """The largest relative error of any tensor, and its name."""
     return max((relative_error(tensor, references[name]), name) for name, tensor in tensors.items())
+
+
+def check_documents(part: Part) -> None:
+    """Check attention to a query's own document by the kernel that gets the bounds of documents instead of a mask."""
+    if part.device.type != "cuda":
+        part.note("not run: documents of different lengths, whose kernel needs CUDA")
+        return
+    part.table("documents", *(f"error: {name}" for name in Results._fields), "")
+    batch = random_batch()
+    for dtype in (dtype for dtype in supported_dtypes(part.device) if dtype != torch.float32):
+        what, failures = f"documents in {name_of(dtype)}", part.failures
+        with part.attempt(what):
+            exact = compute(documents_model().double(), cpu_runtime(torch.float32), batch)
+            on_cpu = compute(documents_model(), cpu_runtime(dtype), batch).errors(exact)
+            model = documents_model().to(part.device)
+            model.kernel = VarlenAttention()
+            errors = compute(model, Runtime(part.device, dtype, False, ""), batch).errors(exact)
+            for name, (error, tensor) in errors.items():
+                allowed = MARGIN[dtype] * on_cpu[name][0]
+                part.check(error <= allowed, f"{what}: the error of {tensor} is {error:.1e}")
+            part.row(name_of(dtype), *(f"{error:.1e}" for error, _ in errors.values()), part.result_since(failures))
+
+
+def documents_model() -> GPT:
+    """A small GPT that attends to a document, of about 64 tokens in a random batch."""
+    model = small_model("learned")
+    model.config = replace(model.config, document_token=int(random_batch()[0][0, T // 3]))
+    return model
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from lab.gpu.part import Part, Skip
 from lab.gpu.processes import PartSpec
 from lab.gpu.report import Report, describe_machine
 from model import GPT, POSITIONS, AttentionKernel, GPTConfig, Mask
+from tests.support.documents import attend_by_document
 from tests.support.repository import ROOT
 from tests.support.simulated_gpu import SimulatedGPU
 from tools import check_gpu
@@ -186,6 +187,18 @@ def test_a_skipped_step_that_changes_a_moment_is_detected(reported, monkeypatch)
     monkeypatch.setattr(Muon, "step", forgetful_step)
     lines = reported(correctness.check_optimizers)
     assert len(lines) == 2 and all("muon" in line and "momentum_buffer" in line for line in lines)
+
+
+@pytest.mark.parametrize("fault", [0, 1])
+def test_a_bound_of_a_document_that_is_off_by_one_is_detected(gpu, new_part, monkeypatch, fault):
+    def attend(q, k, v, bounds, *arguments, **settings):
+        moved = torch.where((bounds > 0) & (bounds < len(q)), bounds + fault, bounds)
+        return attend_by_document(q, k, v, moved, moved, *arguments[1:], **settings)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
+    monkeypatch.setattr(correctness, "supported_dtypes", lambda device: [torch.float32, torch.bfloat16])
+    lines = failures(new_part("cuda:0"), correctness.check_documents)
+    assert bool(lines) == bool(fault) and all(line.startswith("documents in bfloat16: the error") for line in lines)
 
 
 def out_dir_of(words) -> Path:

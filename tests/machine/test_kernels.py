@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,21 +10,25 @@ from torch.utils._pytree import tree_leaves
 
 from folio.data.find_data import find_datasets
 from folio.data.windows import Mixture
-from folio.decoding.kv_cache import KVCache
+from folio.decoding.kv_cache import KVCache, split_documents
 from folio.machine.kernels import (
     MAX_LOGITS,
+    MIN_DOCUMENT,
     CompiledAttention,
     CPUDropout,
     FusedAttention,
     FusedInEvaluation,
+    VarlenAttention,
     adapt,
     choose_attention,
     describe_attention,
+    document_bounds,
     make_cross_entropy,
     pad_vocabulary,
 )
 from folio.machine.runtime import resolve_runtime
-from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, Mask
+from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, Mask, document_starts
+from tests.support.documents import attend_by_document
 from tests.support.models import SMALL, tokens
 from tests.support.operators import OperatorRecorder
 from tests.support.tolerances import gradients_error, logits_error, norm_error, normal_limit, rounding_error, within
@@ -31,6 +36,65 @@ from tests.support.tolerances import gradients_error, logits_error, norm_error, 
 ATTENTION_ERROR = 2 * rounding_error(8 + 2 * 16 + 5)  # D = 8, T = 16: scores, softmax, and sums over values
 
 # --- training ---------------------------------------------------------------------------------------------------------
+
+
+def random_documents(seed: int, B: int = 3, T: int = 256) -> torch.Tensor:
+    """Ids (B, T) with a few document tokens, 5, also as the first and the last id of a row, and two in a row."""
+    generator = torch.Generator().manual_seed(seed)
+    idx = torch.randint(6, 40, (B, T), generator=generator)
+    ends = torch.randint(T - 1, (B, 3), generator=generator)
+    idx.scatter_(1, ends, 5)
+    idx[1, 0] = idx[1, -1] = 5
+    idx[2, ends[2, 0] + 1] = 5
+    return idx
+
+
+def test_attention_by_the_lengths_of_documents_equals_masked_attention(monkeypatch, seed):
+    """Results and gradients of a model. The kernel itself is torch's, and has not run on a GPU."""
+    config = GPTConfig(vocab_size=40, block_size=256, n_layer=2, n_head=2, n_embd=32, document_token=5)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_document)
+    idx, results = random_documents(seed), []
+    for kernel in (AttentionKernel(), VarlenAttention()):
+        model = GPT(config, seed).double()
+        model.kernel = kernel
+        loss = model(idx, idx.roll(-1, 1))[1]
+        results.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_document_bounds_are_the_begins_of_the_documents(seed):
+    idx = random_documents(seed)
+    lengths = [len(part) for row in idx.tolist() for part in split_documents(row, 5)]
+    begins = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    bounds = document_bounds(document_starts(idx, 5)).tolist()
+    assert bounds[: len(begins)] == begins and {*bounds[len(begins) :]} == {idx.numel()}
+    assert len(bounds) == 3 + 3 * 256 // MIN_DOCUMENT + 1
+    shortest = torch.full((2, 4 * MIN_DOCUMENT), 6)  # with the largest number of documents
+    shortest[:, ::MIN_DOCUMENT] = 5
+    assert document_bounds(document_starts(shortest, 5)).unique().numel() == 2 * (4 + 1) + 1
+    shortest[:, 1] = 5
+    with pytest.raises(RuntimeError, match="too many short documents"):  # on CUDA, an error of the device
+        document_bounds(document_starts(shortest, 5))
+
+
+def test_documents_have_a_kernel_of_their_own_where_it_can_compute_them(monkeypatch):
+    """It has not run on a GPU, so it is not used."""
+    config = GPTConfig(document_token=5)
+    assert type(choose_attention("cuda", torch.bfloat16, config)) is FusedAttention
+    monkeypatch.setattr("folio.machine.kernels.DOCUMENTS_BY_LENGTH", True)
+    for is_used, device, dtype, changes in (
+        (True, "cuda", torch.bfloat16, {}),
+        (True, "cuda", torch.float16, dict(position="rotary", resid_pdrop=0.1)),
+        (False, "cuda", torch.float32, {}),
+        (False, "cpu", torch.bfloat16, {}),
+        (False, "cuda", torch.bfloat16, dict(dropout=0.1)),
+        (False, "cuda", torch.bfloat16, dict(position="alibi")),
+        (False, "cuda", torch.bfloat16, dict(document_token=None)),
+        (False, "cuda", torch.bfloat16, dict(document_token=0)),
+    ):
+        kernel = choose_attention(device, dtype, replace(config, **changes))
+        assert isinstance(kernel, VarlenAttention) == is_used
 
 
 @pytest.mark.parametrize("has_biases", [False, True])
