@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from folio.base.files import read_json
+from lab.ideas.make_branches import read_changes
 from tests.support.repository import ROOT, copy_repository, run_commands
 from tests.support.runs import read_metrics, same_tensors
 
@@ -21,23 +21,6 @@ SMALL = (
     "--log_interval=1 --bias=True --warmup_iters=1 --lr_decay_iters=4 --sample_tokens=0 --min_lr=0 --dtype=float32"
 )
 ANSWERS = {f"What is {n} + {n}?": f"It is {2 * n}." for n in range(100)}
-
-
-class Change(NamedTuple):
-    """A diff of the page and the commands that follow it."""
-
-    diff: str
-    commands: list[str]
-
-
-def read_changes(page: str) -> list[Change]:
-    changes = []
-    for kind, content in re.findall(r"```(diff|sh)\n(.*?)```", page, re.DOTALL):
-        if kind == "diff":
-            changes.append(Change(content, []))
-        else:
-            changes[-1].commands.extend(content.splitlines())
-    return changes
 
 
 CHANGES = read_changes(PAGE)
