@@ -118,6 +118,14 @@ def test_new_experiments_have_new_seeds_and_know_the_spread_of_earlier_ones(comm
     assert other_budget["recipe"] != first["recipe"] and other_budget["seed"] == first["seed"]
 
 
+def test_experiments_that_begin_at_the_same_time_have_different_seeds(command, project):
+    """The second one took the same seeds, because the first one was not in the ledger yet."""
+    first = command("--b=idea")[1]
+    Path("ideas/ledger.jsonl").unlink()
+    (project / "train.py").write_text("loss = 1.8\n")
+    assert command()[1]["seed"] == first["seed"] + 16
+
+
 def test_the_code_is_frozen_when_the_experiment_begins(command, project, monkeypatch, capsys):
     (project / "train.py").write_text("loss = 1.5\n")
     fake = runner.run_training

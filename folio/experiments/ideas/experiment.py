@@ -80,8 +80,10 @@ def open_experiment(
         space = [Values(CODE, (cfg.a, cfg.b))]
         draft = Sweep(base, arguments, space, root, [base.seed], None, None)
         recipe = hashlib.sha256(json.dumps(unseeded(draft.definition), default=str).encode()).hexdigest()[:12]
-        for folder in sorted(root.glob("[0-9]*-*"), reverse=True):
-            if cfg.new or not (record := read_experiment(folder)) or record["command"] != command:
+        records = {folder: record for folder in root.glob("[0-9]*-*") if (record := read_experiment(folder))}
+        for folder in () if cfg.new else sorted(records, reverse=True):
+            record = records[folder]
+            if record["command"] != command:
                 continue
             same = [arm.hash for arm in read_arms(folder).values()] == [arm.hash for arm in current.values()]
             id_ = f"{folder.name} {record['began']}"
@@ -96,7 +98,8 @@ def open_experiment(
         folder = root / f"{max(numbers, default=0) + 1:03d}-{slug(cfg.note or cfg.b) or name}"
         folder.mkdir()
         record_arms(current, folder)
-        seed = base.seed if base.is_set("seed") else next_seed(entries, recipe, base.seed)
+        # An experiment that another process has just begun may not be in the ledger yet.
+        seed = base.seed if base.is_set("seed") else next_seed([*entries, *records.values()], recipe, base.seed)
         spread = ledger.spread_for(entries, recipe)
         record = {"began": ledger.now(), "command": command, "seed": seed, "recipe": recipe}
         record["spread"] = spread and [spread.value, spread.df]
@@ -104,9 +107,12 @@ def open_experiment(
         return experiment(folder, record, draft, cfg), None
 
 
-def next_seed(entries: Sequence[dict[str, Any]], recipe: str, first: int) -> int:
-    """Return the first seed that no experiment with this recipe has used, so that experiments are independent."""
-    return max([first, *(entry["seed"] + MAX_PAIRS for entry in entries if entry["recipe"] == recipe)])
+def next_seed(experiments: Sequence[dict[str, Any]], recipe: str, first: int) -> int:
+    """Return the first seed that no experiment with this recipe has used, so that experiments are independent.
+
+    experiments: lines of the ledger, or records of experiments.
+    """
+    return max([first, *(known["seed"] + MAX_PAIRS for known in experiments if known["recipe"] == recipe)])
 
 
 def experiment(folder: Path, record: dict[str, Any], draft: Sweep, cfg: Settings) -> Experiment:
