@@ -21,6 +21,7 @@ from folio import UserError  # noqa: E402
 from folio.base.files import read_json  # noqa: E402
 from folio.base.settings import PositiveInt, Settings, run_script  # noqa: E402
 from folio.evaluation.intervals import differences_to_best  # noqa: E402
+from folio.experiments.sweep.space import describe_point  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -30,29 +31,43 @@ class SweepBenchConfig(Settings):
 
     def problems(self) -> list[tuple[str, str]]:
         """Require one folder with results."""
-        if len(self.sweep) != 1:
-            return [("sweep", "name the folder of one sweep, as in python lab/bench/sweeps.py many")]
-        return [] if Path(self.sweep[0], "results.json").is_file() else [("sweep", "it has no results.json")]
+        return folder_problems(self.sweep)
+
+
+def folder_problems(sweep: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the problem of a setting `sweep` that does not name one folder with results."""
+    if len(sweep) != 1:
+        return [("sweep", "name the folder of one sweep, as in python lab/bench/sweeps.py many")]
+    return [] if Path(sweep[0], "results.json").is_file() else [("sweep", "it has no results.json")]
+
+
+def read_losses(folder: str, seeds: int) -> dict[str, np.ndarray]:
+    """Return the losses of each combination of a sweep, by its settings, with the seeds that all of them share: (N,).
+
+    Raises UserError if there are fewer than `seeds`.
+    """
+    path = Path(folder, "results.json")
+    try:
+        combinations = read_json(path)["combinations"]
+        losses = {describe_point(row["params"]): row["losses"] for row in combinations if row["losses"]}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); repeat the sweep's command to write it again") from None
+    shared = sorted(set.intersection(*map(set, losses.values())) if losses else [], key=int)
+    if len(shared) < seeds:
+        raise UserError(f"{folder}: its combinations share {len(shared)} seeds; a comparison needs {seeds}")
+    return {name: np.array([by_seed[seed] for seed in shared]) for name, by_seed in losses.items()}
 
 
 def main(cfg: SweepBenchConfig) -> None:
-    path = Path(cfg.sweep[0], "results.json")
-    try:
-        combinations = read_json(path)["combinations"]
-        losses = {str(row["params"]): row["losses"] for row in combinations if row["losses"]}  # by settings, by seed
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); repeat the sweep's command to write it again") from None
-    shared = sorted(set.intersection(*map(set, losses.values())) if losses else [], key=int)
-    if len(shared) < cfg.seeds:
-        raise UserError(f"{cfg.sweep[0]}: its combinations share {len(shared)} seeds; a comparison needs {cfg.seeds}")
-    table = np.array([[by_seed[seed] for seed in shared] for by_seed in losses.values()])  # (combinations, seeds)
-    print(f"{len(shared)} seeds, {cfg.seeds} per setting in a comparison")
-    for name, values in zip(losses, table, strict=True):
+    losses = read_losses(cfg.sweep[0], cfg.seeds)
+    table = np.array(list(losses.values()))  # (combinations, seeds)
+    print(f"{table.shape[1]} seeds, {cfg.seeds} per setting in a comparison")
+    for name, values in losses.items():
         print(f"{name}: mean {values.mean():.4f}, standard deviation {values.std(ddof=1):.4f}")
     for settings in (2, 3, 6):
         report(f"{settings} identical settings", [c for values in table for c in split(values, settings, cfg.seeds)])
     if len(table) > 1:
-        pairs = [table[:, i : i + cfg.seeds] for i in range(0, len(shared) - cfg.seeds + 1, cfg.seeds)]
+        pairs = [table[:, i : i + cfg.seeds] for i in range(0, table.shape[1] - cfg.seeds + 1, cfg.seeds)]
         report("different settings, the same seeds", pairs)
 
 

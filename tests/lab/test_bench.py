@@ -37,6 +37,7 @@ from lab.bench import (
     duplicates,
     html_file,
     intervals,
+    null_experiments,
     planted_faults,
     preparation,
     reference_losses,
@@ -52,6 +53,7 @@ from lab.bench.baselines import BaselineConfig
 from lab.bench.duplicates import DuplicatesBenchConfig
 from lab.bench.html_file import HtmlBenchConfig, Size
 from lab.bench.intervals import IntervalBenchConfig
+from lab.bench.null_experiments import NullBenchConfig
 from lab.bench.planted_faults import FAULTS, Fault, FaultsBenchConfig
 from lab.bench.preparation import DataBenchConfig
 from lab.bench.reference_losses import ReferenceConfig
@@ -481,6 +483,28 @@ def test_false_and_true_differences_of_a_sweep_are_counted(tmp_path, seed, capsy
         (tmp_path / "results.json").write_text(content)
         with pytest.raises(UserError, match=r"results\.json is damaged"):
             sweeps.main(SweepBenchConfig(sweep=(str(tmp_path),)))
+
+
+def test_null_experiments_share_no_pair_and_their_false_verdicts_are_counted(tmp_path, seed, capsys):
+    """Of arms that compute the same but for noise; an effect, for comparison, is always found."""
+    rng = np.random.default_rng(seed)
+    base = rng.normal(2.0, 0.1, 400)
+    losses = {"base": base, "null": base + rng.normal(0, 0.02, 400), "effect": base - rng.normal(1.0, 0.02, 400)}
+    rows = [{"params": {"code": arm}, "losses": dict(enumerate(values))} for arm, values in losses.items()]
+    (tmp_path / "results.json").write_text(json.dumps({"combinations": rows}))
+    null_experiments.main(NullBenchConfig(sweep=(str(tmp_path),), base="base"))
+    cells = {line.split(" | ")[0].strip("| "): line for line in capsys.readouterr().out.splitlines() if "|" in line}
+    false, total = map(int, re.search(r"(\d+) of (\d+)", cells["null"]).groups())
+    assert total >= 50 and false in binomial_range(total, 0.05)
+    assert re.search(r"(\d+) of \1 ", cells["effect"]) and re.search(r"(\d+) of \1 ", cells["effect, with a ledger"])
+    differences = {name: values - base for name, values in losses.items() if name != "base"}
+    results = null_experiments.experiments(differences, NullBenchConfig(), True)["null"]
+    used = np.concatenate([values for _, values in results])
+    assert np.array_equal(used, differences["null"][: len(used)]) and len(used) > 390
+    written = json.loads((tmp_path / "differences.json").read_text())
+    assert [len(values) for values in written] == [400, 400]
+    with pytest.raises(ConfigError, match="base=main"):
+        null_experiments.main(NullBenchConfig(sweep=(str(tmp_path),), base="main"))
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
