@@ -1,4 +1,4 @@
-"""lab/ideas: the diffs apply to their commit, and become branches."""
+"""lab/ideas/make_branches.py: the diffs apply to their commit, and become branches."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from lab.ideas import make_branches
 from lab.ideas.make_branches import BASE, OF_PAGE, MakeBranchesConfig
 
 HAS_BASE = subprocess.run(["git", "-C", ROOT, "cat-file", "-e", BASE], capture_output=True).returncode == 0
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(not HAS_BASE, reason="the history does not reach back far enough")]
+pytestmark = pytest.mark.skipif(not HAS_BASE, reason="the history does not reach back far enough")
 
 
 def test_each_idea_becomes_a_branch_and_a_command(tmp_path, monkeypatch, capsys):
