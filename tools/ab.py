@@ -28,7 +28,6 @@ import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.commands import short_path  # noqa: E402
-from folio.base.files import json_bytes  # noqa: E402
 from folio.base.settings import (  # noqa: E402
     ConfigError,
     NonEmptyStr,
@@ -88,7 +87,7 @@ def main(argv: list[str]) -> None:
         check_training_settings(base, [])
         entry, stopped_by = compare(cfg, base, arguments)
     if cfg.json:
-        print(json_bytes(entry).decode())
+        print(ledger.as_line(entry))
     raise SystemExit(128 + stopped_by if stopped_by else EXIT_CODES[entry["verdict"]])
 
 

@@ -64,9 +64,10 @@ def test_a_better_idea_stops_as_soon_as_it_is_known(command, project, capsys):
 
 
 def test_with_json_the_result_is_all_of_standard_output(command, capsys):
-    """A line about --max_iters, printed while the settings are read, was before it."""
+    """A line about --max_iters, printed while the settings are read, was before it, and it had 90 lines."""
     _, entry = command("--b=idea", "--json", "--max_iters=4")
-    assert json.loads(capsys.readouterr().out) == entry
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == entry and line == Path("ideas/ledger.jsonl").read_text().splitlines()[-1]
 
 
 def test_the_same_command_shows_the_same_verdict_without_training(command, monkeypatch):
@@ -188,11 +189,15 @@ def test_a_working_tree_that_cannot_be_imported_is_a_line_of_the_ledger(project,
     assert entry["verdict"] == "failed" and entry["note"] == "broken"
 
 
-def test_the_ledger_is_readable_without_its_damaged_last_line(command):
+def test_a_damaged_last_line_of_the_ledger_does_not_damage_others(command):
+    """It was readable, but the next line was appended to the damaged one, and lost."""
     _, entry = command("--b=idea")
     with open("ideas/ledger.jsonl", "a") as file:
         file.write('{"id": "002')
     assert ledger.read(Path("ideas")) == [entry]
+    ledger.append(Path("ideas"), {**entry, "note": "later"})
+    ledger.append(Path("ideas"), {**entry, "id": "002", "began": "9"})
+    assert [(e["id"], e["note"]) for e in ledger.read(Path("ideas"))] == [(entry["id"], "later"), ("002", "")]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ can be merged by concatenation.
 """
 
 import json
+import os
 import socket
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -37,9 +38,17 @@ def read(root: Path) -> list[dict[str, Any]]:
 
 
 def append(root: Path, entry: dict[str, Any]) -> None:
-    """Append a line. Raises OSError."""
-    with open(root / FILE, "a", encoding="utf-8") as file:
-        file.write(json.dumps(entry, allow_nan=False) + "\n")
+    """Append a line, in one write, so that lines of several processes do not mix. Raises OSError."""
+    with open(root / FILE, "ab+", buffering=0) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        is_complete = file.read(1) in (b"", b"\n")  # the last line, unless its process was killed
+        line = f"{as_line(entry)}\n".encode()
+        file.write(line if is_complete else b"\n" + line)
+
+
+def as_line(entry: dict[str, Any]) -> str:
+    """Return an experiment's line of the ledger."""
+    return json.dumps(entry, allow_nan=False)
 
 
 def new_entry(name: str, began: str, **fields: Any) -> dict[str, Any]:
