@@ -78,7 +78,7 @@ def check_training_settings(base: TrainSettings, space: list[Dimension]) -> None
             raise ConfigError(f"--{name}: a sweep does not support it; {REMEDIES.get(name, LEAVE_OUT)}")
     starts = {base.init_from, *next((d.values for d in space if d.name == "init_from"), ())}
     if "resume" in starts:
-        raise ConfigError("--init_from=resume: repeat the sweep's command to resume it")
+        raise ConfigError("--init_from=resume: repeat the command to resume its runs")
     if LATEST in starts and not Path(LATEST).is_dir():
         raise ConfigError(f"--init_from={LATEST}: name the run's folder, because the latest run would be a trial")
 

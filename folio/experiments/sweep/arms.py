@@ -25,7 +25,7 @@ from folio.checkpoints.find_runs import is_run
 
 CODE = "code"  # the name of the dimension whose values are arms
 WORKING_TREE = "."
-UNUSED = ("docs", "tests", "data", "wandb")  # folders at the top that no run reads
+UNUSED = ("docs", "lab", "tests", "tools", "data", "wandb")  # folders at the top that no run reads
 SOURCES = (".py", ".c", ".cpp", ".cu", ".cuh", ".h")  # suffixes of new files that belong to the code
 CACHES = ("__pycache__", ".git")
 RECORD = "arms.json"
@@ -64,10 +64,10 @@ def parse_arm(name: str) -> tuple[str, tuple[str, ...]]:
     try:
         words = shlex.split(name)
     except ValueError as error:
-        raise ConfigError(f"{CODE}={name}: {error}") from None
+        raise ConfigError(f"{name}: {error}") from None
     codes = [word for word in words if not word.startswith("--")]
     if len(codes) > 1 or (codes and words[0] != codes[0]):
-        raise ConfigError(f"{CODE}={name}: name one branch, commit or folder, then options as --name=value")
+        raise ConfigError(f"{name}: name one branch, commit or folder, then options as --name=value")
     return (codes or [""])[0], tuple(word for word in words if word.startswith("--"))
 
 
@@ -123,7 +123,7 @@ def freeze(name: str, store: Path, other: Arm | None = None) -> Arm:
     else:
         commit = git(ROOT, "rev-parse", "--verify", f"{code}^{{commit}}")
         if commit is None:
-            raise UserError(f"{CODE}={name}: {code} is neither a commit of this project nor a folder with train.py")
+            raise UserError(f"{code} is neither a commit of this project nor a folder with train.py")
         archive = git_bytes(ROOT, "archive", "--format=tar", commit)
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             for member in files:
@@ -132,7 +132,7 @@ def freeze(name: str, store: Path, other: Arm | None = None) -> Arm:
                     (temporary / member.name).write_bytes(files.extractfile(member).read())
     for script in ("train.py", "model.py"):
         if not (temporary / script).is_file():
-            raise UserError(f"{CODE}={name}: it has no {script}")
+            raise UserError(f"{code} has no {script}")
     digest = hash_files(temporary)
     copy = store / f"code-{digest[:12]}"
     if copy.exists():  # the same code under another name, or from a command that was killed
