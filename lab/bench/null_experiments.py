@@ -1,7 +1,7 @@
 """Count the false verdicts of tools/ab.py on arms that differ without an effect, with the losses of real runs.
 
     python lab/ideas/make_branches.py
-    python tools/sweep.py config/shakespeare_char.py code=idea/base,idea/null-rename,idea/null-rounding --seeds=300 \
+    python tools/sweep.py config/shakespeare_char.py code=idea/base,idea/null-rename,idea/null-rounding --seeds=240 \
         --jobs=2 --max_iters=50 --eval_interval=50 --sample_tokens=0 --snapshots=0 --out_dir=nulls
     python lab/bench/null_experiments.py nulls
     python lab/bench/sequential.py --noise=nulls/differences.json
