@@ -166,6 +166,16 @@ class Trace:
         return traced
 
     @torch.no_grad()
+    def masked_scores(self, index: int, token: int) -> Tensor:
+        """Return the arguments of the softmax for a token's query, (H, T): scores with bias and mask."""
+        heads, T = self.layer(index).heads, len(self.ids)
+        scores = heads.scores[:, token] if heads.bias is None else heads.scores[:, token] + heads.bias[:, token]
+        if self.switches.mask != "before":
+            return scores
+        keys = torch.arange(T, device=scores.device)
+        return scores.masked_fill((keys > token) | (keys < token - self.positions[token]), -math.inf)
+
+    @torch.no_grad()
     def head_outputs(self, index: int, token: int) -> Tensor:
         """Return what each head adds to the residual stream of a token, (H, C), without c_proj's bias."""
         z = self.layer(index).heads.z[:, token]  # (H, D)

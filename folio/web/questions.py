@@ -39,7 +39,7 @@ from folio.web.viewed_model import LRUCache, ViewedModel
 from model import GPT, GPTConfig, angles, score_biases, sinusoids
 
 KINDS = (  # of questions, each answered by a method of TraceProvider with this name
-    *("models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits"),
+    *("models", "tokens", "overview", "head", "layer", "machine", "alignment", "notes", "token", "lens", "logits"),
     *("parameter", "vocabulary", "positions", "memorized", "overlap", "run"),
 )
 MAX_CHARACTERS = 100_000  # per text
@@ -95,6 +95,7 @@ class Question(Settings):
     layer: NonNegativeInt = 0
     head: NonNegativeInt = 0
     token: NonNegativeInt = 0  # position in the text
+    first: NonNegativeInt = 0  # first position of the window that ends with `token`
     source: NonNegativeInt = 0  # number of source tokens, from the beginning of the text
     name: str = ""  # of a parameter
     row: NonNegativeInt | None = None  # of the parameter, None: all; in "vocabulary", a token id
@@ -294,6 +295,35 @@ class TraceProvider:
             "after": trace.stream[2 * question.layer + 2, token],
         }
         return Answer(facts, tensors)
+
+    def machine(self, question: Question) -> Answer:
+        """Return the values of all layers for a window of n tokens, from `first` to `token`.
+
+        states (2L + 1, n, C): of the residual stream. q, k, v (L, H, n, D): as used in the scores. attention, mlp (L,
+        n, C): what is added to the stream. hidden (L, n, 4C): the MLP's neurons.
+
+        For the query of `token` only: scores (L, H, n), the arguments of the softmax, -inf for a hidden key; weights
+        (L, H, n); earlier (L, H), the sum of the weights of keys before the window; z (L, H, D), of all keys.
+        """
+        first, token = question.first, question.token
+        if first > token:
+            raise UserError(f"first={first}: it must be at most token={token}")
+        trace, window = self._trace(question).trace, slice(first, token + 1)
+        layers: list[dict[str, Tensor]] = []
+        for index in range(trace.model.config.n_layer):
+            layer = trace.layer(index)
+            weights = layer.heads.weights[:, token]  # (H, T)
+            views = {
+                **{name: getattr(layer.heads, name)[:, window] for name in ("q", "k", "v")},
+                "scores": trace.masked_scores(index, token)[:, window],
+                "weights": weights[:, window],
+                "earlier": weights[:, :first].sum(-1),
+                "z": layer.heads.z[:, token],
+                **{name: getattr(layer, name)[window] for name in ("attention", "hidden", "mlp")},
+            }
+            layers.append({name: view.clone() for name, view in views.items()})  # frees the layer's weights (H, T, T)
+        tensors = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
+        return Answer({}, {"states": trace.stream[:, window], **tensors})
 
     def alignment(self, question: Question) -> Answer:
         """Return a head's attention weights (N, S) from the tokens from `token` on to the first S = `source` tokens.

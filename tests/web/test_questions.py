@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from folio import UserError
-from folio.data.tokenizer import EOT_TEXT
+from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from folio.web import questions
 from folio.web.questions import Answer, TraceProvider, probe_ids
 from folio.web.viewed_model import ViewedModel
 from model import GPT, GPTConfig
+from tests.support.decoding import random_model
 from tests.support.numpy_gpt import FLOAT32_ERROR, NumpyGPT, NumpyRun, assert_largest, assert_same, assert_same_ranks
 from tests.support.questions import MISTAKES, generate, read
 from tests.support.tolerances import rounding_error
@@ -166,6 +167,48 @@ def test_heads_with_switches_equal_numpy(provider, model):
         assert ("bias" in tensors) == (layer.bias is not None)
         for name, tensor in tensors.items():
             assert_same(tensor, getattr(layer, name)[1])
+
+
+MODELS = {  # fields of GPTConfig: all position methods, with and without biases and documents
+    "learned": dict(position="learned", n_head=4),
+    "sinusoidal": dict(position="sinusoidal", activation="gelu"),
+    "rotary": dict(position="rotary", document_token=7),
+    "relative": dict(position="relative", bias=False, n_layer=3, document_token=7),
+    "alibi": dict(position="alibi", n_head=3, n_embd=33),
+    "none": dict(position="none", n_layer=1, n_head=1, document_token=7),
+}
+
+
+@pytest.mark.parametrize("method", MODELS)
+def test_machine_equals_numpy(method, seed, tmp_path):
+    """The scores of hidden keys are -inf if they are masked before the softmax; a window hides no weight."""
+    model = random_model(
+        seed, **{**dict(block_size=48, vocab_size=20, n_layer=2, n_head=2, n_embd=32), **MODELS[method]}
+    )
+    run = save_run(tmp_path, {1: model}, CharTokenizer("abcdefghijklmnopqrst"), {})
+    provider, (L, H) = TraceProvider([ViewedModel(run, "last", CPU)], ""), (model.config.n_layer, model.config.n_head)
+    ids, H_off = [5, 7, 3, 12, 7, 5, 0, 19, 3, 4], ((0, H - 1),)
+    for switches, fields in (
+        ({}, {}),
+        (dict(mask="after", heads_off=H_off), dict(mask="after", heads_off=f"0.{H - 1}")),
+        (dict(mask="off", scale=False, mlps_off=(L - 1,)), dict(mask="off", scale=False, mlps_off=f"{L - 1}")),
+    ):
+        numpy = NumpyGPT(model, **switches).run(ids)
+        layers = [numpy.layer(index) for index in range(L)]
+        for first, token in ((0, 9), (3, 8), (6, 6), (0, 0)):
+            window = slice(first, token + 1)
+            _, tensors = ask(provider, "machine", ids=ids, first=first, token=token, **fields)
+            assert_same(tensors.pop("states"), numpy.stream[:, window])
+            scores = [[numpy.masked_scores(index, h)[token, window] for h in range(H)] for index in range(L)]
+            assert_same(tensors.pop("scores"), scores)
+            assert_same(tensors.pop("weights"), [layer.weights[:, token, window] for layer in layers])
+            assert_same(tensors.pop("earlier"), [layer.weights[:, token, :first].sum(-1) for layer in layers])
+            assert_same(tensors.pop("z"), [layer.z[:, token] for layer in layers])
+            for name in ("q", "k", "v"):
+                assert_same(tensors.pop(name), [getattr(layer, name)[:, window] for layer in layers])
+            for name in ("attention", "hidden", "mlp"):
+                assert_same(tensors.pop(name), [getattr(layer, name)[window] for layer in layers])
+            assert not tensors
 
 
 def test_alignment_equals_numpy(provider, model):

@@ -211,6 +211,7 @@ VALID = {  # other fields may be 0 or 1
     "whole": st.booleans(),
     "model": st.just(0),
     "row": st.sampled_from([None, 0]),  # a vector has one row
+    "first": st.just(0),  # at most `token`
     "step": st.sampled_from([None, 20]),
     "num_samples": st.integers(1, 3),
     "max_new_tokens": st.integers(1, 5),

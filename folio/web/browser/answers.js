@@ -14,8 +14,8 @@ const PAUSE_INTERVAL = 1 << 18; // numbers processed between two pauses
 const OPTIONAL_INTEGER = {...INTEGER, default: null, optional: true};
 const TEXT = {type: "text", default: ""};
 const QUESTION = {
-  kind: TEXT, model: INTEGER, step: OPTIONAL_INTEGER, layer: INTEGER, head: INTEGER, token: INTEGER, source: INTEGER,
-  name: TEXT, row: OPTIONAL_INTEGER, since: INTEGER, text: TEXT,
+  kind: TEXT, model: INTEGER, step: OPTIONAL_INTEGER, layer: INTEGER, head: INTEGER, token: INTEGER, first: INTEGER,
+  source: INTEGER, name: TEXT, row: OPTIONAL_INTEGER, since: INTEGER, text: TEXT,
   mask: {type: ["before", "after", "off"], default: "before"}, scale: {type: "True or False", default: true},
   heads_off: TEXT, mlps_off: TEXT, whole: {type: "True or False", default: false},
 };
@@ -213,6 +213,33 @@ class Answers {
       between: floats([C], trace.state(2 * index + 1, token, 1)),
       after: floats([C], trace.state(2 * index + 2, token, 1)),
     }};
+  }
+
+  // The values of all layers for a window of n tokens, from `first` to `token`. See TraceProvider.machine.
+  *machine(question) {
+    const {first, token} = question, end = token + 1, n = end - first;
+    if (first > token) throw new Error(`first=${first}: it must be at most token=${token}`);
+    const trace = yield* this.trace(question), {T, C} = trace, {n_layer: L, n_head: H} = this.config, D = C / H;
+    const zeros = shape => ({shape, data: new Float32Array(shape.reduce((a, b) => a * b))});
+    const ofHeads = [L, H, n, D], ofKeys = [L, H, n], ofTokens = [L, n, C];
+    const tensors = {
+      states: floats([2 * L + 1, n, C], rowsOf(trace.stream, T, C, first, end)),
+      q: zeros(ofHeads), k: zeros(ofHeads), v: zeros(ofHeads), scores: zeros(ofKeys), weights: zeros(ofKeys),
+      earlier: zeros([L, H]), z: zeros([L, H, D]),
+      attention: zeros(ofTokens), hidden: zeros([L, n, 4 * C]), mlp: zeros(ofTokens),
+    };
+    for (let index = 0; index < L; index++) {
+      const layer = yield* trace.layer(index), weights = rowsOf(layer.weights, T, T, token, end); // (H, T)
+      const put = (name, values) => tensors[name].data.set(values, index * values.length);
+      for (const name of ["q", "k", "v"]) put(name, rowsOf(layer[name], T, D, first, end));
+      put("scores", rowsOf(trace.maskedScores(layer, token), T, 1, first, end));
+      put("weights", rowsOf(weights, T, 1, first, end));
+      put("earlier", range(H).map(h => weights.subarray(h * T, h * T + first).reduce((sum, x) => sum + x, 0)));
+      put("z", rowsOf(layer.z, T, D, token, end));
+      for (const name of ["attention", "mlp"]) put(name, rowsOf(layer[name], T, C, first, end));
+      put("hidden", rowsOf(layer.hidden, T, 4 * C, first, end));
+    }
+    return {tensors};
   }
 
   // A head's attention weights (N, S) from the tokens from `token` on to the first S = `source` tokens. heads: [layer,

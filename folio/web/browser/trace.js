@@ -140,6 +140,20 @@ class Trace {
     return this.gpt.biases[head * this.gpt.config.block_size + Math.abs(query - key)];
   }
 
+  // The arguments of the softmax for a token's query, (H, T): scores with bias and mask.
+  maskedScores({q, k}, token) {
+    const {T, C, switches} = this, H = this.gpt.config.n_head, D = C / H, result = new Float32Array(H * T);
+    for (let h = 0; h < H; h++) {
+      const vector = (array, t) => array.subarray((h * T + t) * D, (h * T + t + 1) * D), query = vector(q, token);
+      for (let key = 0; key < T; key++) {
+        const isHidden = switches.mask === "before" && (key > token || key < this.starts[token]);
+        const score = dot(query, vector(k, key)) / (switches.scale ? Math.sqrt(D) : 1);
+        result[h * T + key] = isHidden ? -Infinity : score + (this.gpt.biases ? this.biasAt(h, token, key) : 0);
+      }
+    }
+    return result;
+  }
+
   // The queries (part 0), keys or values in qkv (T, 3C) by head: (H, T, D).
   split(qkv, part) {
     const {T, C} = this, D = C / this.gpt.config.n_head, result = new Float32Array(T * C);
@@ -297,6 +311,16 @@ function* pool(array, rows, cols, height, width, summarize) {
     }
     result[i] = summarize(numbers.subarray(0, size));
     if (i % width === 0) yield;
+  }
+  return result;
+}
+
+// Rows first to end - 1 of each matrix (rows, cols) of an array.
+function rowsOf(array, rows, cols, first, end) {
+  const count = array.length / (rows * cols), size = (end - first) * cols, result = new Float32Array(count * size);
+  for (let i = 0; i < count; i++) {
+    const begin = (i * rows + first) * cols;
+    result.set(array.subarray(begin, begin + size), i * size);
   }
   return result;
 }

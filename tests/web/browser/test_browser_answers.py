@@ -39,7 +39,7 @@ OTHERS: dict[str, tuple[Tokenizer, dict[str, Any]]] = {  # models in addition to
     "large": (GPT2Tokenizer(LARGE), dict(position="learned", n_layer=1, n_head=2, n_embd=80, block_size=100)),
     "tiny": (CharTokenizer.of("ab"), dict(block_size=1, n_embd=1, n_head=1)),
 }
-TRACED = ("overview", "head", "layer", "alignment", "notes", "token", "lens", "logits")  # questions about a trace
+TRACED = ("overview", "head", "layer", "alignment", "notes", "token", "lens", "logits", "machine")  # about a trace
 SWITCHES = [
     dict(mask="after", scale=False, heads_off="0.0"),
     dict(mask="off", mlps_off="0"),
@@ -183,8 +183,10 @@ def test_questions_about_a_text_equal_python(case):
 
 
 def test_switches_equal_python(case):
-    kinds, ids = ("head", "overview", "layer"), random_ids(case, min(40, case.limit))
+    kinds, ids = ("head", "overview", "layer", "machine"), random_ids(case, min(40, case.limit))
     case.check([{"kind": kind, "ids": ids, **switches} for switches in SWITCHES for kind in kinds])
+    window = {"ids": ids, "token": len(ids) * 3 // 4, "first": len(ids) // 3}
+    case.check([{"kind": "machine", **window, **switches} for switches in [{}, *SWITCHES]])
 
 
 def test_questions_about_the_model_equal_python(case):
@@ -210,6 +212,7 @@ def test_large_tables_are_pooled_and_projected(cases):
 def test_nan_weights_can_be_shown(cases):
     ids, names = random_ids(cases["nan"], 12), ("mlp.c_fc.weight", "attn.c_attn.bias")
     questions = [{"kind": kind, "ids": ids, "layer": 1} for kind in ("overview", "head")]
+    questions.append({"kind": "machine", "ids": ids, "token": 9, "first": 3})
     questions += [{"kind": "parameter", "name": f"transformer.h.0.{name}"} for name in names]
     cases["nan"].check(questions)
 
