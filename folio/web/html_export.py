@@ -1,5 +1,6 @@
 """Collects the contents of a model's HTML file: checked weights, initial text, validation losses, languages, index."""
 
+import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from folio import UserError
 from folio.base.packages import is_installed
@@ -34,8 +36,10 @@ from model import GPT
 LOSS_TOKENS = 100_000  # first validation tokens, on which the loss of the stored weights is measured
 LOSS_WORK = 2e11  # parameters times tokens; large models use fewer tokens, but at least MIN_LOSS_TOKENS
 MIN_LOSS_TOKENS = 10_000
-RECORDED_STEPS = 8  # checkpoints and snapshots whose losses on the first text are recorded
-RECORDED_TOKENS = 300  # of the text, so that the record has at most 50 kB
+RECORDED_STEPS = 8  # checkpoints and snapshots whose computation for the first text is recorded
+RECORDED_TOKENS = 300  # of the text, so that the record has at most 100 kB
+RECORDED_KEYS = 12  # of the followed token's attention: the token and those before it
+RECORDED_GUESSES = 3  # most likely tokens after the followed one
 
 
 def checked_checkpoint(viewed: ViewedModel) -> Checkpoint:
@@ -88,11 +92,16 @@ def read_training_data(
 
 
 def record_training(viewed: ViewedModel, text: str) -> dict[str, Any] | None:
-    """Record what the model predicted for a text during its training, for the story.
+    """Record what the model computed for a text during its training, for the story.
 
-    ids: the text. steps: of up to RECORDED_STEPS checkpoints and snapshots. losses: the loss of each token except the
-    first, for each step. best: the most likely tokens, the same. Returns None for a model with one checkpoint, and for
-    a large model, whose file has no story.
+    ids: the text. steps: of up to RECORDED_STEPS checkpoints and snapshots, the first dimension S of the other lists.
+    losses (S, T - 1): of each token except the first. best (S, T - 1): the most likely tokens instead of these.
+
+    token: the followed position, see story_token. weights (S, L, H, n): its attention to the n tokens from `first` on,
+    the last of which is the token itself. earlier (S, L, H): the sum of its weights of the tokens before `first`.
+    guess_ids, guess_probabilities (S, RECORDED_GUESSES): the most likely tokens after it.
+
+    Returns None for a model with one checkpoint, and for a large model, whose file has no story.
     """
     ids = encode_prompt(viewed.tokenizer, text, "skip").ids[: min(RECORDED_TOKENS, viewed.limit)]
     all_steps = viewed.steps()
@@ -100,14 +109,48 @@ def record_training(viewed: ViewedModel, text: str) -> dict[str, Any] | None:
     if len(all_steps) < 2 or len(ids) < 2 or not is_traced:
         return None
     places = np.linspace(0, len(all_steps) - 1, min(RECORDED_STEPS, len(all_steps))).round().astype(int)
-    record: dict[str, Any] = {"ids": ids, "steps": [all_steps[place] for place in places], "losses": [], "best": []}
-    for step in record["steps"]:
-        predictions = Trace(viewed.model_at(step), torch.tensor(ids, device=viewed.device)).predictions
-        if not predictions.loss.isfinite().all():
-            return None
-        record["losses"].append([float(f"{loss:.4g}") for loss in predictions.loss.tolist()])
-        record["best"].append(predictions.best[:-1].tolist())
-    return record
+    steps, token = [all_steps[place] for place in places], story_token([viewed.tokenizer.piece(id) for id in ids])
+    first = max(0, token - RECORDED_KEYS + 1)
+    ids_tensor = torch.tensor(ids, device=viewed.device)
+    records = [record_step(viewed.model_at(step), ids_tensor, token, first) for step in steps]
+    if not all(records):
+        return None
+    columns = {name: [record[name] for record in records] for name in records[0]}
+    return {"ids": ids, "steps": steps, "token": token, "first": first, **columns}
+
+
+def record_step(model: GPT, ids: Tensor, token: int, first: int) -> dict[str, list]:
+    """Return what record_training records of one checkpoint, or nothing if it computes NaN or infinity."""
+    rows: list[Tensor] = []  # the attention of `token` in each layer, (H, T)
+    trace = Trace(model, ids, on_heads=lambda layer, heads: rows.append(heads.weights[:, token]))
+    predictions, weights = trace.predictions, torch.stack(rows)
+    if not (predictions.loss.isfinite().all() and predictions.entropy.isfinite().all()):
+        return {}
+    guesses = trace.lens(trace.stream[-1, token], RECORDED_GUESSES)
+    return {
+        "losses": significant(predictions.loss.tolist()),
+        "best": predictions.best[:-1].tolist(),
+        "weights": decimals(weights[:, :, first : token + 1].tolist()),
+        "earlier": decimals(weights[:, :, :first].sum(-1).tolist()),
+        "guess_ids": guesses.ids.tolist(),
+        "guess_probabilities": significant(guesses.probabilities.tolist()),
+    }
+
+
+def story_token(labels: list[str]) -> int:
+    """Return the position of the token that the story follows first, as storyToken in page/scenes.js does."""
+    in_words = (t for t, label in enumerate(labels[:-1]) if any(unicodedata.category(c)[0] in "LN" for c in label))
+    return max(in_words, default=len(labels) - 1)
+
+
+def significant(numbers: list[float]) -> list[float]:
+    """Round to four significant digits."""
+    return [float(f"{number:.4g}") for number in numbers]
+
+
+def decimals(numbers: Any) -> Any:
+    """Round the numbers in nested lists to four decimals."""
+    return [decimals(inner) for inner in numbers] if isinstance(numbers, list) else round(numbers, 4)
 
 
 def held_out_pairs(datasets: list[Dataset]) -> list[Pair]:

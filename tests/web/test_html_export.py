@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,11 @@ from folio.data.shards import Shard
 from folio.data.tokenizer import CharTokenizer
 from folio.web import html_export
 from folio.web.html_file import pack_weights, unpack_weights
+from folio.web.questions import TraceProvider
 from folio.web.viewed_model import ViewedModel
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import FLOAT32_ERROR, NumpyGPT
+from tests.support.questions import read
 from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_random_run, save_run
 
 pytestmark = pytest.mark.architecture("tests/support/numpy_gpt.py, which computes what model.py does")
@@ -92,14 +95,29 @@ def test_the_training_is_recorded(tmp_path):
         error = 2 * FLOAT32_ERROR * np.abs(reference.logits).max()  # of a logit and a log-sum-exp
         assert losses == pytest.approx(reference.losses.tolist(), rel=0.0005, abs=error)  # of 4 digits
         assert best == reference.probabilities[:-1].argmax(-1).tolist()
+    token, first = record["token"], record["first"]
+    assert (first, token) == (35, 46)  # "question.To be", because the comma after it is the last token
+    provider = TraceProvider([viewed], "")
+    for index, step in enumerate(record["steps"]):
+        question = {"ids": record["ids"], "step": step, "token": token}
+        _, machine = read(provider.answer({"kind": "machine", "first": first, **question}).to_bytes())
+        for name in ("weights", "earlier"):
+            np.testing.assert_allclose(record[name][index], machine[name], rtol=0, atol=0.51e-4)
+        _, states = read(provider.answer({"kind": "token", **question}).to_bytes())
+        assert record["guess_ids"][index] == states["lens_ids"][-1, :3].tolist()
+        assert record["guess_probabilities"][index] == pytest.approx(states["lens_probabilities"][-1, :3], rel=0.0005)
     assert html_export.record_training(viewed, "a") is None
+    models[0].transformer.wpe.weight[47] = math.nan  # of the last token, which has no loss
+    diverged = save_run(tmp_path / "diverged", {950: viewed.model}, TOKENIZERS["char"], models)
+    assert html_export.record_training(ViewedModel(diverged, "best", viewed.device), 10 * TEXT) is None
     one_checkpoint = save_run(tmp_path / "one", {100: viewed.model}, TOKENIZERS["char"], {})
     assert html_export.record_training(ViewedModel(one_checkpoint, "best", viewed.device), TEXT) is None
 
 
 def test_the_record_of_the_training_is_small(tmp_path):
-    """A model with GPT-2's vocabulary, a long text, and long losses."""
-    ids = [*range(50_000 - html_export.RECORDED_TOKENS, 50_000)]
-    numbers = [[1.234] * (len(ids) - 1)] * html_export.RECORDED_STEPS
-    record = {"ids": ids, "steps": [*range(8)], "losses": numbers, "best": [ids[1:]] * html_export.RECORDED_STEPS}
-    assert len(json.dumps(record, separators=(",", ":"))) <= 50_000
+    """A model with GPT-2's vocabulary and 6 layers of 8 heads, a long text, and long losses."""
+    model = random_model(1, vocab_size=50_000, block_size=300, n_layer=6, n_head=8, n_embd=16)
+    ids = torch.arange(50_000 - html_export.RECORDED_TOKENS, 50_000)
+    record = html_export.record_step(model, ids, len(ids) - 2, len(ids) - 1 - html_export.RECORDED_KEYS)
+    assert np.shape(record["weights"]) == (6, 8, html_export.RECORDED_KEYS)
+    assert html_export.RECORDED_STEPS * len(json.dumps(record, separators=(",", ":"))) <= 100_000

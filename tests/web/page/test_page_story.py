@@ -11,6 +11,7 @@ import torch
 
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.sampling import Sampling, next_token_probabilities
+from folio.web.html_export import story_token
 from folio.web.questions import TOP_EFFECTS, TOP_NEURONS
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyRun, assert_rounded, assert_same, softmax
@@ -310,6 +311,13 @@ def test_the_default_token_is_in_a_word(char_viewer):
     for token in range(last + 1, last + 4):
         assert viewer.after(viewer.find("story-try").click).state("token") == [token]
         assert len(viewer.state("ids")[0].split(",")) == token + 1
+
+
+def test_the_recorded_training_follows_the_token_of_the_story(char_viewer):
+    """Letters and digits of any script; an accent or a byte may be a token."""
+    texts = [TEXT, *"a . a. .. 1! ½. 日本。 \u05d0\u200f! Ⅷ- 🎉🎉 e\u0301! __ \U0001d400+-".split()]
+    for labels in [*map(list, texts), ["\\xe9", "\\x80", "."], ["<|endoftext|>", "", " "], ["", ""]]:
+        assert story_token(labels) == char_viewer("labels => storyToken(labels)", labels), labels
 
 
 def test_the_thread_shows_the_states_of_the_token(char_viewer):
