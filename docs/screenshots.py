@@ -6,9 +6,11 @@
     python docs/screenshots.py sweep-shakespeare_char           the charts of the sweep in experiments.md
     python docs/screenshots.py out-shakespeare-char stream      those with these names
 
-It needs Chromium, and playwright of requirements-dev.txt.
+machine.webp is a loop: the same place of the machine at each snapshot of the training. The script needs Chromium, and
+playwright and pillow of requirements-dev.txt.
 """
 
+import io
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from PIL import Image
 from playwright.sync_api import Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +31,8 @@ TEXT = "ROMEO:\nI have seen the sun that rose with thee,\nAnd all the world was"
 SHORT = "the sun"
 SHAKESPEARE = "out-shakespeare-char"
 MARGIN = 4  # pixels around the pictures
+LOOPS = ("machine",)  # pictures of all checkpoints
+FRAME, LAST_FRAME = 160, 1500  # milliseconds
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Shot:
 
 
 SHOTS = {
-    "story": Shot("story", state={"story": 3}, size=(1320, 860)),
+    "story": Shot("story", state={"story": 3}, ready="[data-moving=false]", size=(1320, 860)),
+    "machine": Shot("story", state={"story": 4}, ready="[data-moving=false]", size=(1180, 760)),
     "page": Shot("looking-back", state={"layer": 1, "head": 1, "token": 60}, size=(1100, 800)),
     "map": Shot("map", ("map",), size=(1240, 660)),
     "vocabulary": Shot("embedding", ("vocabulary-map",)),
@@ -123,6 +129,22 @@ def take(page: Page, address: str, shot: Shot) -> bytes:
     return take_around(page, [page.locator(f"[data-testid={name}]") for name in shot.pictures])
 
 
+def take_loop(page: Page, address: str, shot: Shot) -> bytes:
+    """Screenshots of all checkpoints as an animated WebP."""
+    take(page, address, shot)
+    frames = []
+    for step in page.evaluate("info.models[0].checkpoints"):
+        page.evaluate("step => change({step})", step)
+        page.evaluate("new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+        frames.append(Image.open(io.BytesIO(page.screenshot())))
+    durations = [FRAME] * (len(frames) - 1) + [LAST_FRAME]
+    content = io.BytesIO()
+    frames[0].save(
+        content, "WEBP", save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=60, method=4
+    )
+    return content.getvalue()
+
+
 def take_sweep(page: Page, folder: Path) -> bytes:
     """A screenshot of the first two charts of a sweep's page as PNG."""
     page.set_viewport_size({"width": 1060, "height": 1000})
@@ -152,7 +174,9 @@ def main(run: str, names: list[str]) -> None:
             if chosen := [name for name in names if SHOTS[name].exported == is_exported]:
                 with opened(run) as address:
                     for name in chosen:
-                        (FOLDER / f"{name}.png").write_bytes(take(page, address, SHOTS[name]))
+                        is_loop = name in LOOPS
+                        picture = (take_loop if is_loop else take)(page, address, SHOTS[name])
+                        (FOLDER / f"{name}.{'webp' if is_loop else 'png'}").write_bytes(picture)
         browser.close()
 
 

@@ -138,7 +138,7 @@ def record_step(model: GPT, ids: Tensor, token: int, first: int) -> dict[str, li
 
 
 def story_token(labels: list[str]) -> int:
-    """Return the position of the token that the story follows first, as storyToken in page/scenes.js does."""
+    """Return the position of the token that the story follows first, as storyToken in page/machine_stops.js does."""
     in_words = (t for t, label in enumerate(labels[:-1]) if any(unicodedata.category(c)[0] in "LN" for c in label))
     return max(in_words, default=len(labels) - 1)
 

@@ -289,6 +289,7 @@ class TraceProvider:
             "separate_heads": trace.separate_heads(question.layer, token),  # (3, H, D)
             "column_norms": block.mlp.c_proj.weight.norm(dim=0),  # of the columns, one per neuron (4C)
             "neuron_activations": layer.hidden[:, strongest].T,  # of the strongest neurons for all tokens (N, T)
+            "neuron_outputs": by_neuron.T[strongest],  # what they add to the token (N, C)
             "written": by_neuron.sum(1),  # sum over all neurons, without c_proj's bias, even if the MLP is off (C)
             "before": trace.stream[2 * question.layer, token],
             "between": trace.stream[2 * question.layer + 1, token],
@@ -437,8 +438,7 @@ class TraceProvider:
         """Return the nearest neighbors of a token id (`row`) by cosine similarity, and a map of the vocabulary.
 
         The map projects the first MAP_TOKENS embeddings onto the two largest principal components of all embeddings.
-        place, nearest_places: coordinates of the token and its neighbors. nearest_vectors (N, C): their embeddings.
-        mean (C,), plane (C, 2): the projection.
+        place, nearest_places: coordinates of the token and its neighbors.
         """
         viewed = self._viewed(question)
         table = viewed.model_at(question.step).transformer.wte.weight[: viewed.tokenizer.vocab_size]  # (V, C)
@@ -457,9 +457,6 @@ class TraceProvider:
             "similarity": nearest.values,
             "place": (table[token] - mean) @ plane,  # (2,)
             "nearest_places": (table[nearest.indices] - mean) @ plane,  # (N, 2)
-            "nearest_vectors": table[nearest.indices],
-            "mean": mean,
-            "plane": plane,
         }
         return Answer({}, tensors)
 

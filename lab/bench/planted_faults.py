@@ -73,6 +73,7 @@ class Fault(NamedTuple):
 
 ATTENTION_TESTS = "tests/machine/test_compiled_attention.py"
 STORY_TESTS = "tests/web/page/test_page_story.py"
+MACHINE_TESTS = "tests/web/page/test_page_machine.py"
 ENGINE_TESTS = "tests/web/browser/test_browser_engine.py"
 
 FAULTS = (
@@ -247,22 +248,28 @@ FAULTS = (
     Fault("folio/web/engine.py", "if self.waiting >= self.max_waiting:", "if self.waiting > self.max_waiting:"),
     Fault("folio/web/browser/sampling.js", "&& ties-- <= 0)", "&& ties-- < 0)", ENGINE_TESTS),
     Fault("folio/web/browser/gpt.js", "sign * 2 ** -24 * fraction", "sign * 2 ** -25 * fraction", ENGINE_TESTS),
-    # --- web: the scenes of the page ---
+    # --- web: the story and its machine ---
     Fault(
-        "folio/web/page/scenes.js",
-        "isHidden(context, tokens[i], tokens[j]) && state.mask",
-        "isHidden(context, i, j) && state.mask",
+        "folio/web/page/machine_stops.js",
+        "Math.round(i * last / (count - 1))",
+        "Math.round(i * last / count)",
         STORY_TESTS,
     ),
     Fault(
-        "folio/web/page/scenes.js",
-        "const id = best.data[s * shown + j], share",
-        "const id = best.data[s + j], share",
+        "folio/web/page/machine_stops.js",
+        "!isHidden(context, token, t)",
+        "!isHidden(context, token - first, t - first)",
         STORY_TESTS,
     ),
     Fault(
-        "folio/web/page/scenes.js", "Math.round(i * last / (count - 1))", "Math.round(i * last / count)", STORY_TESTS
+        "folio/web/page/machine_acts.js",
+        "sumOf(products.subarray(0, count))",
+        "sumOf(products.subarray(0, count + 1))",
+        STORY_TESTS,
     ),
+    Fault("folio/web/page/machine_layout.js", "(layer * n + n - 1) * C", "(layer * n + n) * C", MACHINE_TESTS),
+    Fault("folio/web/page/machine_draw.js", "...reference[tensor].data", "...tensors[tensor].data", MACHINE_TESTS),
+    Fault("folio/web/page/machine_camera.js", "if (t >= 1) return to;", "if (t > 1) return to;", MACHINE_TESTS),
     # --- the network and the scripts ---
     Fault(
         "model.py",

@@ -159,10 +159,10 @@ def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurem
         limit = 16.0 if end == "and layout" and not is_large else None  # a frame takes 16.7 ms
         rows.append(Measurement(f"hovering at T = {context:,}: {end}", list(values), limit, "ms"))
     for again in ("", " again"):
-        scenes = range(1, 1 + page.evaluate("availableScenes().length"))
+        stops = range(page.evaluate("availableStops().length"))
         text = {"ids": ",".join(map(str, short)), "view": "story"}
-        changes = [page.evaluate(CHANGE, {**text, "story": scene}) for scene in scenes]
-        rows.append(Measurement(f"each scene{again} at T = {len(short)}", changes, None if is_large else 100.0, "ms"))
+        changes = [page.evaluate(CHANGE, {**text, "story": stop}) for stop in stops]
+        rows.append(Measurement(f"each stop{again} at T = {len(short)}", changes, None if is_large else 100.0, "ms"))
     count = len(heads) + len(layers) + 1
     rows.append(Measurement(f"JavaScript memory after {count} heads", [heap(page)], 300.0, "MB"))
     page.close()

@@ -226,7 +226,7 @@ Check = Callable[[Viewer, NumpyRun, Place], None]
 
 
 class Checks(dict[str, Check]):
-    """The functions that compare the pictures of views or scenes with NumPy, by id."""
+    """The functions that compare the views or the stops of the story with NumPy, by id."""
 
     def __call__(self, name: str) -> Callable[[Check], Check]:
         """A decorator that registers the check of a view."""

@@ -27,6 +27,7 @@ from model import GPT
 from tests.support.exports import read_html, run_export
 from tests.support.music_models import SCORE, tokenizer_of
 from tests.support.numpy_gpt import NumpyGPT, assert_same
+from tests.support.stops import HOLD_PAUSES, STOPS, check_cells, random_cells, settle, show_stop
 from tests.support.tiny_tokenizers import bpe, trained
 from tests.support.tolerances import rounding_error
 from tests.support.viewed_models import STRANGE, TEXT, save_random_run
@@ -442,8 +443,9 @@ def test_a_file_generates_once_by_itself_and_links_to_the_story(exported, open_f
     viewer("playground.samples = []")
     viewer.show("tokens").show("playground", max_new_tokens=40)
     assert viewer("playground.samples.length + playground.running.size") == 0
-    viewer.find("story-link").get_by_role("link", name="The story in 9 scenes").click()
+    viewer.find("story-link").get_by_role("link").click()
     wait_until(lambda: viewer.state("view") == ["story"])
+    assert settle(viewer.wait()).page.locator("#view h2").inner_text() == "How does this model choose the next token?"
 
 
 def test_the_first_samples_can_be_stopped(exported, open_file):
@@ -542,17 +544,55 @@ def test_the_page_waits_until_the_model_is_loaded(exported, open_file):
     assert viewer.state("text") == ["be"]
 
 
+RECORDED = {  # of a model with 2 layers of 4 heads
+    "ids": [3, 4, 5], "steps": [0, 70], "losses": [[4.0, 3.0], [2.0, 1.0]], "best": [[3, 3], [4, 5]],
+    "token": 1, "first": 0, "weights": [[4 * [[0.25, 0.75]], 4 * [[0.5, 0.5]]], [4 * [[0.8, 0.2]], 4 * [[0.9, 0.1]]]],
+    "earlier": 2 * [2 * [4 * [0.0]]], "guess_ids": [[3, 4, 5], [5, 4, 3]],
+    "guess_probabilities": [[0.5, 0.25, 0.1], [0.6, 0.2, 0.1]],
+}  # fmt: skip
+
+
 def test_the_story_with_a_recorded_training(exported, open_file):
-    training = {"ids": [3, 4, 5], "steps": [0, 70], "losses": [[4.0, 3.0], [2.0, 1.0]], "best": [[3, 3], [4, 5]]}
-    viewer = open_file(exported("char", training=training))
-    for number in range(1, 10):
-        viewer.show("story", story=number)
-        assert viewer.page.locator("#view h2").inner_text().startswith(f"{number}. ")
+    """The weights of other steps are not in the file. Its last stop shows the recorded attention."""
+    viewer = open_file(exported("char", training=RECORDED))
+    for number in range(10):
+        settle(viewer.show("story", story=number))
+        assert viewer.page.locator("#view h2").inner_text().startswith(f"{number}. " if number else "How ")
         assert not {"NaN", "undefined", "null"} & {*viewer.page.locator("#view").inner_text().split()}
         closer = viewer.page.get_by_role("link", name="Look closer")
         assert closer.count() == (number < 9)  # the view of checkpoints needs the run
-    assert viewer.column("story-training", "mean loss") == [3.5, 1.5]
     assert "fell from 3.500 at step 0 to 1.500 at step 70" in viewer.page.locator("#view").inner_text()
+    viewer(HOLD_PAUSES)
+    viewer.after(viewer.find("story-try").click)
+    for step, weights in enumerate(RECORDED["weights"]):
+        wait_until(lambda: viewer("held.length") == 1)
+        assert settle(viewer).state("story_step") == [step]
+        shown = viewer("Array.from(machine.sheet.tensors.weights.data)")
+        assert shown == torch.tensor(weights).flatten().tolist()
+        lines = viewer.find("machine-list").locator("li").all_text_contents()
+        best = max(weights[1][3])
+        assert f"Head 1.3 takes {100 * best:.1f}% of " in lines[7]
+        assert f"({100 * RECORDED['guess_probabilities'][step][0]:.1f}%)" in lines[-1]
+        if step == 0:
+            viewer.after(lambda: viewer("() => void held.shift()()"))
+    viewer.after(lambda: viewer.find("story-step").fill("0"))
+    assert viewer.state("story_step") == [0]
+
+
+@pytest.mark.parametrize("kind", ["char", "gpt2", "byte", "midi"])
+def test_the_machine_of_a_file_equals_numpy(kind, exported, open_file, seed):
+    """Its numbers, colors, and pixels at each stop, computed by the file's own engine."""
+    file = exported(kind)
+    viewer = open_file(file, hash="#view=tokens")
+    viewer.page.set_viewport_size({"width": 2560, "height": 1440})
+    ids = [1 + 7 * i % (file.tokenizer.vocab_size - 1) for i in range(40)]
+    run = NumpyGPT(file.model).run(ids)
+    for number, stop in enumerate(STOPS[:-1]):
+        show_stop(viewer, stop, ids=",".join(map(str, ids)), token=20).text()
+        assert viewer.page.locator("#view .check.wrong").count() == 0
+        cells = random_cells(viewer, seed + number)
+        assert len(cells) > 0
+        check_cells(viewer, cells, run, run)
 
 
 def test_music_has_a_piano_roll(exported, open_file):

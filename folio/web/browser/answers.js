@@ -208,6 +208,7 @@ class Answers {
       column_norms: floats([4 * C], columnNorms), // norms of the output of a neuron with activation 1
       neuron_activations: floats([strongest.length, T], // of the strongest neurons for all tokens
         strongest.flatMap(neuron => range(T).map(t => layer.hidden[4 * C * t + neuron]))),
+      neuron_outputs: floats([strongest.length, C], added.slice(H * C)), // what they add to the token
       written: floats([C], written), // sum over all neurons, without c_proj's bias, even if the MLP is off
       before: floats([C], trace.state(2 * index, token, 1)),
       between: floats([C], trace.state(2 * index + 1, token, 1)),
@@ -346,7 +347,7 @@ class Answers {
 
   // The nearest neighbors of a token id (`row`) by cosine similarity, and a map of the vocabulary: its first tokens
   // projected onto the two largest principal components of all. place, nearest_places: coordinates of the token and its
-  // neighbors. nearest_vectors: their embeddings. mean, plane: the projection.
+  // neighbors.
   *vocabulary(question) {
     this.requireStep(question);
     const V = this.tokenizer.vocabSize, {n_embd: C} = this.config, token = question.row ?? 0;
@@ -369,9 +370,6 @@ class Answers {
       similarity: floats([nearest.length], nearest.map(id => similarity[id])),
       place: floats([axes.length], project(token)),
       nearest_places: floats([nearest.length, axes.length], nearest.flatMap(project)),
-      nearest_vectors: floats([nearest.length, C], nearest.flatMap(id => Array.from(row(id)))),
-      mean: floats([C], mean),
-      plane: floats([C, axes.length], range(C).flatMap(c => axes.map(axis => axis[c]))),
     }};
   }
 

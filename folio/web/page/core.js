@@ -306,17 +306,21 @@ async function loadOther(allIds) {
   const index = info.models.length - 1, model = info.models[index], ids = allIds.slice(0, model.limit);
   const defaultStep = index ? -1 : model.checkpoints[0];
   const step = state.other_step < 0 ? defaultStep : state.other_step;
-  const exists = (layer, head = 0) => Number(layer) < model.config.n_layer && Number(head) < model.config.n_head;
-  const switches = { // without missing layers and heads
-    heads_off: state.heads_off.split(",").filter(pair => exists(...pair.split("."))).join(","),
-    mlps_off: state.mlps_off.split(",").filter(layer => exists(layer)).join(","),
-  };
   const otherAsk = (kind, options) => {
     const other = {...index ? {model: index} : {}, ...step < 0 ? {} : {step}};
-    return ask(question(kind, ids, {...switches, ...options, ...other}));
+    return ask(question(kind, ids, {...existingSwitches(model), ...options, ...other}));
   };
   const name = [index && model.name, step >= 0 && `step ${short(step)}`].filter(Boolean).join(", ");
   return {model, name, ids, step, overview: await otherAsk("overview"), ask: otherAsk};
+}
+
+// The switches without layers and heads that a model does not have.
+function existingSwitches({config: {n_layer, n_head}}) {
+  const exists = (layer, head = 0) => Number(layer) < n_layer && Number(head) < n_head;
+  return {
+    heads_off: state.heads_off.split(",").filter(pair => exists(...pair.split("."))).join(","),
+    mlps_off: state.mlps_off.split(",").filter(layer => exists(layer)).join(","),
+  };
 }
 
 function isComparable() {

@@ -158,7 +158,7 @@ function linkToStory(ids) {
     const {draw} = view;
     view.draw = (box, context) => {
       box.append(element("p", {testid: "story-link"}, "How does it work? ",
-        element("a", {href: link({view: "story"})}, `The story in ${SCENES.length} scenes`)));
+        element("a", {href: link({view: "story"})}, "Watch it compute")));
       return draw(box, context);
     };
   }

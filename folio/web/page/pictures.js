@@ -255,14 +255,13 @@ const FRAME_STROKES = [{stroke: PAPER, "stroke-width": 4}, {stroke: "var(--ink)"
 // relative to this vector's maximum), rule (true: a line above, as over a sum)}. options: axis (name of the index),
 // index (the selected one, whose numbers are at the right), selected(i, k) (whether a cell is framed), click(i, k),
 // read(i, k, x) (text of the line below), group (cells per group, with the names in `groups` above), textWidth, table,
-// note, width, below (elements).
+// note, below (elements).
 function vectorPicture(id, title, rows, options = {}) {
   const {axis = "channel", index, selected = (_, k) => k === index, click, note, below = [], textWidth = 80} = options;
   const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
   const longest = Math.max(...rows.map(row => row.vector.length));
   const commonMax = maxAbs(rows.map(row => maxAbs(row.vector)));
-  const labelWidth = 110, {width: room = fitWidth(640 + labelWidth + textWidth)} = options;
-  const available = Math.max(120, room - labelWidth - textWidth);
+  const labelWidth = 110, available = Math.max(120, fitWidth(640 + labelWidth + textWidth) - labelWidth - textWidth);
   const limit = Math.ceil(longest / Math.ceil(2.5 * longest / available)); // cells have 2.5 pixels or more
   const columns = group ? Math.max(group, Math.floor(limit / group) * group) : limit;
   const cell = Math.min(14, available / columns), line = longest > columns ? 9 : 16;
@@ -349,12 +348,11 @@ function maxDifference(x, y) {
 }
 
 // A scatter plot of texts. points: {x, y, text, title, color, marked}, ordered by importance: a text that would overlap
-// an earlier one becomes a dot. options: width, height, size (of the texts), titles of the axes, others (more points
-// {x, y} that must fit), below(X, Y) and above(X, Y) (more drawings in these scales).
-function textScatter(points, {width, height, size = 13, xTitle, yTitle, others = [], below, above}) {
-  const line = size + 2, letter = 0.61 * size, edge = 20; // above and below the frame
-  const X = scaleOf(extentOf([...points, ...others].map(p => p.x)), [20, width - 20]);
-  const Y = scaleOf(extentOf([...points, ...others].map(p => p.y)), [height - edge - 20, edge + 20]);
+// an earlier one becomes a dot. options: width, height, titles of the axes.
+function textScatter(points, {width, height, xTitle, yTitle}) {
+  const size = 13, line = size + 2, letter = 0.61 * size, edge = 20; // above and below the frame
+  const X = scaleOf(extentOf(points.map(p => p.x)), [20, width - 20]);
+  const Y = scaleOf(extentOf(points.map(p => p.y)), [height - edge - 20, edge + 20]);
   const placed = [], dots = [], texts = [];
   for (const {x, y, text, title, color, marked} of points) {
     const textWidth = letter * [...text].length, tooltip = svg("title", {}, title);
@@ -373,7 +371,7 @@ function textScatter(points, {width, height, size = 13, xTitle, yTitle, others =
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
   return withTooltipKeys(svg("svg", {width, height}, svg("rect", {...frame, fill: "none", stroke: PALE}),
     softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
-    below?.(X, Y), dots, texts, above?.(X, Y)));
+    dots, texts));
 }
 
 // --- controls --------------------------------------------------------------------------------------------------------

@@ -131,7 +131,6 @@ function drawStrip({labels, names, token, overview, other}) {
   const color = available.includes(state.color) ? state.color : "loss";
   const {read, unit, scale = "sequential"} = COLORINGS[color], max = COLORINGS[color].max();
   const shown = [overview, other?.overview, color, token, palette()];
-  document.querySelectorAll("#strip .pointed").forEach(node => node.classList.remove("pointed"));
   if (shown.every((x, i) => x === shownStrip[i])) return;
   shownStrip = shown;
   byId("strip-bar").replaceChildren(
@@ -179,17 +178,17 @@ function drawMenu() {
     ...ids.filter(isAvailable).map(id => element("a", {
       href: link({view: id}), "data-view": id, class: id === state.view && "selected",
       "aria-current": id === state.view && "page",
-    }, id === "story" && state.story > 1 ? `Back to scene ${state.story}` : views[id].title)),
+    }, id === "story" && state.story > 0 ? `Back to stop ${state.story}` : views[id].title)),
   ]));
 }
 
 let pageTitle; // without the view
-let startedView; // the last view or scene that was drawn
+let startedView; // the last view or stop that was drawn
 
-// Name the page after the view or the scene. When it shows another one than before, begin at the heading, which screen
-// readers then read.
+// Name the page after the view or the stop of the story. When it shows another one than before, begin at the heading,
+// which screen readers then read.
 function startView(heading) {
-  const view = state.view === "story" ? `scene ${state.story}` : state.view;
+  const view = state.view === "story" ? `stop ${state.story}` : state.view;
   const isNew = startedView && startedView !== view;
   document.title = `${heading.textContent} – ${pageTitle}`;
   startedView = view;

@@ -125,8 +125,8 @@ function intervalEnds({from, to}) {
 }
 
 // The line from 0 to 1, divided by the probabilities, with u.
-function cumulativeBar(parts, u, drawn, width = fitWidth(900)) {
-  const left = 8, X = x => left + (width - 2 * left) * x, shades = [FILL, PALE];
+function cumulativeBar(parts, u, drawn) {
+  const width = fitWidth(900), left = 8, X = x => left + (width - 2 * left) * x, shades = [FILL, PALE];
   const middle = {"text-anchor": "middle"};
   return withTooltipKeys(svg("svg", {width, height: 74},
     parts.filter(({from, to}) => to > from).flatMap(({id, from, to}, i) => {

@@ -71,17 +71,15 @@ defineView({
   },
 });
 
-// Bars for probabilities, with those in `before` behind them. Tokens that cannot be sampled are pale.
-function probabilityBars(ids, probabilities, {before = probabilities, width = fitWidth(440)} = {}) {
-  const left = Math.max(90, 8 * Math.max(...ids.map(id => visible(pieces[id]).length)) + 12), line = 26.5;
-  const room = width - left - 90;
-  const max = before === probabilities ? maxAbs(probabilities) : 1; // a scale that stays when the temperature changes
+// Bars for probabilities. Tokens that cannot be sampled are pale.
+function probabilityBars(ids, probabilities) {
+  const width = fitWidth(440), line = 26.5, max = maxAbs(probabilities);
+  const left = Math.max(90, 8 * Math.max(...ids.map(id => visible(pieces[id]).length)) + 12), room = width - left - 90;
   return svg("svg", {width, height: (ids.length + 1) * line}, ids.map((id, i) => {
-    const y = (i + 1) * line, p = probabilities[id], length = x => Math.max(room * x / max, 0.5);
+    const y = (i + 1) * line, p = probabilities[id], length = Math.max(room * p / max, 0.5);
     return svg("g", {opacity: p ? 1 : 0.35},
       svg("text", {x: left - 6, y: y + 17, "text-anchor": "end"}, visible(pieces[id])),
-      svg("rect", {x: left, y: y + 2, width: length(before[id]), height: line - 4, fill: FILL}),
-      svg("rect", {x: left, y: y + 5, width: length(p), height: line - 10, fill: BLUE}),
-      p > 0 && softText(left + length(Math.max(p, before[id])) + 6, y + 17, percent(p)));
+      svg("rect", {x: left, y: y + 5, width: length, height: line - 10, fill: BLUE}),
+      p > 0 && softText(left + length + 6, y + 17, percent(p)));
   }));
 }

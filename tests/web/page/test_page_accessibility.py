@@ -1,4 +1,4 @@
-"""The page with a keyboard and for screen readers, in a browser. axe-core checks every view and scene."""
+"""The page with a keyboard and for screen readers, in a browser. axe-core checks every view and stop."""
 
 from collections.abc import Callable
 
@@ -12,14 +12,14 @@ from tests.support.viewers import Viewer, axe_violations, generate
 def test_axe_finds_nothing(new_viewer, char):
     """Neither violations of WCAG nor of best practices. What is around the view has the same colors in each view."""
     viewer, colors, problems = new_viewer(char, reduced_motion="reduce").open("tokens"), ["color-contrast"], []
-    scenes = [("story", scene) for scene in range(1, 1 + viewer("availableScenes().length"))]
-    for view, scene in [*scenes, *((view, 1) for view in viewer.views() if view != "story")]:
-        viewer.show(view, story=scene, text=TEXT[:14], token=9)
+    stops = [("story", stop) for stop in range(viewer("availableStops().length"))]
+    for view, stop in [*stops, *((view, 0) for view in viewer.views() if view != "story")]:
+        viewer.show(view, story=stop, text=TEXT[:14], token=9)
         found = axe_violations(viewer, rules={name: {"enabled": False} for name in colors})
         for theme in ("dark", "light"):
             viewer.after(lambda theme=theme: viewer.page.emulate_media(color_scheme=theme))
             found += axe_violations(viewer, "html" if view == "tokens" else "#view", runOnly=colors)
-        problems += [(view, scene, violation) for violation in found]
+        problems += [(view, stop, violation) for violation in found]
     assert problems == []
 
 
@@ -115,13 +115,9 @@ def test_values_of_a_line_chart(char_viewer, press):
     assert values.is_hidden() and not drawing.locator("circle").count()
 
 
-@pytest.mark.parametrize(
-    "view, scene, picture",
-    [("embedding", 1, "vocabulary-map"), ("looking-back", 1, "arcs"), ("loop", 1, "draw"), ("story", 5, "story-path"),
-     ("story", 7, "story-guess")],
-)  # fmt: skip
-def test_tooltips_of_a_drawing(view, scene, picture, char_viewer, press):
-    char_viewer.show(view, token=17, story=scene)
+@pytest.mark.parametrize("view, picture", [("embedding", "vocabulary-map"), ("looking-back", "arcs"), ("loop", "draw")])
+def test_tooltips_of_a_drawing(view, picture, char_viewer, press):
+    char_viewer.show(view, token=17)
     figure, drawing = char_viewer.find(picture), "svg[role=application]"
     second = figure.locator("title").all_text_contents()[1]
     press(f"[data-testid={picture}] {drawing}", "ArrowRight")
@@ -148,16 +144,6 @@ def test_arrows_scroll_tables_without_keys(char_viewer, press):
     """They changed the layer."""
     char_viewer.show("embedding", token=5, layer=0)
     assert press("[data-testid=nearest] .scroll", "ArrowDown", "PageDown").state("layer", "view") == [0, "embedding"]
-
-
-def test_products_of_the_story(char_viewer, press):
-    char_viewer.show("story", story=3, token=17)
-    press("svg.grid", "ArrowLeft", "ArrowUp")
-    text = char_viewer.find("story-query").locator(".detail").inner_text()
-    assert "query of 16 " in text and "key of 16 " in text and char_viewer.state("story", "token") == [3, 17]
-    assert [node.split("-")[1] for node in char_viewer(
-        "Array.from(document.querySelectorAll('#strip .pointed'), node => node.dataset.testid)"
-    )] == ["16"]  # fmt: skip
 
 
 def test_alternatives_of_a_sampled_token(char_viewer, press):

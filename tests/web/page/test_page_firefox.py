@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.firefox import FIREFOX, Firefox, firefox
 from tests.support.numpy_gpt import NumpyGPT
+from tests.support.stops import check_cells, random_cells, show_stop
 from tests.support.viewers import Place, Served, Viewer, check_sample, checks, language_model
 from tests.support.waiting import wait_until
 
@@ -26,6 +27,8 @@ def test_numbers(servers, seed):
         run = NumpyGPT(model).run(viewer.column("tokens", "id"))
         for view, check in checks.items():
             check(viewer.show(view, neuron=7, **vars(place)), run, place)
+        for stop in ("machine", "query", "neuron"):
+            check_cells(show_stop(viewer, stop, token=place.token), random_cells(viewer, seed), run, run)
         viewer.show("playground", text=PROMPT, samples=2, max_new_tokens=20, seed=1337)
         viewer("document.querySelector('[data-testid=generate]').click()")
         wait_until(lambda: viewer("playground.samples.length === 2 && playground.running.size === 0"))

@@ -13,6 +13,7 @@ from folio.data.tokenizer import CharTokenizer
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyRun, alibi_slopes, assert_largest, assert_same, sinusoids, softmax, t5_bucket
 from tests.support.repository import ROOT
+from tests.support.stops import frames, rows_of, show_stop
 from tests.support.viewers import Checks, Place, Viewer, assert_same_map, check_products, checks, effect_of
 
 SELECTED = dict(head_channel=3, stream_channel=5, neuron=7, qkv_part=1, parameter="transformer.h.*.attn.c_attn.weight")
@@ -58,10 +59,10 @@ def test_views_of_several_documents_equal_numpy(position, new_viewer, serve):
     check_views(viewer, run, place)
     for view in viewer.views():
         viewer.show(view, **vars(place)).text()
-    masked = viewer.show("story", story=4, token=place.token).column("story-mask", "Masked")
-    assert np.isinf(masked).tolist() == run.hidden_keys[:11, :11].flatten().tolist()
+    (scores,) = rows_of(frames(show_stop(viewer, "mask", token=place.token), [0.3])[0], "bars")
+    assert [bar["text"] == "\N{MINUS SIGN}\N{INFINITY}" for bar in scores["bars"]] == run.hidden_keys[10, :11].tolist()
     if position == "learned":
-        assert "position 2," in viewer.show("story", story=2, token=place.token).text()
+        assert "position 2," in show_stop(viewer, "vector", token=place.token).text()
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
