@@ -1,4 +1,4 @@
-"""Measure the viewer in headless Chromium: page load, traces, changing heads, hovering, and memory.
+"""Measure the viewer in headless Chromium: page load, traces, changing heads, hovering, frames, and memory.
 
     python lab/bench/viewer.py                             a small model, and random weights of GPT-2's 124M shape
     python lab/bench/viewer.py --models="char 0.8M" --repeats=10
@@ -70,6 +70,18 @@ CHANGE = """async changes => {
   await change(changes);
   return performance.now() - began;
 }"""
+# FRAMES: the camera of the machine moves from the whole sheet to the stop and plays its act: milliseconds per frame.
+FRAMES = """() => new Promise(done => {
+  const began = performance.now();
+  let count = 0;
+  flyTo(machine.scene.focus, false);
+  requestAnimationFrame(function next() {
+    count++;
+    if (machine.start !== null) return requestAnimationFrame(next);
+    done((performance.now() - began) / count);
+  });
+})"""
+THROTTLED = 6  # times slower, as a phone
 DRAWN = "typeof drawing === 'number' && drawing > 0 && Number(document.body.dataset.drawn) === drawing"
 
 
@@ -163,6 +175,13 @@ def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurem
         text = {"ids": ",".join(map(str, short)), "view": "story"}
         changes = [page.evaluate(CHANGE, {**text, "story": stop}) for stop in stops]
         rows.append(Measurement(f"each stop{again} at T = {len(short)}", changes, None if is_large else 100.0, "ms"))
+    page.evaluate(CHANGE, {"view": "story", "story": 3})
+    throttle = page.context.new_cdp_session(page)
+    for rate, name in ((1, ""), (THROTTLED, f", a CPU {THROTTLED} times slower")):
+        throttle.send("Emulation.setCPUThrottlingRate", {"rate": rate})
+        frames = [page.evaluate(FRAMES) for _ in range(repeats)]
+        rows.append(Measurement(f"each frame of the machine{name}", frames, None, "ms"))
+    throttle.send("Emulation.setCPUThrottlingRate", {"rate": 1})
     count = len(heads) + len(layers) + 1
     rows.append(Measurement(f"JavaScript memory after {count} heads", [heap(page)], 300.0, "MB"))
     page.close()
