@@ -257,8 +257,8 @@ FAULTS = (
     ),
     Fault(
         "folio/web/page/machine_stops.js",
-        "!isHidden(context, token, t)",
-        "!isHidden(context, token - first, t - first)",
+        "isHidden(context, token, t)",
+        "isHidden(context, token - first, t - first)",
         STORY_TESTS,
     ),
     Fault(
@@ -268,7 +268,7 @@ FAULTS = (
         STORY_TESTS,
     ),
     Fault("folio/web/page/machine_layout.js", "(layer * n + n - 1) * C", "(layer * n + n) * C", MACHINE_TESTS),
-    Fault("folio/web/page/machine_draw.js", "...reference[tensor].data", "...tensors[tensor].data", MACHINE_TESTS),
+    Fault("folio/web/page/machine_sheet.js", "...reference[tensor].data", "...tensors[tensor].data", MACHINE_TESTS),
     Fault("folio/web/page/machine_camera.js", "if (t >= 1) return to;", "if (t > 1) return to;", MACHINE_TESTS),
     # --- the network and the scripts ---
     Fault(

@@ -22,11 +22,7 @@ function canvasOf(context) {
   if (!machine.canvas) {
     machine.canvas = element("canvas", {testid: "machine", tabindex: 0, role: "application", dblclick: lookCloser,
       pointermove: pointAt, pointerleave: () => readOut(""), "aria-describedby": "machine-readout"});
-    steerCamera(machine.canvas, () => machine, camera => {
-      endMotion();
-      machine.isFree = true;
-      setCamera(camera);
-    }, clickAt);
+    steerCamera(machine.canvas, takeCamera, setCamera, clickAt);
     handleKeys(machine.canvas, canvasKey);
     new ResizeObserver(() => resizeStage()).observe(machine.canvas);
   }
@@ -110,10 +106,23 @@ function replay() {
   if (machine.scene) flyTo(machine.scene.focus, false, Boolean(machine.scene.isOverture));
 }
 
-function zoomBy(factor) {
-  const {camera} = machine; // where it is now, not at the end of its motion
+// The reader takes the camera where it is. The desk of an act goes, and the picture stays in its place.
+function takeCamera() {
+  const {camera} = machine;
   endMotion();
-  machine.isFree = true;
+  if (!machine.isFree) {
+    const before = projection(camera, machine.stage);
+    machine.isFree = true;
+    machine.stage = stageSize();
+    const after = projection(camera, machine.stage);
+    machine.camera = {...camera, x: camera.x + before.fromX(0) - after.fromX(0),
+      y: camera.y + before.fromY(0) - after.fromY(0)};
+  }
+  return machine;
+}
+
+function zoomBy(factor) {
+  const {camera} = takeCamera();
   setCamera({...camera, zoom: clamp(camera.zoom * factor, 0.02, MAX_ZOOM)});
 }
 
@@ -198,16 +207,6 @@ function renderStage(elapsed = Infinity) {
 
 // --- reading the sheet -----------------------------------------------------------------------------------------------
 
-const TENSOR_NAMES = {
-  states: ({state}) => state ? `E after ${stateName(state)}` : "E, embedding",
-  q: ({layer, head}) => `query of head ${layer}.${head}`,
-  k: ({layer, head}) => `key of head ${layer}.${head}`,
-  v: ({layer, head}) => `value of head ${layer}.${head}`,
-  z: ({layer, head}) => `result of head ${layer}.${head}`,
-  attention: ({layer}) => `ΔE of attention ${layer}`,
-  hidden: ({layer}) => `neurons of layer ${layer}`,
-  mlp: ({layer}) => `ΔE of MLP ${layer}`,
-};
 const TENSOR_VIEWS = {
   states: "stream", q: "qkv", k: "qkv", v: "qkv", z: "weighted-sum", attention: "merge", hidden: "mlp", mlp: "mlp",
 };
@@ -224,7 +223,7 @@ function probe(x, y) {
 }
 
 function nameOfTile(tile) {
-  return `${TENSOR_NAMES[tile.tensor](tile)}, ${machine.context.names[machine.sheet.first + tile.column]}`;
+  return `${vectorName(tile)}, ${machine.context.names[machine.sheet.first + tile.column]}`;
 }
 
 function readOut(text) {

@@ -44,9 +44,9 @@ function flight(from, to, width) {
   };
 }
 
-// Drag, wheel, and pinch on a canvas move its camera. move(camera): called with the new one. get(): {camera, stage}.
-// click(x, y): a press without a drag.
-function steerCamera(canvas, get, move, click) {
+// Drag, wheel, and pinch on a canvas move its camera. take(): stops its motion and returns {camera, stage}.
+// move(camera): called with the new one. click(x, y): a press without a drag.
+function steerCamera(canvas, take, move, click) {
   const fingers = new Map(); // by id: last place
   let moved = 0; // pixels since the press
   const place = event => {
@@ -54,7 +54,7 @@ function steerCamera(canvas, get, move, click) {
     return [event.clientX - box.left, event.clientY - box.top];
   };
   const zoomAt = (px, py, factor) => {
-    const {camera, stage} = get(), {fromX, fromY} = projection(camera, stage);
+    const {camera, stage} = take(), {fromX, fromY} = projection(camera, stage);
     const zoom = clamp(camera.zoom * factor, 0.02, MAX_ZOOM), share = 1 - camera.zoom / zoom;
     move({x: camera.x + (fromX(px) - camera.x) * share, y: camera.y + (fromY(py) - camera.y) * share, zoom});
   };
@@ -75,7 +75,7 @@ function steerCamera(canvas, get, move, click) {
     moved += distance;
     fingers.set(event.pointerId, now);
     if (moved < 4) return;
-    const {camera} = get(), share = 1 / (others.length + 1);
+    const {camera} = take(), share = 1 / (others.length + 1);
     move({...camera, x: camera.x - (now[0] - before[0]) * share / camera.zoom,
       y: camera.y - (now[1] - before[1]) * share / camera.zoom});
     if (!others.length) return;

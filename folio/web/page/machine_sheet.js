@@ -133,6 +133,35 @@ function weightsOf({tensors: {weights, earlier}, layout: {n}, config: {n_head}},
   return {weights: weights.data.subarray(index * n, (index + 1) * n), before: earlier.data[index]};
 }
 
+function sheetTitle(context, {tensors, layout: {n}}) {
+  if (!tensors.states) return "The recorded attention of the first text";
+  return `Token ${tokenAt(context, context.token)}${n > 1 ? ` and the ${countTokens(n - 1)} before it` : ""}`;
+}
+
+// All drawn numbers, for the export.
+function sheetTable({names}, sheet) {
+  return {
+    columns: ["vector", "token", "index", "number"],
+    rows: sheet.layout.tiles.flatMap(tile => Array.from(tileValues(sheet, tile), (value, index) =>
+      [vectorName(tile), names[sheet.first + tile.column], index, value])),
+  };
+}
+
+const VECTOR_NAMES = {
+  states: ({state}) => state ? `E after ${stateName(state)}` : "E, embedding",
+  q: ({layer, head}) => `query of head ${layer}.${head}`,
+  k: ({layer, head}) => `key of head ${layer}.${head}`,
+  v: ({layer, head}) => `value of head ${layer}.${head}`,
+  z: ({layer, head}) => `result of head ${layer}.${head}`,
+  attention: ({layer}) => `ΔE of attention ${layer}`,
+  hidden: ({layer}) => `neurons of layer ${layer}`,
+  mlp: ({layer}) => `ΔE of MLP ${layer}`,
+};
+
+function vectorName(tile) {
+  return VECTOR_NAMES[tile.tensor](tile);
+}
+
 // The operations of the pass, in the order of the computation: what the sheet shows, for those who cannot see it.
 function passInWords({labels, token}, sheet) {
   const {layout: {layers, heads, n}, first, tensors: {hidden}, lens, config: {n_embd, n_layer}} = sheet, lines = [];

@@ -283,19 +283,26 @@ STOPS.push({
       words: [
         `The softmax turns the scores of ${quoted(labels[token])} into weights that sum to 1, the widths of the `
           + `arrows: the largest of head ${layer}.${head} is ${percent(row[best])}, for ${quoted(labels[best])}.`,
-        (later ? `The ${later === 1 ? "token" : `${short(later)} tokens`} after ${quoted(labels[token])} got`
-          : "A later token would get")
-          + " the score −∞ and the weight 0: no token may see what it has to predict.",
+        describeMask(later, quoted(labels[token]), sumOf(row)),
         describeReading(heads),
       ],
-      act: Number.isFinite(row[best]) && softmaxAct({
-        scores: window.map(t => isHidden(context, token, t) && state.mask === "before" ? -Infinity : biased[t]),
+      act: Number.isFinite(row[best]) && state.mask === "before" && softmaxAct({
+        scores: window.map(t => isHidden(context, token, t) ? -Infinity : biased[t]),
         weights: window.map(t => row[t]), before, names: window.map(t => visible(labels[t])),
         result: `the largest is ${percent(row[best])}, of ${quoted(labels[best])}`}),
       action: ["Try the next head in this order", nextHead],
     };
   },
 });
+
+// What the mask does to the tokens after the followed one. sum: of the weights.
+function describeMask(later, name, sum) {
+  if (state.mask === "off") return "The mask is off: the weights include those of later tokens.";
+  if (state.mask === "after") return `The mask is after the softmax, so the weights sum to ${percent(sum)} only.`;
+  const tokens = later === 1 ? "token" : `${short(later)} tokens`;
+  return (later ? `The ${tokens} after ${name} got` : "A later token would get")
+    + " the score −∞ and the weight 0: no token may see what it has to predict.";
+}
 
 // --- 5. values -------------------------------------------------------------------------------------------------------
 

@@ -91,8 +91,8 @@ function saveView() {
   const original = byId("view"), copy = original.cloneNode(true);
   const canvases = original.querySelectorAll("canvas");
   copy.querySelectorAll("canvas").forEach((canvas, i) => {
-    const {width, height} = canvases[i].style;
-    canvas.replaceWith(element("img", {src: canvases[i].toDataURL(), style: {width, height}}));
+    const {style: {width, height}, dataset: {testid}} = canvases[i];
+    canvas.replaceWith(element("img", {src: canvases[i].toDataURL(), style: {width, height}, testid}));
   });
   copy.querySelectorAll(".exports, .buttons, .values").forEach(node => node.remove());
   copy.querySelectorAll(".above").forEach(node => node.classList.remove("above")); // the copy is not scrolled

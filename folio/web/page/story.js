@@ -37,12 +37,14 @@ defineView({
     const context = await contextOfModel(pageContext);
     const stops = availableStops(), number = clamp(state.story, 0, stops.length - 1), stop = stops[number];
     const sheet = await loadSheet(context, stop), scene = await stop.show(context, sheet);
+    context.sheet = sheet;
     const roll = isMusic() && await storyRoll(context);
     const place = [stop.id, context.ids, context.token, state.story_head, state.story_model].join(" ");
     box.classList.add("story");
     box.replaceChildren(storyControls(context, stops, number), div("machine",
-      div("stage", canvasOf(context)),
-      storyWords(context, sheet, scene, stop, number, roll)));
+      storyWords(context, sheet, scene, stop, number, roll), // first for screen readers
+      picture("story-machine", sheetTitle(context, sheet), () => sheetTable(context, sheet),
+        div("stage", canvasOf(context)))));
     requestAnimationFrame(() => showScene(sheet, scene, place));
   },
 }, {story: 0, story_head: 0, story_neuron: 0, story_swapped: 0, story_model: 0, story_step: 999});
@@ -83,7 +85,8 @@ function storyWords(context, sheet, scene, stop, number, roll) {
 
 // The notes of a piece up to the followed event, which is framed on the piano roll.
 async function storyRoll({ask, token}) {
-  const {facts} = await ask("notes", {token}), {drawing, X} = drawRoll(facts, () => {}), scroll = scrolling(drawing);
+  const {facts} = await ask("notes", {token}), {drawing, X} = drawRoll(facts, () => {});
+  const scroll = build(scrolling(drawing), {tabindex: 0, role: "group", "aria-label": "Piano roll"});
   requestAnimationFrame(() => scroll.scrollLeft = X(facts.time) - scroll.clientWidth / 2);
   return scroll;
 }
@@ -122,7 +125,7 @@ async function writeOn() {
   while (current === sequence && state.view === "story" && machine.context) {
     const {ids, model} = machine.context;
     if (ids.length >= model.limit && !model.can_slide) break;
-    if (!await appendDrawn(machine.context, machine.sheet)) break;
+    if (!await appendDrawn(machine.context, machine.context.sheet)) break; // a hidden page renders nothing
     await pause(WRITING_PAUSE);
   }
 }
