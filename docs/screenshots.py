@@ -140,7 +140,7 @@ def take_loop(page: Page, address: str, shot: Shot) -> bytes:
     durations = [FRAME] * (len(frames) - 1) + [LAST_FRAME]
     content = io.BytesIO()
     frames[0].save(
-        content, "WEBP", save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=60, method=4
+        content, "WEBP", save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=45, method=4
     )
     return content.getvalue()
 

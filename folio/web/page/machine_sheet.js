@@ -11,17 +11,22 @@ const windowSize = () => WINDOW_TOKENS[isWide() ? 0 : 1];
 
 const shownModel = () => state.story_model && info.models.length === 2 ? 1 : 0;
 
-// The context of the shown model, with askAbout(ids, kind, options) for questions about another text. Its text ends
-// where its context does.
+// The context of the shown model, with askAbout(ids, kind, options) for questions about another text, and the overview
+// of the last checkpoint, whose heads the story is about at all checkpoints. Its text ends where its context does.
 async function contextOfModel(context) {
-  const index = shownModel();
-  if (!index) return {...context, askAbout: (ids, kind, options) => ask(question(kind, ids, options))};
-  const model = info.models[index], ids = context.ids.slice(0, model.limit);
+  const index = shownModel(), {ids: allIds, model: {checkpoints}} = context;
+  if (!index) {
+    const last = checkpoints.length > 1 && shownStep() !== checkpoints.at(-1) ? checkpoints.at(-1) : null;
+    const reference = last !== null && await ask(question("overview", allIds, {step: last})).catch(() => null);
+    const askAbout = (ids, kind, options) => ask(question(kind, ids, options));
+    return {...context, askAbout, lastOverview: reference || context.overview};
+  }
+  const model = info.models[index], ids = allIds.slice(0, model.limit);
   const askAbout = (ids, kind, options) =>
     ask(question(kind, ids, {...existingSwitches(model), ...options, model: index}));
-  const askModel = (kind, options) => askAbout(ids, kind, options);
+  const askModel = (kind, options) => askAbout(ids, kind, options), overview = await askModel("overview");
   return {...context, model, config: model.config, ids, labels: context.labels.slice(0, ids.length),
-    token: Math.min(context.token, ids.length - 1), ask: askModel, askAbout, overview: await askModel("overview")};
+    token: Math.min(context.token, ids.length - 1), ask: askModel, askAbout, overview, lastOverview: overview};
 }
 
 // --- the sheet -------------------------------------------------------------------------------------------------------

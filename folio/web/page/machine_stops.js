@@ -16,10 +16,12 @@ function storyToken(labels) {
   return token < 0 ? labels.length - 1 : token;
 }
 
-// The head of the story: the strongest previous-token head, or the one that the reader has chosen after it.
-function storyHead({overview: {tensors: {score_previous: {data}}}, config: {n_head}}) {
-  const order = argsort(data), place = order[((state.story_head % order.length) + order.length) % order.length];
-  return {layer: Math.floor(place / n_head), head: place % n_head, share: data[place]};
+// The head of the story: the strongest previous-token head of the last checkpoint, or the one that the reader has chosen
+// after it. share: the attention that it gives to the previous token, at the shown checkpoint and at the last one.
+function storyHead({overview, lastOverview, config: {n_head}}) {
+  const [now, last] = [overview, lastOverview].map(({tensors}) => tensors.score_previous.data), order = argsort(last);
+  const place = order[((state.story_head % order.length) + order.length) % order.length];
+  return {layer: Math.floor(place / n_head), head: place % n_head, share: now[place], lastShare: last[place]};
 }
 
 function listed(ids) {
@@ -212,9 +214,10 @@ STOPS.push({
 const nextHead = () => change({story_head: state.story_head + 1});
 const previousHead = () => change({story_head: Math.max(0, state.story_head - 1)});
 
-function describeHead(share) {
+function describeHead({share, lastShare}) {
   if (state.story_head) return "It";
-  return share < LOOKS_BACK ? "No head of this model looks at the previous token yet. The one that does it most"
+  if (lastShare < LOOKS_BACK) return "No head of this model looks at the previous token. The one that does it most";
+  return share < LOOKS_BACK ? "At the last checkpoint, it is the strongest previous-token head; here, it"
     : "It is the strongest previous-token head of this model: it";
 }
 
@@ -231,7 +234,7 @@ STOPS.push({
   ],
   async show(context, sheet) {
     const {labels, token, config} = context, D = config.n_embd / config.n_head;
-    const {layer, head, share} = storyHead(context), lane = laneOf(sheet, {layer, head});
+    const place = storyHead(context), {layer, head, share} = place, lane = laneOf(sheet, {layer, head});
     const {tensors: {q, k, scores, bias, weights}} = await context.ask("head", {layer, head});
     const row = rowOf(weights, token), best = argsort(row)[0];
     const column = best - sheet.first; // negative: not drawn
@@ -245,7 +248,7 @@ STOPS.push({
           + `${quoted(labels[token])} finds ${quoted(labels[best])}.`,
         await describeMatch(context, {layer, head}, best, row[best]),
         token === 0 ? "The first token has no other token to look at: select a later one."
-          : `${describeHead(share)} gives ${percent(share)} of its attention to the token just before, on average over `
+          : `${describeHead(place)} gives ${percent(share)} of its attention to the token just before, on average over `
             + "this text.",
       ],
       act: scoreAct({query: rowOf(q, token), key: rowOf(k, best),
