@@ -5,19 +5,20 @@
     python tools/scaling.py novel --gpu=H100 --times=30           for a GPU of the data sheets; measured here
 
 Trains models of several sizes and lengths to the end of their schedules, and fits a law to their validation losses
-(docs/lab/model-size.md). Prints the best model for each time, its expected loss with an interval of 90%, and the losses
-of models of half and twice the size. OUT_DIR/minutes-30.py trains the best model for 30 minutes, and
-OUT_DIR/scaling.html shows the runs and the law. The law is saved in the folder of the data set, for
-train.py --size=auto and tools/plan.py.
+(docs/lab/model-size.md). Settings, times and folders that cannot work are refused before that. Prints the best model
+for each time, its expected loss with an interval of 90%, and the losses of models of half and twice the size.
+OUT_DIR/minutes-30.py trains the best model for 30 minutes, and OUT_DIR/scaling.html shows the runs and the law. The law
+is saved in the folder of the data set, for train.py --size=auto and tools/plan.py.
 """
 
 import contextlib
 import io
 import math
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +32,15 @@ from tqdm import tqdm  # noqa: E402
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.commands import command, short_path  # noqa: E402
-from folio.base.files import atomic_write  # noqa: E402
+from folio.base.files import atomic_write, locked  # noqa: E402
 from folio.base.number_format import format_tokens  # noqa: E402
 from folio.base.progress import progress_bar  # noqa: E402
 from folio.base.settings import CommaSeparated, NonEmptyStr, NonNegativeInt, PositiveFloat, Settings  # noqa: E402
 from folio.base.stop_signals import StopSignal  # noqa: E402
 from folio.base.terminal import say, table, terminal_width  # noqa: E402
+from folio.checkpoints.find_runs import is_run  # noqa: E402
 from folio.data.find_data import find_datasets  # noqa: E402
+from folio.data.shards import has_data  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.experiments import static_page  # noqa: E402
 from folio.experiments.runs import Run  # noqa: E402
@@ -51,8 +54,8 @@ from folio.training.planning.choice import (  # noqa: E402
     rank_shapes,
     seconds_by_flops,
 )
-from folio.training.planning.law import RunSize, fit  # noqa: E402
-from folio.training.planning.measured_law import MeasuredLaw, typical_law  # noqa: E402
+from folio.training.planning.law import RunSize, ScalingLaw, fit  # noqa: E402
+from folio.training.planning.measured_law import MeasuredLaw, law_file, typical_law  # noqa: E402
 from folio.training.planning.shapes import CHANNELS, Shape, step_tokens  # noqa: E402
 from folio.training.planning.step_times import StepTimes  # noqa: E402
 from train import TrainConfig, train  # noqa: E402
@@ -65,6 +68,8 @@ MAX_LENGTH = 8  # of the largest shape's run, relative to the shortest that the 
 VALIDATION_TOKENS = 1 << 19  # per evaluation
 N_RUNS = 4
 OVERHEAD_SECONDS = 4.0  # of a run: its start and its evaluations
+PROBE_STEPS = 40  # for the speed of the machine
+LOCK = "scaling.lock"  # in OUT_DIR
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,9 @@ class ScalingConfig(Settings):
 
     def problems(self) -> list[tuple[str, str]]:
         problems = []
-        if len(self.dataset) != 1:
-            problems.append(("dataset", "name one data set, as in python tools/scaling.py shakespeare_char"))
+        if len(self.dataset) != 1 or set(":,") & set(Path(self.dataset[0]).name):
+            example = "python tools/scaling.py shakespeare_char"
+            problems.append(("dataset", f"name one data set, as in {example}; the law of a mixture is not measured"))
         if not all(is_positive(time) for time in self.times):
             problems.append(("times", "write minutes above 0, separated by commas, as in --times=5,30"))
         if self.gpu and (find_gpu(self.gpu) or (None, None))[1] is None:
@@ -93,6 +99,10 @@ class ScalingConfig(Settings):
     @property
     def name(self) -> str:
         return Path(self.dataset[0]).name
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out_dir or f"scaling-{self.name}")
 
 
 def is_positive(text: str) -> bool:
@@ -114,31 +124,103 @@ class MeasuredRun(NamedTuple):
         step_times.measured(self.shape, n_tokens, n_tokens / self.tokens_per_second)
 
 
+class Plan(NamedTuple):
+    """Runs of three shapes that are long enough for the law, as shapes and tokens."""
+
+    runs: list[tuple[Shape, int]]
+    seconds: float
+
+
 def main(cfg: ScalingConfig) -> None:
     data = Mixture(find_datasets(cfg.dataset[0], cfg.data_dir), block_size=1, seed=cfg.seed, sampling="epoch")
-    runs = measure(cfg, data)
-    laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
-    law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)
-    say(f"{laws[0]} nats per token")
-    answers = answer(cfg, data, law, runs)
-    print(table(HEADS, table_rows(answers, data), terminal_width(sys.stdout)))
-    write_files(cfg, data, law, runs, answers)
+    with output_folder(cfg, data):
+        step_times = StepTimes(data.vocab_size)
+        check_time(cfg, data, step_times)
+        runs = measure(cfg, data, step_times)
+        laws = fit([run.size for run in runs], [run.loss for run in runs], typical_law(data))
+        law = MeasuredLaw(data.hash, [run.size for run in runs], [run.loss for run in runs], laws)
+        law.save(data)
+        say(f"{laws[0]} nats per token")
+        answers = answer(cfg, data, laws, step_seconds(cfg, data, step_times))
+        print(table(HEADS, table_rows(answers, data), terminal_width(sys.stdout)))
+        write_files(cfg, data, law, runs, answers)
+
+
+# --- before training --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def output_folder(cfg: ScalingConfig, data: Mixture) -> Iterator[None]:
+    """Hold the lock of OUT_DIR. Raises UserError if the results cannot be written."""
+    folder, law_path = cfg.folder, law_file(data)
+    if is_run(folder) or has_data(folder):
+        raise UserError(f"out_dir={folder}: it is the folder of a run or of a data set; choose another one")
+    if not os.access(law_path if law_path.exists() else law_path.parent, os.W_OK):
+        raise UserError(f"{law_path} cannot be written, where train.py looks for the law; copy the data set")
+    in_use = f"out_dir={folder}: another tools/scaling.py is measuring there; choose another --out_dir"
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove_empty, folder)
+        try:
+            stack.enter_context(locked(folder / LOCK, in_use))
+        except OSError as error:
+            raise cannot_write(cfg, error) from None
+        yield
+
+
+def remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def cannot_write(cfg: ScalingConfig, error: OSError) -> UserError:
+    return UserError(f"out_dir={cfg.folder} cannot be written ({error.strerror}); choose another --out_dir")
+
+
+def check_time(cfg: ScalingConfig, data: Mixture, step_times: StepTimes) -> None:
+    """Raise UserError if the text or a time is too short. Measures the machine with some steps of the first run."""
+    plans = possible_plans(data, step_times)
+    if not plans:
+        raise UserError(f"dataset={cfg.name}: its {data.training_tokens:,} training tokens are too few for a law")
+    shape, tokens = plans[0].runs[0]
+    n_tokens = step_tokens(tokens)
+    say("measuring the speed of this machine")
+    step_times.measured(shape, n_tokens, probe(cfg, shape, n_tokens))
+    minutes = min(plan.seconds for plan in possible_plans(data, step_times)) / 60
+    if minutes >= cfg.minutes:
+        raise UserError(
+            f"minutes={cfg.minutes:g}: the {N_RUNS} shortest runs take {minutes:.1f} minutes on this machine; use "
+            f"--minutes={math.ceil(minutes + 0.1)} or more"
+        )
+    typical = [ScalingLaw.from_parameters(typical_law(data).mean)]
+    answer(cfg, data, typical, step_seconds(cfg, data, step_times))
+
+
+def probe(cfg: ScalingConfig, shape: Shape, n_tokens: int) -> float:
+    """Return the seconds per step of a shape."""
+    recipe = {**shape.settings(PROBE_STEPS * n_tokens, n_tokens, 0.0), "eval_iters": 1}
+    _, tokens_per_second = train_with(cfg, recipe)
+    return n_tokens / tokens_per_second
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(cfg: ScalingConfig, data: Mixture) -> list[MeasuredRun]:
-    """Train models of three shapes within the time for measuring. Raises UserError if it is too short.
+def measure(cfg: ScalingConfig, data: Mixture, step_times: StepTimes) -> list[MeasuredRun]:
+    """Train models of three shapes within the time for measuring.
 
     The last run is of the largest shape, and as long as the time allows: a few large runs forecast better than many
-    small ones (docs/lab/model-size.md). A machine that turns out to be slower or faster changes the plan.
+    small ones (docs/lab/model-size.md). A machine that turns out to be slower or faster changes the plan. If there is
+    no time left for any plan, the shortest one is completed.
     """
-    begin, step_times = time.perf_counter(), StepTimes(data.vocab_size)
+    begin = time.perf_counter()
     runs: list[MeasuredRun] = []
     done: set[tuple[Shape, int]] = set()
     with progress_bar(total=round(60 * cfg.minutes), unit="s") as bar:
-        while planned := plan_runs(data, step_times, done, left := 60 * cfg.minutes - (time.perf_counter() - begin)):
+        while True:
+            left = 60 * cfg.minutes - (time.perf_counter() - begin)
+            planned = choose_plan(possible_plans(data, step_times, done), left).runs
+            if not planned:  # all runs are those of another plan, too
+                break
             shape, tokens = planned[0]
             done.add((shape, tokens))
             if len(planned) == 1:
@@ -150,15 +232,17 @@ def measure(cfg: ScalingConfig, data: Mixture) -> list[MeasuredRun]:
             tqdm.write(describe(runs[-1]))
             if len(planned) == 1:
                 break
-    if len(runs) < N_RUNS:
-        raise UserError(f"minutes={cfg.minutes:g}: there is no time for {N_RUNS} runs; use more, or a longer text")
     return runs
 
 
-def plan_runs(
-    data: Mixture, step_times: StepTimes, done: Collection[tuple[Shape, int]], seconds: float
-) -> list[tuple[Shape, int]]:
-    """Return the shapes and tokens of the runs that are not done, of the largest three shapes that take this time.
+def choose_plan(plans: Sequence[Plan], seconds: float) -> Plan:
+    """Return the plan of the largest shapes that takes this time; if there is none, the shortest one."""
+    affordable = [plan for plan in plans if plan.seconds < seconds]
+    return affordable[-1] if affordable else min(plans, key=lambda plan: plan.seconds)
+
+
+def possible_plans(data: Mixture, step_times: StepTimes, done: Collection[tuple[Shape, int]] = ()) -> list[Plan]:
+    """Return the runs that are not done, for each three shapes that suit the text, the smallest shapes first.
 
     The smallest shape has a short and a long run. Each run has at least MIN_STEPS steps and TOKENS_PER_WEIGHT tokens
     per weight, which is long enough for the law.
@@ -172,22 +256,29 @@ def plan_runs(
         n_tokens = step_tokens(run[1])
         return OVERHEAD_SECONDS + run[1] / n_tokens * step_times(run[0], n_tokens)
 
-    planned: list[tuple[Shape, int]] = []
+    plans = []
     shapes = [shape for shape in map(Shape.of, CHANNELS) if shape.block_size < data.training_tokens]
     for small, medium, large in zip(shapes, shapes[1:], shapes[2:], strict=False):
         runs = [(small, 1), (medium, 1), (small, SECOND_LENGTH), (large, 1)]
         runs = [(shape, length * shortest(shape)) for shape, length in runs]
         runs = [run for run in runs if run not in done]
-        if sum(map(run_seconds, runs)) < seconds:
-            planned = runs
-    return planned
+        plans.append(Plan(runs, sum(map(run_seconds, runs))))
+    return plans
 
 
 def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> MeasuredRun:
     """Train a model to the end of its schedule. Raises KeyboardInterrupt if a signal stops it."""
+    recipe = shape.settings(tokens, step_tokens(tokens), shape.dropout(tokens, data.training_tokens))
+    batch_tokens = recipe["batch_size"] * shape.block_size
+    loss, speed = train_with(cfg, {**recipe, "eval_iters": -(-VALIDATION_TOKENS // batch_tokens)})
+    tokens = recipe["max_iters"] * batch_tokens
+    size = RunSize(shape.matrix_weights(data.vocab_size), tokens, recipe["max_iters"], data.training_tokens)
+    return MeasuredRun(shape, size, loss, speed)
+
+
+def train_with(cfg: ScalingConfig, recipe: Mapping[str, Any]) -> tuple[float, float]:
+    """Train a model, and return its validation loss and tokens per second. recipe: settings of train.py."""
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        recipe = shape.settings(tokens, step_tokens(tokens), shape.dropout(tokens, data.training_tokens))
-        batch_tokens = recipe["batch_size"] * shape.block_size
         run_settings = TrainConfig(
             **recipe,
             out_dir=str(Path(folder, "run")),
@@ -195,17 +286,13 @@ def train_one(cfg: ScalingConfig, data: Mixture, shape: Shape, tokens: int) -> M
             data_dir=cfg.data_dir,
             seed=cfg.seed,
             eval_interval=recipe["max_iters"],
-            eval_iters=-(-VALIDATION_TOKENS // batch_tokens),
             sample_tokens=0,
         )
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             result = train(run_settings)
         if result.stopped_by:
             raise StopSignal(result.stopped_by)
-        speed = Run.of(Path(run_settings.out_dir)).totals()["tokens_per_second"]
-    tokens = recipe["max_iters"] * batch_tokens
-    size = RunSize(shape.matrix_weights(data.vocab_size), tokens, recipe["max_iters"], data.training_tokens)
-    return MeasuredRun(shape, size, result.best_val_loss, speed)
+        return result.best_val_loss, Run.of(Path(run_settings.out_dir)).totals()["tokens_per_second"]
 
 
 def describe(run: MeasuredRun) -> str:
@@ -225,25 +312,22 @@ def run_cells(run: MeasuredRun) -> list[str]:
 
 
 def answer(
-    cfg: ScalingConfig, data: Mixture, law: MeasuredLaw, runs: Sequence[MeasuredRun]
+    cfg: ScalingConfig, data: Mixture, laws: Sequence[ScalingLaw], seconds_per_step: StepSeconds
 ) -> dict[str, list[Candidate]]:
     """The shapes for each time, the best first. Raises UserError if there is no time for a step."""
-    step_times, answers = step_seconds(cfg, data, runs), {}
+    answers = {}
     for minutes in cfg.times or DEFAULT_TIMES:
         seconds = 60 * float(minutes)
-        answers[minutes] = rank_shapes(law.laws, step_times, seconds, data.training_tokens, data.vocab_size)
+        answers[minutes] = rank_shapes(laws, seconds_per_step, seconds, data.training_tokens, data.vocab_size)
         if not answers[minutes]:
             raise UserError(f"times={minutes}: no model can be trained in {minutes} minutes; use more")
     return answers
 
 
-def step_seconds(cfg: ScalingConfig, data: Mixture, runs: Sequence[MeasuredRun]) -> StepSeconds:
+def step_seconds(cfg: ScalingConfig, data: Mixture, step_times: StepTimes) -> StepSeconds:
     """The seconds per step, as measured; for a GPU, by the data sheet, as in tools/plan.py."""
     if cfg.gpu:
         return seconds_by_flops(TYPICAL_MFU * 1e12 * find_gpu(cfg.gpu)[1].tflops, data.vocab_size)
-    step_times = StepTimes(data.vocab_size)
-    for run in runs:
-        run.note_speed(step_times)
     return step_times
 
 
@@ -284,11 +368,9 @@ def table_rows(answers: Mapping[str, Sequence[Candidate]], data: Mixture) -> lis
 def write_files(
     cfg: ScalingConfig, data: Mixture, law: MeasuredLaw, runs: Sequence[MeasuredRun], answers: Mapping[str, Any]
 ) -> None:
-    """Write the law, the config files, and the page. Raises UserError if they cannot be written."""
-    folder = Path(cfg.out_dir or f"scaling-{cfg.name}")
+    """Write the config files and the page. Raises UserError if they cannot be written."""
+    folder = cfg.folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        law_path = law.save(data)
         for minutes, candidates in answers.items():
             path = folder / f"minutes-{minutes}.py"
             with atomic_write(path) as temporary:
@@ -297,8 +379,8 @@ def write_files(
         page = scaling_page(cfg.name, law, [run_cells(run) for run in runs], HEADS, table_rows(answers, data), answers)
         static_page.write(folder / "scaling.html", page)
     except OSError as error:
-        raise UserError(f"{error.filename} cannot be written ({error.strerror}); choose another --out_dir") from None
-    say(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_path)}: all numbers")
+        raise cannot_write(cfg, error) from None
+    say(f"{short_path(folder / 'scaling.html')}: the runs and the law; {short_path(law_file(data))}: all numbers")
 
 
 def config_file(cfg: ScalingConfig, path: Path, minutes: str, best: Candidate) -> str:

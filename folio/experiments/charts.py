@@ -70,10 +70,19 @@ def page_with_charts(title: str, parts: Iterable[str]) -> str:
 
 
 def line_chart(
-    name: str, title: str, x: str, panels: Sequence[Panel], groups: Sequence[LineGroup], note: str = ""
+    name: str,
+    title: str,
+    x: str,
+    panels: Sequence[Panel],
+    groups: Sequence[LineGroup],
+    note: str = "",
+    log_x: bool = False,
 ) -> str:
-    """Return a line chart. name: of the SVG file. x: title of the x axis. note: shown below the title."""
-    return figure("lines", name=name, title=title, note=note, x=x, panels=panels, groups=groups)
+    """Return a line chart.
+
+    name: of the SVG file. x: title of the x axis. note: shown below the title. log_x: whether it begins logarithmic.
+    """
+    return figure("lines", name=name, title=title, note=note, x=x, panels=panels, groups=groups, logX=log_x)
 
 
 def bar_chart(name: str, title: str, bars: dict[str, float]) -> str:

@@ -68,7 +68,8 @@ def sizes_chart(answers: Mapping[str, Sequence[Candidate]]) -> str:
             lines.append(Line(f"{name}, {bound} end of the interval", x, y, width=1, dash="dotted"))
         groups.append(LineGroup(name, lines))
     panels = [Panel("expected loss (nats per token)", 340)]
-    return line_chart("sizes", "Which size in which time", "channels", panels, groups, "Dotted: intervals of 90%.")
+    note = "Dotted: intervals of 90%."
+    return line_chart("sizes", "Which size in which time", "channels", panels, groups, note, log_x=True)
 
 
 def lengths_chart(law: MeasuredLaw) -> str:
@@ -88,4 +89,5 @@ def lengths_chart(law: MeasuredLaw) -> str:
             Line(f"{name}, measured", *zip(*points, strict=True), width=3, points=True),
         ]
         groups.append(LineGroup(name, lines))
-    return line_chart("lengths", "Loss over tokens", "tokens", [Panel("loss (nats per token)", 340)], groups)
+    panels = [Panel("loss (nats per token)", 340)]
+    return line_chart("lengths", "Loss over tokens", "tokens", panels, groups, log_x=True)

@@ -47,4 +47,6 @@ def test_the_charts_are_drawn(page, open_page):
     opened = open_page(page)
     figures = opened.locator("figure.chart svg")
     assert figures.count() >= 2
+    pressed = opened.get_by_role("button", name="log x", pressed=True)
+    assert pressed.count() == 2  # with a linear axis, all measured runs were in the first 3% of the width
     assert "30 minutes" in opened.content() and "1,000,000 weights, measured" in opened.content()
