@@ -1,8 +1,7 @@
-// Charts of a page: lines (line_chart.js), bars, and parallel coordinates.
+// Charts of a page: lines (line_chart.js), samples (samples.js), bars, and parallel coordinates.
 //
 // A chart is a <figure class="chart"> that contains its data as JSON (charts.py has the fields).
 
-const TEXT_WIDTH = 7.3; // approximate pixels per character
 const MAX_DISTANCE = 12; // pixels between the pointer and its target
 
 // Add the heading, the buttons, and the note of a figure.
@@ -19,6 +18,7 @@ function lineFigure(figure, chart) {
   addHeading(figure, chart);
   figure.append(node);
   lineChart(chart, node);
+  figure.show = node.show;
 }
 
 // --- bars ------------------------------------------------------------------------------------------------------------
@@ -175,8 +175,16 @@ function ticksOf({categories, scale}, height) {
 
 // --- page ------------------------------------------------------------------------------------------------------------
 
-const CHARTS = {lines: lineFigure, bars: barChart, parallel: parallelChart};
-for (const figure of document.querySelectorAll("figure.chart")) {
-  const chart = JSON.parse(figure.firstChild.textContent);
+const CHARTS = {lines: lineFigure, samples: samplesFigure, bars: barChart, parallel: parallelChart};
+
+function chartOf(figure) {
+  return JSON.parse(figure.firstChild.textContent);
+}
+
+function drawFigure(figure) {
+  const chart = chartOf(figure);
+  figure.dataset.name = chart.name;
   CHARTS[chart.kind](figure, chart);
 }
+
+document.querySelectorAll("figure.chart").forEach(drawFigure);

@@ -1,15 +1,16 @@
 """Charts for a page: figures with JSON data, which chart.js draws in the browser, lines by line_chart.js."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from folio.base.files import finite
 from folio.experiments.static_page import FOLDER, page
 
 CHART_STYLE = FOLDER / "chart.css"  # rules of line charts, also those of the viewer, and of other charts
-SCRIPTS = ("elements.js", "drawings.js", "line_chart.js", "chart.js")  # chart.js draws the figures of a page
+SCRIPTS = ("elements.js", "drawings.js", "line_chart.js", "samples.js", "chart.js")  # chart.js draws the figures
+LIVE_SCRIPT = "live.js"  # updates a page from its server
 Dash = Literal["solid", "dashed", "dotted"]
 
 
@@ -20,6 +21,7 @@ class Panel:
     title: str
     height: int = 300  # pixels
     from_zero: bool = False  # True: the y axis begins at 0, unless it is logarithmic
+    clip: bool = False  # True: neither the first nor the highest 5% of the points of a line decide the y axis
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,20 @@ class Line:
     """A curve. Values that are not finite are gaps."""
 
     name: str  # full name, shown with the values under the pointer
-    x: Sequence[float]  # ascending
+    x: Sequence[float]  # ascending; in a group with columns, indices of them
     y: Sequence[float]
     panel: int = 0
     width: float = 1.5  # pixels
     dash: Dash = "solid"
     points: bool = False  # draw a marker at each point
+    smooth: bool = False  # the reader can smooth it
 
 
 @dataclass(frozen=True)
 class Mark:
     """A vertical line through all panels."""
 
-    x: float
+    x: float  # in a group with columns, an index of them
     dash: Dash
 
 
@@ -50,6 +53,8 @@ class LineGroup:
     name: str
     lines: Sequence[Line]
     marks: Sequence[Mark] = ()
+    columns: Sequence[Sequence[float]] = ()  # values on each x axis of a chart with several axes
+    about: str = ""  # can be searched, too
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,17 @@ class Axis:
     log: bool = False
 
 
-def page_with_charts(title: str, parts: Iterable[str]) -> str:
+def page_with_charts(title: str, parts: Iterable[str], is_live: bool = False) -> str:
     """Return static_page.page with the scripts and the style sheet of the charts."""
-    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    return page(title, parts, CHART_STYLE.read_text(encoding="utf-8"), script)
+    names = (*SCRIPTS, LIVE_SCRIPT) if is_live else SCRIPTS
+    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
+    return page(title, parts, CHART_STYLE.read_text(encoding="utf-8"), script, is_live)
 
 
 def line_chart(
     name: str,
     title: str,
-    x: str,
+    x: str | Sequence[str],
     panels: Sequence[Panel],
     groups: Sequence[LineGroup],
     note: str = "",
@@ -80,7 +86,8 @@ def line_chart(
 ) -> str:
     """Return a line chart.
 
-    name: of the SVG file. x: title of the x axis. note: shown below the title. log_x: whether it begins logarithmic.
+    name: of the SVG file. x: title of the x axis, or of each one that the reader can choose. note: shown below the
+    title. log_x: whether the x axis begins logarithmic.
     """
     return figure("lines", name=name, title=title, note=note, x=x, panels=panels, groups=groups, logX=log_x)
 
@@ -104,6 +111,4 @@ def figure(kind: str, **chart: Any) -> str:
 
 def as_json(part: Any) -> dict[str, Any]:
     """Convert a part of a chart to JSON, with None for NaN and infinity."""
-    if isinstance(part, Line):
-        return {**vars(part), "y": [value if math.isfinite(value) else None for value in part.y]}
-    return vars(part)
+    return finite(vars(part))

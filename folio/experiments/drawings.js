@@ -4,6 +4,7 @@
 // SVGs without rules of a style sheet, so they look the same in a file, in which the variables are replaced.
 
 const MIN_WIDTH = 200; // pixels, of a drawing; narrower pages scroll
+const TEXT_WIDTH = 7.3; // approximate pixels per character
 const CLICK = 5; // maximum pixels of movement in a click
 
 // --- elements --------------------------------------------------------------------------------------------------------
@@ -19,6 +20,16 @@ function toggle(label, set, isOn, attributes = {}) {
     node.setAttribute("aria-pressed", next);
     set(next);
   }, {"aria-pressed": String(isOn), ...attributes});
+}
+
+// A drop-down list. choices: values, or [value, text].
+function select(title, choices, selected, onSelect, attributes = {}) {
+  const change = ({target}) => onSelect(target.value);
+  return element("label", {}, `${title} `, element("select", {...attributes, change},
+    choices.map(choice => {
+      const [value, text = value] = [choice].flat();
+      return element("option", {value, selected: String(value) === String(selected)}, text);
+    })));
 }
 
 function svgText(x, y, content, attributes = {}) {

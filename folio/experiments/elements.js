@@ -65,7 +65,7 @@ function download(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-const NOT_IN_FILES = ".exports, .controls, .readout, .cursor, .buttons, .values, .legend [aria-pressed=false]";
+const NOT_IN_FILES = ".exports, .controls, .readout, .cursor, .buttons, .picker, .values, .legend [aria-pressed=false]";
 
 // A figure as {text, width, height} of an SVG: its drawings, texts, backgrounds, and lines, where they are on the page.
 function figureSvg(figure) {

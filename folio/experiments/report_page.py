@@ -3,36 +3,49 @@
 import json
 from collections.abc import Collection
 from html import escape
+from typing import Any
+
+import numpy as np
 
 from folio.base.number_format import counted, format_seconds
 from folio.checkpoints.schema import PartRecord
-from folio.experiments.charts import Line, LineGroup, Mark, Panel, line_chart, page_with_charts
+from folio.experiments.charts import Line, LineGroup, Mark, Panel, figure, line_chart, page_with_charts
 from folio.experiments.runs import Run, describe_not_held_out
 from folio.experiments.selection import different_settings
 from folio.experiments.static_page import details, summary, table
 
+LOSS = "loss (nats per token)"
 PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
-    "loss (nats per token)": ("loss", 1.0, 340),
+    LOSS: ("loss", 1.0, 340),
     "learning rate": ("lr", 1.0, 120),
     "gradient norm": ("grad_norm", 1.0, 120),
     "tokens per second": ("tokens_per_second", 1.0, 120),
     "peak memory (GiB)": ("peak_memory", 2.0**-30, 120),
     "skipped steps": ("skipped", 1.0, 120),
 }
+NOISY = ("loss", "grad_norm", "tokens_per_second")  # can be smoothed
+TIME_UNITS = {"s": 1, "min": 60, "h": 3600, "days": 86400}  # seconds
 MAX_POINTS = 300_000  # of all curves, which browsers can draw
 MAX_OPEN_RUNS = 8  # with more runs, their sections are collapsed
 MAX_TITLE_NAMES = 4  # with more runs, the title has only their number
 
 
-def report_page(runs: list[Run], unlisted: Collection[str] = (), max_points: int = MAX_POINTS) -> str:
-    """Return the page as HTML. unlisted: settings that are not in the table of different ones."""
+def report_page(
+    runs: list[Run], unlisted: Collection[str] = (), max_points: int = MAX_POINTS, is_live: bool = False
+) -> str:
+    """Return the page as HTML.
+
+    unlisted: settings that are not in the table of different ones. is_live: the page updates itself from its server.
+    """
     collapsed = len(runs) > MAX_OPEN_RUNS
     title = "Folio: " + (f"{len(runs)} runs" if len(runs) > MAX_TITLE_NAMES else ", ".join(run.name for run in runs))
-    parts = [summary(conclusion(runs)), results_table(runs), curves(runs, max_points), settings_table(runs, unlisted)]
+    parts = [summary(conclusion(runs)), results_table(runs)]
+    ordered = sorted(runs, key=lambda run: run.name) if is_live else runs  # colors stay when the ranking changes
+    parts += [curves(ordered, unlisted, max_points), samples_figure(ordered), settings_table(runs, unlisted)]
     for run in runs:
-        sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
+        sections = [plan_section(run), resumes_section(run), settings_section(run)]
         parts += [details(run.name, "\n".join(sections))] if collapsed and any(sections) else sections
-    return page_with_charts(title, parts)
+    return page_with_charts(title, parts, is_live)
 
 
 def conclusion(runs: list[Run]) -> str:
@@ -83,6 +96,7 @@ def results_table(runs: list[Run]) -> str:
                 "steps": f"{totals['steps']:,}",
                 "tokens": f"{totals['tokens']:,}",
                 "time of the steps": format_seconds(seconds) if seconds else "",
+                "state": run.status if run.status != "finished" else "",
                 "tokens/s": f"{speed:,.0f}" if speed else "",
                 "best validation loss": best,
                 "last validation loss": last,
@@ -151,14 +165,16 @@ def changes_of(part: PartRecord) -> str:
     return f"sequences {begin:,} to {end - 1:,} skipped, learning rates times {part['lr_factor']:g}"
 
 
-def samples_section(run: Run) -> str:
-    """Return the samples of each evaluation, the latest first, if any."""
-    if not run.samples:
+def samples_figure(runs: list[Run]) -> str:
+    """Return the samples of the evaluations, with their validation losses, side by side: of all runs or of one."""
+    sampled = []
+    for run in runs:
+        losses = {step: loss for loss, step in run.evaluations()}
+        samples = [(sample["step"], sample["text"], losses.get(sample["step"])) for sample in run.samples]
+        sampled.append({"name": run.name, "samples": sorted(samples)})
+    if not any(run["samples"] for run in sampled):
         return ""
-    texts = "".join(
-        f"<h4>step {sample['step']:,}</h4><pre>{escape(sample['text'])}</pre>" for sample in reversed(run.samples)
-    )
-    return details(f"{run.name}: samples", texts)
+    return figure("samples", name="samples", title="Samples", runs=sampled)
 
 
 def settings_section(run: Run) -> str:
@@ -179,15 +195,30 @@ def settings_section(run: Run) -> str:
     return "\n".join(sections)
 
 
-def curves(runs: list[Run], max_points: int) -> str:
+def curves(runs: list[Run], unlisted: Collection[str], max_points: int) -> str:
     """Return the chart of curves, with a note if it does not show every step. max_points: of all curves."""
     shown = {title: panel for title, panel in PANELS.items() if panel[0] == "loss" or is_logged(panel[0], runs)}
     max_points //= len(runs) * len(shown)
     lines = max(len(run.lines) for run in runs)
     note = f"<p>Curves show up to {max_points:,} evenly spaced steps.</p>" if lines > max_points else ""
-    panels = [Panel(title, height, from_zero=key == "skipped") for title, (key, _, height) in shown.items()]
-    groups = [run_curves(run, [*shown.values()], max_points) for run in runs]
-    return note + line_chart("curves", "Curves", "step", panels, groups, legend(runs))
+    panels = [
+        Panel(title, height, from_zero=key == "skipped", clip=title == LOSS)
+        for title, (key, _, height) in shown.items()
+    ]
+    unit = time_unit(max(run.seconds or 0.0 for run in runs))
+    axes = ["step", "tokens", *([f"time of the steps ({unit})"] if unit else [])]
+    different = different_settings(runs, unlisted)
+    groups = []
+    for run in runs:
+        about = ", ".join(f"{name}={run.config[name]}" for name in different if name in run.config)
+        groups.append(run_curves(run, [*shown.values()], max_points, unit, about))
+    return note + line_chart("curves", "Curves", axes, panels, groups, legend(runs))
+
+
+def time_unit(seconds: float) -> str:
+    """Return the largest unit of which there are at least two; empty if no time is known."""
+    units = [unit for unit, size in TIME_UNITS.items() if seconds >= 2 * size]
+    return units[-1] if units else "s" if seconds else ""
 
 
 def is_logged(key: str, runs: list[Run]) -> bool:
@@ -198,26 +229,64 @@ def is_logged(key: str, runs: list[Run]) -> bool:
 def legend(runs: list[Run]) -> str:
     text = "Loss: thin in training, thick with points in validation"
     text += ", dotted before a rollback." if any(run.abandoned for run in runs) else "."
+    text += " The first point does not decide the axis."
     if any(run.parts[1:] for run in runs):
         text += " Vertical lines: resumed or rolled back, dashed after a kill."
     return text
 
 
-def run_curves(run: Run, panels: list[tuple[str, float, int]], max_points: int) -> LineGroup:
+class Columns:
+    """The values of logged lines on each x axis: the step, the tokens, and the time of the steps."""
+
+    def __init__(self, unit: str):
+        self.unit = TIME_UNITS.get(unit)
+        self.steps: list[float] = []
+        self.tokens: list[float] = []
+        self.times: list[float] = []
+
+    @property
+    def all(self) -> list[list[float]]:
+        return [self.steps, self.tokens, *([self.times] if self.unit else [])]
+
+    def add(self, lines: list[dict[str, Any]], times: list[float]) -> int:
+        """Add lines of metrics.jsonl, and return the index of the first one. times: seconds."""
+        begin = len(self.steps)
+        self.steps += [line["step"] for line in lines]
+        self.tokens += [line["tokens"] for line in lines]
+        self.times += [float(f"{time / self.unit:.6g}") for time in times] if self.unit else []
+        return begin
+
+    def add_mark(self, step: int, end: int) -> int:
+        """Add a step between those of the first `end` rows, and return its index."""
+        for column in (self.tokens, self.times)[: 1 + bool(self.unit)]:
+            column.append(float(f"{np.interp(step, self.steps[:end], column[:end]):.6g}"))
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+
+def run_curves(run: Run, panels: list[tuple[str, float, int]], max_points: int, unit: str, about: str) -> LineGroup:
     """Return the curves of a run, with marks at the steps at which it was resumed. panels: values of PANELS."""
-    lines = []
+    lines, columns, times = [], Columns(unit), run.times()
+    columns.add(run.lines, times)
     for panel, (key, factor, _) in enumerate(panels):
-        logged = [line for line in run.lines if line[key] is not None]
+        logged = [i for i, line in enumerate(run.lines) if line[key] is not None]
         logged = logged[:: -(-len(logged) // max_points) or 1]
-        x, y = [line["step"] for line in logged], [line[key] * factor for line in logged]
-        lines.append(Line(run.name, x, y, panel, width=1))
-    x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
+        y = [run.lines[i][key] * factor for i in logged]
+        lines.append(Line(run.name, logged, y, panel, width=1, smooth=key in NOISY))
+    row_of = {line["step"]: i for i, line in enumerate(run.lines)}
+    x, y = [row_of[step] for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
     lines.append(Line(f"{run.name}: validation", x, y, width=3, points=True))
     for abandoned in run.abandoned.values():
+        before = next((i for i, line in enumerate(run.lines) if line["step"] >= abandoned[0]["step"]), len(times)) - 1
+        start, tokens = (times[before], run.lines[before]["tokens"]) if before >= 0 else (0.0, 0)
+        begin = columns.add(abandoned, [start + time for time in run.times(abandoned, tokens)])
         for key in ("loss", "val_loss"):
-            logged = [line for line in abandoned if line[key] is not None]
-            x, y = [line["step"] for line in logged], [line[key] for line in logged]
+            logged = [i for i, line in enumerate(abandoned) if line[key] is not None]
+            x, y = [begin + i for i in logged], [abandoned[i][key] for i in logged]
             name = f"{run.name}: {'validation' if key == 'val_loss' else 'training'} before a rollback"
             lines.append(Line(name, x, y, width=3 if key == "val_loss" else 1, dash="dotted", points=key == "val_loss"))
-    marks = [Mark(part["from_step"], "dashed" if part["after"] == "a kill" else "dotted") for part in run.parts[1:]]
-    return LineGroup(run.name, lines, marks)
+    marks = [
+        Mark(columns.add_mark(part["from_step"], len(run.lines)), "dashed" if part["after"] == "a kill" else "dotted")
+        for part in run.parts[1:]
+    ]
+    return LineGroup(run.name, lines, marks, columns.all, about)

@@ -1,5 +1,6 @@
 """Read a run's folder: its metrics, its settings, and whether it is running, finished, stopped or failed."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,6 +152,19 @@ class Run:
             "seconds": last["tokens"] * seconds / timed_tokens if timed_tokens else None,
             "memory": max(line["peak_memory"] or 0 for line in self.lines) or None,
         }
+
+    def times(self, lines: list[dict[str, Any]] | None = None, tokens: int = 0) -> list[float]:
+        """Return the seconds of the training steps up to each of the lines, by default all logged ones.
+
+        tokens: those before the first line. A line without a speed, such as that of step 1, has the mean speed.
+        """
+        mean, seconds, times = self.totals()["tokens_per_second"], 0.0, []
+        for line in self.lines if lines is None else lines:
+            speed = line["tokens_per_second"] or mean
+            seconds += (line["tokens"] - tokens) / speed if speed else math.nan
+            tokens = line["tokens"]
+            times.append(seconds)
+        return times
 
     def evaluations(self) -> list[tuple[float, int]]:
         """Return the validation loss and step of each evaluation on the text that is measured now."""

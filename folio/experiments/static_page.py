@@ -15,15 +15,16 @@ COLORS = FOLDER / "colors.js"  # palettes of all pages
 NUMBER = re.compile(r"(<[^>]*>)*([-+]?\.?\d|nan|inf)")  # the beginning of a cell with a number
 
 
-def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
+def page(title: str, parts: Iterable[str], style: str, script: str, is_live: bool = False) -> str:
     """Return the page, with its title as a heading. parts: HTML. script: runs after the page is loaded.
 
-    A content security policy prevents other scripts and all requests.
+    A content security policy prevents other scripts and all requests; is_live: all except those to its own server.
     """
     title = escape(title)
     base_style, colors = (path.read_text(encoding="utf-8") for path in (BASE_STYLE, COLORS))
     script = f'"use strict";\n{colors}\n{script}'
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src {hash_source(script)}"
+    policy += "; connect-src 'self'" if is_live else ""
     head = (
         f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{title}</title>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"

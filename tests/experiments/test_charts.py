@@ -61,10 +61,12 @@ def test_the_data_is_json_without_html():
 
 
 def place_of(page: Any, x: float, panel: int = 0) -> tuple[float, float]:
-    """Return window coordinates at a fraction of a panel's width. chart.js has margins of 56 (left) and 18 pixels."""
+    """Window coordinates at a fraction of a panel's width."""
     box = page.locator("figure .drawing > svg").bounding_box()
+    inner = page.locator("figure .drawing svg svg").first
+    left, width = (float(inner.get_attribute(name)) for name in ("x", "width"))  # with 4 pixels more at both ends
     middle = [26 + 150, 26 + 300 + 22 + 26 + 50][panel]  # of the heights in lines_page
-    return box["x"] + 56 + x * (box["width"] - 74), box["y"] + middle
+    return box["x"] + left + 4 + x * (width - 8), box["y"] + middle
 
 
 def point_at(page: Any, x: float, panel: int = 0) -> list[list[str]]:
@@ -147,30 +149,30 @@ def test_the_legend_hides_a_groups_lines_by_mouse_and_keyboard(open_page):
     entry = page.get_by_role("group", name="lines").get_by_role("button").first
     color = "node => getComputedStyle(node).borderBottomColor"
     stroke = "node => getComputedStyle(node).stroke"
-    line = page.locator("figure svg g", has=page.locator("title", has_text="grows").first).locator("path").first
+    line = page.locator("figure svg svg g", has=page.locator("title", has_text="grows").first).locator("path").first
     assert entry.locator("i").evaluate(color) == line.evaluate(stroke) != "none"
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
-    assert page.locator("figure svg g > title").all_text_contents() == [HOSTILE] and marks.count() == 0
+    assert page.locator("figure svg svg g > title").all_text_contents() == [HOSTILE] and marks.count() == 0
     assert point_at(page, 0.0) == [[HOSTILE, "5,000", ""]]
     entry.focus()
     page.keyboard.press("Enter")
-    assert page.locator("figure svg g > title").all_text_contents() == [HOSTILE, "grows", "grows: rate"]
+    assert page.locator("figure svg svg g > title").all_text_contents() == [HOSTILE, "grows", "grows: rate"]
     assert marks.count() == 2
 
 
 def test_many_groups_have_a_color_scale_and_a_button_that_hides_all(open_page):
     groups = [LineGroup(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
     page = open_page(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
-    strokes = page.locator("figure svg g path").evaluate_all("paths => paths.map(p => p.getAttribute('stroke'))")
+    strokes = page.locator("figure svg svg g path").evaluate_all("paths => paths.map(p => p.getAttribute('stroke'))")
     assert len({*strokes}) == 30
     shown = [name for name, *_ in point_at(page, 0.0)]  # the nearest to the pointer, up to half the window's height
     assert 10 < len(shown) < 30 and "run 15" in shown
     assert f"and {30 - len(shown)} more lines" in page.locator(".values").inner_text()
     page.get_by_role("button", name="hide all").click()
-    assert page.locator("figure svg g > title").count() == 0
+    assert page.locator("figure svg svg g > title").count() == 0
     page.get_by_role("button", name="run 7", exact=True).click()
-    assert page.locator("figure svg g > title").all_text_contents() == ["run 7"]
+    assert page.locator("figure svg svg g > title").all_text_contents() == ["run 7"]
 
 
 def test_brushing_an_axis_selects_rows(open_page):

@@ -116,7 +116,8 @@ def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     page = report_page([run])
     (group,) = charts_in(page)["curves"]["groups"]
     curves = [line for line in group["lines"] if line["name"] == "run"]
-    assert all(0 not in curve["x"] for curve in curves[:4]) and curves[0]["y"] == [2.0, 2.0]
+    steps = group["columns"][0]
+    assert all(0 not in [steps[i] for i in curve["x"]] for curve in curves[:4]) and curves[0]["y"] == [2.0, 2.0]
     validation = lines_in(page)["run: validation"]
     assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
     assert best_of(run) == "5.5000 at step 10"  # step 0 has no checkpoint
@@ -141,3 +142,44 @@ def test_a_damaged_plan_is_one_line(content, tmp_path):
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(UserError, match=r"plan\.json is damaged .*; remove it"):
         report_page([run_of("run", [metrics(10)], folder=tmp_path)])
+
+
+def test_the_x_axes_are_steps_tokens_and_time():
+    """Runs with other batch sizes could not be compared. The time is that of the steps, as in the table."""
+    slow = run_of("slow", [metrics(0, 4.0), metrics(1), metrics(11, 3.0, 50.0), metrics(31, 2.0, 5.0)])
+    page = report_page([slow, run_of("other", [metrics(20, 1.75, 100.0)])])
+    assert charts_in(page)["curves"]["x"] == ["step", "tokens", "time of the steps (min)"]
+    (steps, tokens, minutes) = (lines_in(page, axis=axis)["slow: validation"]["x"] for axis in range(3))
+    assert (steps, tokens) == ([0, 11, 31], [0, 1100, 3100])
+    mean = 3000 / (1000 / 50 + 2000 / 5)  # tokens per second, also of step 1
+    assert minutes == pytest.approx([0, (100 / mean + 20) / 60, (100 / mean + 420) / 60], rel=1e-5)
+    assert minutes[-1] == pytest.approx(slow.totals()["seconds"] / 60, rel=1e-5)
+    assert charts_in(report_page([run_of("unknown", [metrics(1), metrics(20)])]))["curves"]["x"] == ["step", "tokens"]
+
+
+def test_abandoned_steps_have_their_own_time(tmp_path):
+    """They begin where the run was rolled back to, and a mark is between the logged steps."""
+    live = [metrics(10, None, 100.0), metrics(20, None, 100.0), metrics(30, None, 100.0)]
+    run = run_of("run", live, {"parts": [blank_part(0), blank_part(15)]})
+    run.__dict__["abandoned"] = {1: [metrics(20, None, 10.0), metrics(40, None, 10.0)]}
+    page = report_page([run])
+    (group,) = charts_in(page)["curves"]["groups"]
+    assert lines_in(page, axis=2)["run: training before a rollback"]["x"] == [10 + 100, 10 + 300]  # seconds
+    assert [column[group["marks"][0]["x"]] for column in group["columns"]] == [15, 1500, 15]
+
+
+def test_samples_are_side_by_side_with_their_losses(tmp_path):
+    (tmp_path / "samples.jsonl").write_text('{"step": 20, "text": "abc"}\n{"step": 10, "text": "<b>"}\n')
+    run = run_of("run", [metrics(1), metrics(20, 1.5)], folder=tmp_path)
+    samples = charts_in(report_page([run, run_of("none", [metrics(1)])]))["samples"]["runs"]
+    assert samples[0] == {"name": "run", "samples": [[10, "<b>", None], [20, "abc", 1.5]]}
+    assert samples[1]["samples"] == [] and "samples" not in charts_in(report_page([run_of("none", [metrics(1)])]))
+
+
+def test_only_a_live_page_may_ask_its_server():
+    runs = [run_of("b", [metrics(20, 1.5)]), run_of("a", [metrics(20, 1.75)])]
+    page, live = report_page(runs), report_page(runs, is_live=True)
+    assert "connect-src" not in page and "fetch(" not in page
+    assert "connect-src 'self'" in live and "fetch(location.href" in live
+    names = [[group["name"] for group in charts_in(html)["curves"]["groups"]] for html in (page, live)]
+    assert names == [["b", "a"], ["a", "b"]]  # colors do not follow the ranking

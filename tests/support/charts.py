@@ -11,12 +11,16 @@ def charts_in(html: str) -> dict[str, dict[str, Any]]:
     return {chart["name"]: chart for chart in map(json.loads, scripts)}
 
 
-def lines_in(html: str, name: str = "curves") -> dict[str, dict[str, Any]]:
-    """The lines of a chart by name. If several panels have a line of this name, the one in the first panel."""
+def lines_in(html: str, name: str = "curves", axis: int = 0) -> dict[str, dict[str, Any]]:
+    """The lines of a chart by name. If several panels have a line of this name, the one in the first panel.
+
+    axis: of a chart with several x axes.
+    """
     lines: dict[str, dict[str, Any]] = {}
     for group in charts_in(html)[name]["groups"]:
         for line in group["lines"]:
-            lines.setdefault(line["name"], line)
+            x = [group["columns"][axis][i] for i in line["x"]] if group["columns"] else line["x"]
+            lines.setdefault(line["name"], {**line, "x": x})
     return lines
 
 

@@ -389,16 +389,6 @@ function controls(...children) {
   return div("controls", ...children);
 }
 
-// A drop-down list. choices: values, or [value, text].
-function select(title, choices, selected, onSelect, attributes = {}) {
-  const change = ({target}) => onSelect(target.value);
-  return element("label", {}, `${title} `, element("select", {...attributes, change},
-    choices.map(choice => {
-      const [value, text = value] = [choice].flat();
-      return element("option", {value, selected: String(value) === String(selected)}, text);
-    })));
-}
-
 // A checkbox that sets a field of the state to 0 or 1.
 function checkbox(name, title, attributes = {}) {
   return element("label", {}, element("input", {

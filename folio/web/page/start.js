@@ -155,7 +155,7 @@ function drawStrip({labels, names, token, overview, other}) {
 const MENU = {
   Story: ["story"],
   Model: ["map", "parameters"],
-  Input: ["tokens", "embedding", "positions", "examples"],
+  Input: ["tokens", "tune", "embedding", "positions", "examples"],
   Attention: ["qkv", "head-split", "looking-back", "roll", "attention-row", "attention-table", "weighted-sum", "merge",
     "all-heads"],
   Layers: ["mlp", "stream"],

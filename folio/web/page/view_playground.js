@@ -95,6 +95,7 @@ async function startSamples() {
   const prompt = state.ids ? context.ids : (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
   const {samples: num_samples} = state;
   stopSamples();
+  stopPlaying();
   hideMenu();
   await streamSamples(() => {
     const samples = range(num_samples).map(k => newSample(`Sample ${k + 1}`, before, prompt));
@@ -170,10 +171,25 @@ function newSample(title, before, prompt) {
     stopSamples();
     change({text: before + text.textContent, ids: "", token: -1});
   };
-  const card = element("section", {class: "sample", testid: "sample", "aria-label": title},
-    element("header", {}, element("h4", {}, title), status,
+  const sample = {title, before, prompt, tokens: [], rest: "", ended: "", drawn: 0, text, status, scroll};
+  sample.play = playButton(sample, () => pieceOf(sample));
+  sample.card = element("section", {class: "sample", testid: "sample", "aria-label": title},
+    element("header", {}, element("h4", {}, title), status, sample.play,
       element("button", {testid: "take", click: useAsText}, "Use as text")), scroll);
-  return card.sample = {title, before, prompt, tokens: [], rest: "", ended: "", drawn: 0, text, status, scroll, card};
+  return sample.card.sample = sample;
+}
+
+// The notes of a sample and its prompt, as {notes, seconds}: of a model of music, or a tune in ABC notation.
+async function pieceOf({before, prompt, tokens, text}) {
+  if (!isMusic()) return tunePiece(before + text.textContent);
+  const ids = [...prompt, ...tokens.map(({id}) => id)];
+  return (await ask(question("notes", ids, {layer: 0, token: ids.length - 1}))).facts;
+}
+
+// Whether the notes of a sample are known: tokens beyond the context have none.
+function isPlayable({before, prompt, tokens, text}) {
+  if (isMusic()) return prompt.length + tokens.length <= info.models[0].limit;
+  return isTune(before) && tunePiece(before + text.textContent).notes.length > 0;
 }
 
 // The left and right arrows move over the tokens of a sample, and Enter moves to the alternatives of a token.
@@ -198,6 +214,7 @@ function drawSamples() {
     tokens.slice(drawn).forEach((token, i) => append(sample, tokenSpan(token, drawn + i)));
     if (rest) append(sample, document.createTextNode(rest));
     Object.assign(sample, {drawn: tokens.length, rest: ""});
+    sample.play.hidden = !ended || !isPlayable(sample);
     sample.status.textContent = `${countTokens(tokens.length)}${ended && ENDINGS[ended]}`;
   }
   for (const {scroll} of scrolledToEnd) scroll.scrollTop = 1e9;

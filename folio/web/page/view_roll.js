@@ -1,18 +1,12 @@
 // The piano roll: the notes of a piece over time, attention to notes, and playback.
 
-const MAX_GAIN = 0.15; // of the loudest note; full scale is 1
-const ATTACK = 0.01, RELEASE = 0.05; // time constants in seconds
-
-let player = null; // current playback: {audio, text}
-let showTime; // moves the playback line to a time, or hides it
-
 defineView({
   id: "roll", title: "Piano roll", available: isMusic,
   about: "The notes of the piece: time to the right, pitch upward. Arcs show the attention of a head from the selected "
     + "event, or from the note-on of the note under the pointer. A note's weight is the sum of the weights of its "
     + "events: note-on, velocity, and note-off. Time shifts belong to no note.",
   async draw(box, context) {
-    const {ids, token, names, layer, head, model} = context, text = String(ids);
+    const {ids, token, names, layer, head, model} = context;
     const first = await context.ask("notes", {layer, token}), {notes, unit, seconds, time} = first.facts;
     const roll = drawRoll(first.facts, point), {X, Y} = roll, scroll = scrolling(roll.drawing);
     const readout = readoutLine();
@@ -38,14 +32,8 @@ defineView({
         `no note ${percent(row.at(-1))}`].join("   ");
     }
 
-    const play = element("button", {click: () => player ? stopPlaying() : startPlaying(notes, text, seconds)}, "Stop");
     const toggle = () => isContinuing ? isContinuing = false : continueText(ids).then(draw);
-    showTime = time => {
-      play.textContent = time === undefined ? "Play" : "Stop";
-      roll.line.setAttribute("transform", `translate(${time === undefined ? -9 : X(time)})`);
-      if (time) scroll.scrollLeft = X(time) - scroll.clientWidth / 2;
-    };
-    if (player?.text !== text) stopPlaying();
+    const play = playPiece(String(ids), () => ({notes, seconds}), roll, scroll);
     show(first);
     box.append(headPicker(context), controls(play, element("button", {
       click: toggle, disabled: !isContinuing && ids.length >= model.limit,
@@ -91,33 +79,11 @@ function drawRoll({notes, unit, end, before, time, note: selected}, point) {
   return {drawing, X, Y, bottom, arcs, line};
 }
 
-// Play notes until the view or the text changes. seconds: length of a unit of time.
-function startPlaying(notes, text, seconds) {
-  const audio = new AudioContext(), startTime = audio.currentTime + 0.1;
-  const length = Math.max(0, ...notes.map(({end}) => end));
-  for (const {start, end, pitch, velocity} of notes.filter(({start, end}) => end > start)) {
-    const tone = new OscillatorNode(audio, {type: "triangle", frequency: 440 * 2 ** ((pitch - 69) / 12)});
-    const volume = new GainNode(audio, {gain: 0}), {gain} = volume;
-    tone.connect(volume).connect(audio.destination);
-    gain.setTargetAtTime(MAX_GAIN * velocity / 127, startTime + start * seconds, ATTACK);
-    gain.setTargetAtTime(0, startTime + end * seconds, RELEASE);
-    tone.start(startTime + start * seconds);
-    tone.stop(startTime + end * seconds + 8 * RELEASE);
-  }
-  player = {audio, text};
-  follow();
-
-  function follow() {
-    const time = (audio.currentTime - startTime) / seconds;
-    if (player?.audio !== audio) return;
-    if (state.view !== "roll" || time > length + 1) return stopPlaying();
-    showTime(Math.max(0, time));
-    requestAnimationFrame(follow);
-  }
-}
-
-function stopPlaying() {
-  player?.audio.close();
-  player = null;
-  showTime?.();
+// The button that plays the piece of a view, with a line that moves over its roll. Another piece stops.
+function playPiece(key, piece, {line, X}, scroll) {
+  if (player?.key !== key) stopPlaying();
+  return playButton(key, piece, time => {
+    line.setAttribute("transform", `translate(${time === undefined ? -9 : X(time)})`);
+    if (time) scroll.scrollLeft = X(time) - scroll.clientWidth / 2;
+  });
 }

@@ -8,6 +8,7 @@ const RUN_CURVES = [
   ["run-grad_norm", "Gradient norm", {grad_norm: "norm"}],
   ["run-speed", "Speed (tokens per second)", {tokens_per_second: "tokens per second"}],
 ];
+const SMOOTH = new Set(["loss", "grad_norm", "tokens_per_second"]); // can be smoothed
 
 let run = {lines: [], facts: {}}; // one line per logged step
 
@@ -96,21 +97,21 @@ function describeProgress() {
     : `The run is training: ${progress}.`;
 }
 
-// The lines of a chart. The evaluation before the first step is omitted once there are others, because a straight line
-// from it would be misleading.
+// The lines of a chart.
 function linesOf(names) {
   return Object.entries(names).map(([key, name], i) => {
-    const all = run.lines.filter(line => Number.isFinite(line[key]));
-    const lines = all.length > 1 ? all.filter(({step}) => step > 0) : all;
+    const lines = run.lines.filter(line => Number.isFinite(line[key]));
     const stride = Math.ceil(lines.length / MAX_CURVE_POINTS);
     const shown = lines.filter((_, k) => (lines.length - 1 - k) % stride === 0);
-    return oneLine(name, shown.map(line => line[key]), {x: shown.map(({step}) => step), width: i ? 2.5 : 1.3});
+    return oneLine(name, shown.map(line => line[key]), {
+      x: shown.map(({step}) => step), width: i ? 2.5 : 1.3, points: i > 0, smooth: SMOOTH.has(key),
+    });
   }).filter(({lines: [{x}]}) => x.length);
 }
 
 function runChart([name, title, names], i) {
   return {
-    name, title, x: "step", panels: [{title: "", height: i ? 140 : 270}], groups: linesOf(names),
+    name, title, x: "step", panels: [{title: "", height: i ? 140 : 270, clip: !i}], groups: linesOf(names),
     width: 1200, current: shownStep(),
     pick: {
       values: run.facts.checkpoints, choose: step => change({step}), tickTitle: step => `checkpoint of step ${step}`,

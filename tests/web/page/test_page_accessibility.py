@@ -1,12 +1,13 @@
 """The page with a keyboard and for screen readers, in a browser. axe-core checks every view and stop."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.numpy_gpt import assert_rounded, entropy
-from tests.support.viewed_models import TEXT
-from tests.support.viewers import Viewer, axe_violations, generate
+from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_run
+from tests.support.viewers import Viewer, axe_violations, generate, serving
 
 
 def test_axe_finds_nothing(new_viewer, char):
@@ -21,6 +22,22 @@ def test_axe_finds_nothing(new_viewer, char):
             found += axe_violations(viewer, "html" if view == "tokens" else "#view", runOnly=colors)
         problems += [(view, stop, violation) for violation in found]
     assert problems == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_in_samples_of_real_length(width, new_viewer, tmp_path):
+    """A sample of many lines was a region that scrolls and cannot have the focus."""
+    folder = tmp_path / "run"
+    path = save_run(folder, {step: build_model("char", seed=step) for step in (10, 20)}, TOKENIZERS["char"], {})
+    lines = [{"step": step, "loss": 3.0, "val_loss": 3.0 if step == 20 else None, "tokens": step} for step in range(21)]
+    samples = [{"step": step, "text": "To be, or not to be:\n" * 20} for step in (10, 20)]
+    for name, content in (("metrics.jsonl", lines), ("samples.jsonl", samples)):
+        (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in content), encoding="utf-8")
+    with serving([path]) as served:
+        viewer = new_viewer(served, width=width, reduced_motion="reduce").open("run")
+        assert viewer.page.locator("#view .scroll .token-strip").count() == 2
+        assert axe_violations(viewer) == []
+        viewer.page.close()
 
 
 @pytest.fixture

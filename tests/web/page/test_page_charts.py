@@ -10,15 +10,14 @@ from tests.support.viewed_models import TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import Viewer, serving
 from tests.support.waiting import wait_until
 
-LEFT, RIGHT = 56, 18  # margins of line_chart.js in pixels
-
 
 def place_of(viewer: Viewer, picture: str, share: float) -> tuple[float, float]:
     """Window coordinates at a fraction of a chart's width."""
     drawing = viewer.find(picture).locator(".drawing > svg")
     drawing.evaluate("drawing => drawing.scrollIntoView({block: 'center'})")
-    box = drawing.bounding_box()
-    return box["x"] + LEFT + share * (box["width"] - LEFT - RIGHT), box["y"] + 100
+    box, inner = drawing.bounding_box(), drawing.locator("svg").first
+    left, width = (float(inner.get_attribute(name)) for name in ("x", "width"))  # with 4 pixels more at both ends
+    return box["x"] + left + 4 + share * (width - 8), box["y"] + 100
 
 
 def drag(viewer: Viewer, picture: str, start: float, end: float) -> None:
@@ -174,3 +173,21 @@ def test_a_run_that_trains_keeps_the_zoom_and_the_values(new_viewer, tmp_path):
         button(viewer, "run-loss", "reset zoom").click()
         viewer.after(lambda: viewer.page.mouse.click(*place_of(viewer, "run-loss", 0.1)))
         assert viewer.state("step") == [10]  # the nearest checkpoint
+
+
+def test_the_untrained_loss_of_a_run_does_not_decide_the_axis(new_viewer, tmp_path):
+    """The evaluation of step 0 is above the chart, and shown with a dashed line."""
+    folder = tmp_path / "run"
+    path = save_run(folder, {20: build_model("char", seed=20)}, TOKENIZERS["char"], {})
+    with open(folder / "metrics.jsonl", "w", encoding="utf-8") as file:
+        for step in range(21):
+            loss = None if step == 0 else 9.0 if step == 1 else 2.0
+            line = {"step": step, "loss": loss, "tokens": step, "val_loss": 9.0 if step == 0 else None}
+            file.write(json.dumps(line | ({"val_loss": 2.5 - step / 100} if step in (10, 20) else {})) + "\n")
+    with serving([path]) as served:
+        viewer = new_viewer(served).open("run")
+        labels = viewer.find("run-loss").locator(".drawing > svg > text[text-anchor=end]").all_text_contents()
+        assert 1.9 < min(map(float, labels)) and max(map(float, labels)) < 2.6
+        assert viewer.find("run-loss").locator("tspan").text_content() == "↑ up to 9"
+        assert viewer.find("run-loss").locator("path[stroke-dasharray='3 4']").count() == 1
+        viewer.page.close()
