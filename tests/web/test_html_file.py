@@ -229,7 +229,7 @@ def test_file_size(dtype, tmp_path):
     blocks = re.findall(r'data-kind="weights">([^<]*)<', text)
     assert {len(block) for block in blocks[:-1]} == {2**20} and len(blocks[-1]) <= 2**20
     assert base64.b64decode("".join(blocks)) == weights.content
-    assert len(text) - sum(map(len, blocks)) <= 180_000  # for the page and the engine
+    assert len(text) - sum(map(len, blocks)) <= 190_000  # for the page and the engine
 
 
 def test_scripts_contain_no_end_tag():

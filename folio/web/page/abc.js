@@ -15,16 +15,16 @@ const ABC_TOKEN = new RegExp([
   /(?<bar>::|:\|+\]?:|:?\|[|\]]?:*|\[\||\|\])\s*(?<second>(?<=\|)[0-9][0-9,-]*)?/,
   /\[(?<ending>[0-9][0-9,-]*)/,
   /\((?<p>[2-9])(?::(?<q>[2-9]?)(?::(?<r>[0-9]*))?)?/,
-  /\[(?<chord>(?:[\^_=]*[A-Ga-g][,']*[0-9/]*-?\s*)+)\](?<chordLength>[0-9]*\/*[0-9]*)(?<chordTie>-?)/,
-  /(?<accidental>\^\^?|__?|=)?(?<letter>[A-Ga-g])(?<octave>[,']*)(?<length>[0-9]*\/*[0-9]*)(?<tie>-?)/,
-  /(?<rest>[xz])(?<restLength>[0-9]*\/*[0-9]*)/,
+  /\[(?<chord>(?:[\^_=]*[A-Ga-g][,']*[0-9/]*-?\s*)+)\](?<chordLength>[0-9]*[/]*[0-9]*)(?<chordTie>-?)/,
+  /(?<accidental>\^\^?|__?|=)?(?<letter>[A-Ga-g])(?<octave>[,']*)(?<length>[0-9]*[/]*[0-9]*)(?<tie>-?)/,
+  /(?<rest>[xz])(?<restLength>[0-9]*[/]*[0-9]*)/,
   /(?<bars>[XZ])(?<barCount>[0-9]*)/,
   /(?<broken><+|>+)/,
 ].map(({source}) => source).join("|"), "g");
 
 // A length such as "", "3", "/", "//", "/4", "3/2".
 function abcLength(text) {
-  const [, number, slashes, divisor] = /^(\d*)(\/*)(\d*)$/.exec(text);
+  const [, number, slashes, divisor] = /^(\d*)([/]*)(\d*)$/.exec(text);
   return Number(number || 1) / (divisor ? Number(divisor) : 2 ** slashes.length);
 }
 

@@ -9,10 +9,11 @@ const MAX_CACHE = 8e6; // pixels of the cached overview
 const LENS_WIDTH = 92; // of the bar of a state's prediction, in pixels
 const DIMMED = 0.12; // opacity of what the first pass has not reached
 
+// The colors of the page. Paper is white in print, also in dark mode.
 function themeColors() {
-  const style = getComputedStyle(document.documentElement);
-  return Object.fromEntries(["ink", "soft", "line", "paper", "accent", "mark", "fill", "tint", "gray"].map(name =>
-    [name, isPrinting && name === "paper" ? "#fff" : style.getPropertyValue(`--${name}`).trim()]));
+  const style = getComputedStyle(document.documentElement), names = ["ink", "soft", "line", "accent", "mark", "fill"];
+  const colors = Object.fromEntries(names.map(name => [name, style.getPropertyValue(`--${name}`).trim()]));
+  return {...colors, paper: css(colorOf("signed", 0))};
 }
 
 // Draw the sheet. options: ratio (canvas pixels per CSS pixel), front (y that the first pass has reached), cursor (a
