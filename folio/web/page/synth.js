@@ -33,7 +33,7 @@ function startPlaying(key, {notes, seconds}, show) {
   const audio = new AudioContext(), startTime = audio.currentTime + 0.1, {view} = state;
   const output = new DynamicsCompressorNode(audio), length = Math.max(0, ...notes.map(({end}) => end));
   const voice = new PeriodicWave(audio, {real: HARMONICS.map(() => 0), imag: HARMONICS});
-  const left = notes.filter(({start, end}) => end > start).sort((a, b) => b.start - a.start); // the next one is last
+  const queue = notes.filter(({start, end}) => end > start).sort((a, b) => a.start - b.start);
   output.connect(audio.destination);
   player = {audio, key, show, time: () => Math.max(0, (audio.currentTime - startTime) / seconds)};
   schedule();
@@ -42,8 +42,8 @@ function startPlaying(key, {notes, seconds}, show) {
 
   function schedule() {
     if (state.view !== view) return stopPlaying();
-    while (left.length && startTime + left.at(-1).start * seconds < audio.currentTime + AHEAD) {
-      const {start, end, pitch, velocity} = left.pop();
+    while (queue.length && startTime + queue[0].start * seconds < audio.currentTime + AHEAD) {
+      const {start, end, pitch, velocity} = queue.shift();
       sound(pitch, velocity, startTime + start * seconds, startTime + end * seconds);
     }
   }
