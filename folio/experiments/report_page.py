@@ -235,7 +235,7 @@ def legend(runs: list[Run]) -> str:
     return text
 
 
-class Columns:
+class AxisColumns:
     """The values of logged lines on each x axis: the step, the tokens, and the time of the steps."""
 
     def __init__(self, unit: str):
@@ -266,7 +266,7 @@ class Columns:
 
 def run_curves(run: Run, panels: list[tuple[str, float, int]], max_points: int, unit: str, about: str) -> LineGroup:
     """Return the curves of a run, with marks at the steps at which it was resumed. panels: values of PANELS."""
-    lines, columns, times = [], Columns(unit), run.times()
+    lines, columns, times = [], AxisColumns(unit), run.times()
     columns.add(run.lines, times)
     for panel, (key, factor, _) in enumerate(panels):
         logged = [i for i, line in enumerate(run.lines) if line[key] is not None]

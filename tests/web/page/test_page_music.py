@@ -7,6 +7,7 @@ import pytest
 
 from folio import UserError
 from folio.data.sources.music import EventFormat
+from tests.support.audio import FAKE_AUDIO
 from tests.support.decoding import random_model
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
 from tests.support.numpy_gpt import NumpyGPT, assert_same
@@ -132,32 +133,6 @@ def test_edge_cases(new_viewer, music):
     viewer.problems.clear()
     viewer.after(lambda: viewer.page.locator("#text").fill("NoteOn_61"))
     check_roll(viewer, "NoteOn_61", 0, [0], 0)
-
-
-FAKE_AUDIO = """
-  window.sounds = [];
-  window.clock = {now: 10, closed: 0};
-  window.AudioContext = class {
-    destination = "speaker";
-    get currentTime() { return clock.now; }
-    close() { clock.closed++; }
-  };
-  window.PeriodicWave = class {};
-  window.DynamicsCompressorNode = class { connect() {} };
-  window.GainNode = class {
-    constructor(audio, {gain}) {
-      this.steps = [[gain]];
-      this.gain = {setTargetAtTime: (...step) => this.steps.push(step)};
-    }
-    connect(to) { this.to = to; }
-  };
-  window.OscillatorNode = class {
-    constructor(audio, {frequency}) { this.sound = {frequency}; sounds.push(this.sound); }
-    connect(volume) { this.volume = volume; return volume; }
-    start(time) { Object.assign(this.sound, {start: time, steps: this.volume.steps}); }
-    stop(time) { this.sound.stop = time; }
-  };
-"""
 
 
 def test_playback_uses_the_tempo_of_the_format(new_viewer, music):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from folio.data.tokenizer import CharTokenizer
+from tests.support.audio import FAKE_AUDIO
 from tests.support.decoding import random_model
 from tests.support.engine import Engine, engine_in
 from tests.support.viewed_models import STRANGE
 from tests.support.viewers import Viewer
 from tests.support.waiting import wait_until
-from tests.web.page.test_page_music import FAKE_AUDIO
 
 HEAD = "X:1\nM:4/4\nL:1/8\nK:C\n"
 JIG = "X:1\nM:6/8\nL:1/8\nK:D\n|:DFA d2f|(3efg f e/2d/2 c>B|A3-A2 z:|\n|:[DFA]2 ^g =g_b B,|1 A3 a'3:|2 d6|]\n"
