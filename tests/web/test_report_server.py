@@ -1,6 +1,7 @@
 """folio/web/report_server.py: when the page is rendered, and what is sent. tests/tools/test_report.py has a browser."""
 
 import http.client
+from contextlib import closing
 from pathlib import Path
 
 from folio import UserError
@@ -31,10 +32,10 @@ def test_an_unchanged_page_is_not_sent_again(tmp_path):
     with serving_app(lambda hosts: make_app(report, hosts)) as port:
 
         def get(headers: dict[str, str]) -> tuple[int, bytes, str]:
-            connection = http.client.HTTPConnection("127.0.0.1", port)
-            connection.request("GET", "/", headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read(), response.getheader("etag")
+            with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+                connection.request("GET", "/", headers=headers)
+                response = connection.getresponse()
+                return response.status, response.read(), response.getheader("etag")
 
         status, body, etag = get({})
         assert (status, body) == (200, content[0].encode())
@@ -49,4 +50,4 @@ def test_an_unchanged_page_is_not_sent_again(tmp_path):
 
         report.render = fail
         folders.clear()
-        assert get({})[:2] == (400, b'{"error":"no runs"}')
+        assert get({})[:2] == (400, b'{"error": "no runs"}')
