@@ -25,7 +25,6 @@ from torch import Tensor
 from folio import UserError
 from folio.base import settings
 from folio.base.number_format import counted
-from folio.base.randomness import derive_seed
 from folio.base.roles import Batch, Budget, Command, Data, Fixed, Initial, Machine, Output, Place, Rounding, Seed
 from folio.base.settings import NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from folio.base.terminal import say
@@ -36,6 +35,7 @@ from folio.machine import distributed
 from folio.machine.data_parallel import clip_grad_norm
 from folio.machine.runtime import Runtime
 from folio.training.describe import describe_resumed_schedule, describe_run, format_losses, next_commands
+from folio.training.graphs.step_graph import StepGraph
 from folio.training.loader import BatchLoader
 from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, LearningRates, update
 from folio.training.out_dir import reserve
@@ -117,6 +117,7 @@ class TrainConfig(TrainSettings):
     device: Rounding[str] = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Rounding[Literal["auto", "float32", "bfloat16", "float16"]] = "auto"  # for matmuls; auto: a fast one here
     compile: Machine[bool | Literal["auto", "reduce-overhead"]] = "auto"  # auto: long GPU runs; reduce-overhead: graphs
+    step_graph: Rounding[bool] = False  # True: each step is one CUDA graph, for small models (not run on a GPU yet)
     workers: Machine[PositiveInt | None] = None  # threads that divide a micro-batch, on a CPU; None: one per core
     deterministic: Rounding[bool] = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
@@ -189,9 +190,10 @@ def train(user_cfg: TrainConfig) -> Result:
             if not plan.resumes:
                 losses = evaluate(run, cfg.batch_size) if session.evaluates_first else {}
                 session.log_start(losses)
+            step = StepGraph(train_step) if cfg.step_graph else train_step
             while not session.finished:
                 rates = schedule.learning_rates_at(state.step)
-                train_step(state, run.loss_fn, run.loader, rates, cfg.grad_clip, cfg.seed)
+                step(state, run.loss_fn, run.loader, rates, cfg.grad_clip, cfg.seed)
                 due, losses = session.end_step(), {}
                 if due.evaluate:
                     losses = evaluate(run, cfg.batch_size)
@@ -228,11 +230,17 @@ def make_result(session: Session) -> Result:
 
 
 def train_step(
-    state: TrainState, loss_fn: LossFunction, loader: BatchLoader, rates: LearningRates, grad_clip: float, seed: int
+    state: TrainState,
+    loss_fn: LossFunction,
+    loader: BatchLoader,
+    rates: LearningRates | None,
+    grad_clip: float,
+    seed: int,
 ) -> None:
     """Forward, backward, clip and update.
 
-    A bad step (see folio/training/guard.py), or one without targets, only advances the counters.
+    A bad step (see folio/training/guard.py), or one without targets, only advances the counters. rates: None if they
+    are set (see folio/training/graphs/step_graph.py, which captures this function).
     """
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     model.train()
@@ -243,7 +251,7 @@ def train_step(
     has_targets = False  # without any, no rank has a micro-batch
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
         # A seed of its own for each micro-batch: a resumed run has the dropout masks of an uninterrupted one.
-        torch.manual_seed(derive_seed("dropout", seed, state.step, group.rank * loader.shape.count + micro_step))
+        loader.seed_dropout(seed, state.step, micro_step)
         distributed.sync_gradients(state.net, enabled=micro_step == loader.shape.count - 1)
         micro_loss = loss_fn(x, y) * share
         scaler.scale(micro_loss * group.size).backward()  # gradients are averaged over ranks, losses summed

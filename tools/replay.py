@@ -10,6 +10,7 @@ replay-N.html, opens offline. Nothing else changes in the run's folder, where an
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -39,6 +40,7 @@ from folio.experiments.replay_report import Report, as_page, as_text  # noqa: E4
 from folio.machine import distributed  # noqa: E402
 from folio.machine.data_parallel import with_workers  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
+from folio.training.graphs.step_graph import StepGraph  # noqa: E402
 from folio.training.guard import JudgedStep  # noqa: E402
 from folio.training.loader import BatchLoader, BatchShape  # noqa: E402
 from folio.training.planning.data import unknown_order  # noqa: E402
@@ -80,6 +82,7 @@ class Training(NamedTuple):
     loss_fn: LossFunction
     loader: BatchLoader
     schedule: Schedule
+    step: Callable[..., None]  # train_step, or the graph of it
 
     @classmethod
     def of(
@@ -97,7 +100,8 @@ class Training(NamedTuple):
             state.load(weights.state, weights.optimizer())
         if "skipped_sequences" in part.record and state.step == part.begin:
             state.next_sequence = part.record["skipped_sequences"][1]
-        return cls(cfg, runtime, state, run.loss_fn, run.loader, schedule)
+        step = StepGraph(train_step) if cfg.step_graph else train_step
+        return cls(cfg, runtime, state, run.loss_fn, run.loader, schedule, step)
 
     @property
     def learning_rate(self) -> float:
@@ -106,7 +110,7 @@ class Training(NamedTuple):
 
     def train_step(self) -> None:
         rates = self.schedule.learning_rates_at(self.state.step)
-        train_step(self.state, self.loss_fn, self.loader, rates, self.cfg.grad_clip, self.cfg.seed)
+        self.step(self.state, self.loss_fn, self.loader, rates, self.cfg.grad_clip, self.cfg.seed)
 
     def read_steps(self) -> list[JudgedStep]:
         """Return the guard's results for the steps since the last call."""

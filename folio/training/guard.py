@@ -67,7 +67,8 @@ class StepGuard:
             weight = (1 / (steps + 1)).clamp(min=1 - DECAY)  # the first steps have equal weights
             new_mean = mean + weight * deviation
             new_variance = (1 - weight) * (variance + weight * deviation**2)
-            self.moments = torch.where(bad, self.moments, torch.stack([steps + 1, new_mean, new_variance], dim=1))
+            new_moments = torch.stack([steps + 1, new_mean, new_variance], dim=1)
+            self.moments.copy_(torch.where(bad, self.moments, new_moments))  # a captured step reads this memory
         counted = bad
         if scale is not None:
             counted = bad & ~(loss.isfinite() & ~grad_norm.isfinite() & (scale >= 1))

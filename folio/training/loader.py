@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from folio.base.randomness import derive_seed
 from folio.data.windows import Mixture
 from folio.machine.distributed import Group
 from folio.machine.runtime import Runtime
@@ -73,6 +74,10 @@ class BatchLoader:
         if shape.is_resident:
             self.tokens = upload_tokens(data, runtime.device)
             self.window = torch.arange(data.block_size + 1, device=runtime.device)
+
+    def seed_dropout(self, seed: int, step: int, micro_step: int) -> None:
+        """Seed the dropout masks of a micro-batch."""
+        torch.manual_seed(derive_seed("dropout", seed, step, self.runtime.group.rank * self.shape.count + micro_step))
 
     def micro_batches(self, first: int) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Yield the micro-batches of the step that begins with sequence `first`: inputs, targets, (B, T) each, share.

@@ -61,17 +61,40 @@ def make_optimizer(
     return BUILDERS[kind](groups, **settings)
 
 
-def update(optimizer: torch.optim.Optimizer, rates: LearningRates, step: int, skip: Tensor) -> None:
-    """Update the weights and clear the gradients.
+def set_rates(optimizer: torch.optim.Optimizer, rates: LearningRates, step: int) -> None:
+    """Set the learning rates, and Muon's momentum. step: the number of steps done."""
+    for group in optimizer.param_groups:
+        values = {"lr": rates.learning_rate}
+        if "shape" in group:  # a group of Muon ("momentum" is also a key of torch's SGD and RMSprop)
+            values = {"lr": rates.muon_learning_rate, "momentum": muon_momentum_at(step)}
+        for name, value in values.items():
+            if isinstance(group.get(name), Tensor):  # of a captured step, which reads this memory
+                group[name].fill_(value)
+            else:
+                group[name] = value
 
-    step: the number of steps done, for Muon's momentum. skip: a tensor on the device, 1.0 if nothing may change, else
-    0.0. If the optimizer's kernels do not read it, this waits for the device.
+
+def use_device_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Keep the values of set_rates in tensors on the device, for a step that is captured as a CUDA graph.
+
+    The fused kernels read a rate in float32 instead of float64, a relative difference of at most 6e-8.
     """
     for group in optimizer.param_groups:
-        if "shape" in group:  # a group of Muon ("momentum" is also a key of torch's SGD and RMSprop)
-            group["lr"], group["momentum"] = rates.muon_learning_rate, muon_momentum_at(step)
-        else:
-            group["lr"] = rates.learning_rate
+        device = group["params"][0].device
+        group["capturable"], group["lr"] = True, torch.zeros((), device=device)
+        if "shape" in group:
+            group["momentum"] = torch.zeros((), device=device)
+    optimizer._warned_capturable_if_run_uncaptured = True  # by torch, of the first steps, which are not captured
+
+
+def update(optimizer: torch.optim.Optimizer, rates: LearningRates | None, step: int, skip: Tensor) -> None:
+    """Update the weights and clear the gradients.
+
+    rates, step: see set_rates; None: they are set. skip: a tensor on the device, 1.0 if nothing may change, else 0.0.
+    If the optimizer's kernels do not read it, this waits for the device.
+    """
+    if rates is not None:
+        set_rates(optimizer, rates, step)
     if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's flag of fused optimizers
         optimizer.found_inf = skip  # the fused step changes nothing if this is 1
         optimizer.step()
@@ -171,8 +194,8 @@ class Muon(AdamW):
                 torch.where(apply.bool(), gradient, buffer, out=gradient)  # if skipped, lerp leaves the buffer as it is
             # The buffer is a mean of the gradients in which older ones count less. Nesterov's momentum mixes the newest
             # gradient into it once more, so that the update follows a change of direction sooner.
-            torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-            torch._foreach_lerp_(gradients, buffers, momentum)
+            lerp_(buffers, gradients, 1 - momentum)
+            lerp_(gradients, buffers, momentum)
             full = [gather_like(g.to(group["dtype"]), p) for g, p in zip(gradients, params, strict=True)]
             wide = [m.view(-1, short, long) if m.shape[1] == long else m.view(-1, long, short).mT for m in full]
             update = self.distributed_orthogonalize(torch.cat(wide)).float().mul_(-lr * apply)  # (n, short, long)
@@ -220,6 +243,11 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float | Tensor) -> None:
+    """torch._foreach_lerp_, which would wait for the device to read a weight that is one tensor."""
+    torch._foreach_lerp_(tensors, ends, [weight] * len(tensors) if isinstance(weight, Tensor) else weight)
 
 
 def muon_momentum_at(step: int) -> float:

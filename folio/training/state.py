@@ -29,6 +29,7 @@ class TrainState:
     evaluations: Evaluations
     step: int = 0
     next_sequence: int = 0
+    loads: int = 0  # how often it was loaded, after which a captured step would use the tensors before it
 
     def progress(self) -> RunProgress:
         """The values to save in state.json; tensors are saved separately."""
@@ -47,6 +48,7 @@ class TrainState:
     def load(self, progress: dict[str, Any], optimizer: dict[str, Tensor]) -> None:
         """Restore the progress and the optimizer from a checkpoint. The model is restored when it is built."""
         load_state_tensors(self.model, self.optimizer, optimizer)
+        self.loads += 1
         if progress["grad_scaler"]:  # empty if the run was not in float16
             self.scaler.load_state_dict(progress["grad_scaler"])
         self.step, self.next_sequence = progress["step"], progress["next_sequence"]

@@ -207,6 +207,18 @@ FAULTS = (
         '[p for p in rest if p.dim() < 2], "weight_decay": 0.0}',
         '[p for p in rest if p.dim() < 2], "weight_decay": weight_decay}',
     ),
+    Fault(
+        "folio/training/graphs/step_graph.py",
+        "        set_rates(state.optimizer, rates, state.step)",
+        "        self.graph or set_rates(state.optimizer, rates, state.step)",
+    ),
+    Fault("folio/training/graphs/step_graph.py", "seed_dropout(seed, state.step, 0)", "seed_dropout(seed, 0, 0)"),
+    Fault("folio/training/graphs/step_graph.py", "append(self.judged.clone())", "append(self.judged)"),
+    Fault("folio/training/graphs/step_graph.py", "key = (state.loads,", "key = (0,"),
+    Fault("folio/training/graphs/step_graph.py", ", *(x.shape for x, _, _ in batches))", ")"),
+    Fault(
+        "folio/training/guard.py", "self.moments.copy_(", "self.moments = (", "tests/training/graphs/test_step_graph.py"
+    ),
     Fault("folio/training/evaluations.py", "self.since_best >= patience", "self.since_best > patience"),
     # --- decoding ---
     Fault(

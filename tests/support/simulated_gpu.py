@@ -97,6 +97,7 @@ class SimulatedGPU(ExitStack):
         )
         names |= dict(current_device=self.index, set_device=self.set_device, device=self.device)
         names |= dict(Event=partial(Event, self), Stream=self.stream, current_stream=self.stream)
+        names |= dict(stream=lambda stream: nullcontext())
         names |= dict(CUDAGraph=partial(RecordedGraph, self), graph=self.capture)
         names |= dict(is_current_stream_capturing=lambda: self.capturing is not None)  # for older versions of torch
         names |= dict(set_sync_debug_mode=partial(setattr, self, "sync_debug_mode"))
@@ -366,7 +367,8 @@ class RecordedGraph:
             everything = torch.empty(0, dtype=tensors[key].dtype).set_(tensors[key].untyped_storage())
             self.before[key] = everything, everything.clone()
         results = operator(*args, **kwargs)
-        new = {storage(tensor): tensor for tensor in tree_leaves(results) if storage(tensor) not in tensors}
+        returned = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        new = {storage(tensor): tensor for tensor in returned if storage(tensor) not in tensors}
         self.created |= new
         if new or operator._schema.is_mutable:  # not a view
             self.calls.append((operator, args, kwargs, results if new else None))

@@ -189,6 +189,12 @@ def find_runtime(cfg: TrainSettings, saved: SavedRun | None, config: GPTConfig) 
         raise UserError("parallel=fsdp: start it with torchrun, or use --parallel=ddp")
     if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
         raise UserError("parallel=fsdp: it does not support float16; use --dtype=bfloat16")
+    if cfg.step_graph and (runtime.device.type != "cuda" or runtime.group.gloo):
+        raise UserError("step_graph=True: it needs one GPU with CUDA, without torchrun; leave it out")
+    if cfg.step_graph and cfg.recompute:  # torch reads the generator's state on the host, which a capture forbids
+        raise UserError("step_graph=True: a step that recomputes activations cannot be captured; use --recompute=False")
+    if cfg.step_graph and isinstance(runtime.compile, str):
+        raise UserError(f"step_graph=True: compile={runtime.compile} has graphs of its own; use --compile=True")
     return with_workers(runtime, cfg.workers, cfg.batch_size, cfg.block_size * cfg.n_embd, resolved)
 
 

@@ -87,6 +87,7 @@ class TrainSettings(Settings):
     device: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     compile: bool | Literal["auto", "reduce-overhead"]
+    step_graph: bool
     workers: int | None
     deterministic: bool
     # --- several processes ---

@@ -126,7 +126,7 @@ CHANGES |= dict(max_bad_steps=3, skip_spikes=8.0, on_divergence="rollback", eval
 CHANGES |= dict(eval_only=True, save_interval_minutes=1e-9, keep_last=1, always_save_checkpoint=False, snapshots=2)
 CHANGES |= dict(sample_tokens=0, patience=1, log_interval=2, wandb_log=True, tensorboard_log=True)
 CHANGES |= dict(wandb_project="mine", wandb_run_name="mine", seed=1, device="mps", dtype="bfloat16", compile=False)
-CHANGES |= dict(workers=2, parallel="fsdp", backend="gloo")
+CHANGES |= dict(step_graph=True, workers=2, parallel="fsdp", backend="gloo")
 CONTEXTS = {  # settings of both runs
     "overwrite": RESUMES,
     "max_bad_steps": DIVERGES,
