@@ -455,6 +455,7 @@ def test_a_float16_step_that_is_infinite_only_halves_the_loss_scale(optimizer, i
     batches = [(x[0], x[1], 0.5), (x[1], x[0], 0.5)]
     shape = SimpleNamespace(count=2, sequences=4)
     loader = SimpleNamespace(runtime=half, shape=shape, micro_batches=lambda first: batches)
+    loader.seed_dropout = lambda *step: None
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     guard = StepGuard(half.device, None)

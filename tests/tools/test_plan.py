@@ -133,6 +133,7 @@ for kind in ("ddp", "fsdp"):
         batches = [(x, x, 1 / 16)] * 2
         shape = SimpleNamespace(count=2, sequences=32)
         loader = SimpleNamespace(runtime=runtime, shape=shape, micro_batches=lambda first: batches)
+        loader.seed_dropout = lambda *step: None
         state = new_state(OpenRun(model, net, None, loader), cfg)
         with Sent() as sent:
             train_step(state, compile_loss(net, runtime), loader, LearningRates(1e-3, 0.02), 1.0, 1)
