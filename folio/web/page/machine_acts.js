@@ -46,7 +46,7 @@ function scoreAct({query, key, names: [queryName, keyName], tiles, score, bias, 
       {kind: "text", isResult: true, text: t < 0.88 ? "" : `${isScaled ? `divided by √${D}` : "not scaled"}`
         + `${bias === null ? "" : `, ${signed(bias)} for the distance`}: the score ${short(score)}`},
     ];
-  }, ["the sum of the products", Math.abs(total / scale + (bias ?? 0) - score), Math.abs(score)]);
+  }, ["the scaled sum of the products − the score", Math.abs(total / scale + (bias ?? 0) - score), Math.abs(score)]);
 }
 
 // From scores to weights: exp of each score, divided by their sum. before: the weight of all earlier tokens. result: in
@@ -76,7 +76,7 @@ function softmaxAct({scores, weights, before, names, result}) {
       }))},
       {kind: "text", isResult: true, text: stage === 2 && t > 0.9 ? result : ""},
     ];
-  }, ["the weights of all tokens", Math.abs(sumOf(weights) + before - 1), 1]);
+  }, ["the sum of all weights − 1", Math.abs(sumOf(weights) + before - 1), 1]);
 }
 
 // The result of a head: values times weights, added one by one. items: {label, vector (the value), weight, tile}, the
@@ -97,7 +97,7 @@ function valuesAct({items, others, countOfOthers, result}) {
       ...rest,
       {kind: "strip", label: "sum so far", values: sums[count], max: maxAbs(result), isResult: true},
     ];
-  }, ["the sum", maxAbs(sums.at(-1).map((x, d) => x - result[d])), maxAbs(result)]);
+  }, ["the sum − the vector of the model", maxAbs(sums.at(-1).map((x, d) => x - result[d])), maxAbs(result)]);
 }
 
 // What an MLP adds: the vectors of its neurons, times their activations. items: {label, vector (times the activation),
@@ -117,7 +117,7 @@ function neuronsAct({items, all, bias, result, countOfOthers}) {
         shown: i < count ? vector.length : 0})),
       {kind: "strip", label: "sum so far", values: sums[count], max, isResult: true},
     ];
-  }, ["the sum", maxDifference(sums.at(-1), result), maxAbs(result)]);
+  }, ["the sum − the vector of the model", maxDifference(sums.at(-1), result), maxAbs(result)]);
 }
 
 // An addition to the stream: number by number. names: of the three vectors. tiles: of the first two; null: not drawn.
@@ -130,7 +130,7 @@ function addAct({before, added, after, names, tiles}) {
       {kind: "strip", label: names[1], values: added, max, tile: tiles[1], fly: passed(t, 0.1, 0.25)},
       {kind: "strip", label: names[2], values: after, max, shown: count, isResult: true},
     ];
-  }, ["the sum", maxAbs(after.map((x, c) => before[c] + added[c] - x)), maxAbs(after)]);
+  }, ["the sum − the vector of the model", maxAbs(after.map((x, c) => before[c] + added[c] - x)), maxAbs(after)]);
 }
 
 // The choice of the next token: a random number falls on a line that the probabilities divide.
@@ -139,7 +139,7 @@ function choiceAct({parts, u, drawn, temperature}) {
     {kind: "text", text: `The probabilities at temperature ${temperature}, side by side, from 0 to 1`},
     {kind: "line", parts, u, drawn, fall: passed(t, 0.15, 0.5)},
     {kind: "text", isResult: true, text: t < 0.55 ? "" : `u = ${u.toFixed(4)} falls on ${quoted(pieces[drawn])}`},
-  ], ["all probabilities", Math.abs(sumOf(parts.map(({from, to}) => to - from)) - 1), 1]);
+  ], ["the sum of all probabilities − 1", Math.abs(sumOf(parts.map(({from, to}) => to - from)) - 1), 1]);
 }
 
 // --- the desk --------------------------------------------------------------------------------------------------------

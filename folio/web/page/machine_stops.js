@@ -81,8 +81,7 @@ function describeReading(heads) {
   const places = join(heads.map(({distance}) => COUNTS[distance]));
   const shares = join(heads.map(({share}) => percent(share)));
   const unit = info.models[0].tokenizer === "char" && !isMusic() ? "letter" : "token";
-  return `Heads ${names} (layer.head) look ${places} ${unit}s back, with ${shares} of their attention: together, they `
-    + `read the last ${unit}s as one.`;
+  return `Heads ${names} (layer.head) look ${places} ${unit}s back, with ${shares} of their attention.`;
 }
 
 // Whether a head finds a key by its place or by its token: its weight if another token were there.
@@ -94,7 +93,7 @@ async function describeMatch(context, {layer, head}, key, weight) {
   const after = rowOf(weights, token)[key];
   const [still, found, ignored] = after > weight / 2 ? ["still", "place", "token"] : ["only", "token", "place"];
   return `With ${quoted(pieces[other])} in the place of ${quoted(pieces[ids[key]])}, it would ${still} get `
-    + `${percent(after)}: this head looks for a ${found}, not for a ${ignored}.`;
+    + `${percent(after)}: this head seems to look for a ${found}, not for a ${ignored}.`;
 }
 
 // --- 0. the machine --------------------------------------------------------------------------------------------------

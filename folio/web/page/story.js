@@ -73,7 +73,7 @@ function storyWords(context, sheet, scene, stop, number, roll) {
     element("a", {class: "button", href: link({view, ...place})}, title);
   return div("words", element("h2", {}, `${number ? `${number}. ` : ""}${stop.title}`), modelSwitch(),
     words.filter(Boolean).map(sentence => element("p", {}, sentence)), extra,
-    what ? checkLine(`${what} − the model's, largest difference`, difference, size) : "",
+    what ? checkLine(what, difference, size) : "",
     controls(element("button", {class: "chosen", click: act, testid: "story-try"}, label),
       isAvailable(stop.closer) && closer(stop.closer, "Look closer"), more && closer(...more)),
     readoutLine({testid: "machine-readout", id: "machine-readout"}), roll,

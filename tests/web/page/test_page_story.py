@@ -155,7 +155,7 @@ def check_other_token(words: str, viewer: Viewer, run: NumpyRun, t: int, best: i
     before, after = (each.layer(layer).weights[head, t, best] for each in (run, changed))
     check_number(words, "it would (?:still|only) get #", after)
     if abs(after - before / 2) > 1e-4:  # otherwise, either is right
-        assert ("looks for a place, not for a token" in words) == (after > before / 2)
+        assert ("seems to look for a place, not for a token" in words) == (after > before / 2)
 
 
 @tells("mask")
