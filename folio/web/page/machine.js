@@ -279,9 +279,7 @@ function moveCursor(right, down) {
   const {toX, toY} = projection(camera, stage), center = {x: next.x + TILE / 2, y: next.y + next.height / 2};
   const x = toX(center.x), y = toY(center.y), [top, , , left] = stage.insets;
   if (x < left || y < top || x > stage.width - 20 || y > stage.height - deskHeight() - 10) {
-    machine.isFree = true;
-    machine.camera = {...camera, ...center};
-    machine.stage = stageSize();
+    machine.camera = {...takeCamera().camera, ...center};
   }
   renderStage();
 }

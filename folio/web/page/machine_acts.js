@@ -49,19 +49,20 @@ function scoreAct({query, key, names: [queryName, keyName], tiles, score, bias, 
   }, ["the scaled sum of the products − the score", Math.abs(total / scale + (bias ?? 0) - score), Math.abs(score)]);
 }
 
-// From scores to weights: exp of each score, divided by their sum. before: the weight of all earlier tokens. result: in
-// words.
-function softmaxAct({scores, weights, before, names, result}) {
-  const finite = scores.filter(Number.isFinite), top = Math.max(...finite), exps = scores.map(x => Math.exp(x - top));
-  const largest = weights.indexOf(Math.max(...weights)), total = exps[largest] / weights[largest];
-  const withEarlier = (first, rest) => before ? [first, ...rest] : [...rest];
+// From scores to weights: exp of each score, divided by their sum. scores, weights: of all tokens, -Infinity and 0 if
+// the mask hides them; those from `first` on are shown. names: of the shown tokens. result: in words.
+function softmaxAct({scores, weights, first, names, result}) {
+  const end = first + names.length, shown = scores.subarray(first, end), finite = shown.filter(Number.isFinite);
+  const top = Math.max(...finite), exps = Float64Array.from(scores, x => Math.exp(x - top)), total = sumOf(exps);
+  const before = sumOf(weights.subarray(0, first)), expsBefore = sumOf(exps.subarray(0, first));
+  const withEarlier = (earlier, rest) => before ? [earlier, ...rest] : [...rest];
   const labels = withEarlier("earlier", names);
   const stages = [
-    {title: "1. The scores of its query with each key", values: withEarlier(null, scores), max: maxAbs(finite)},
-    {title: `2. exp(score − ${short(top)}): all positive, and the largest is 1`,
-      values: withEarlier(before * total, exps), max: Math.max(1, before * total)},
+    {title: "1. The scores of its query with each key", values: withEarlier(null, shown), max: maxAbs(finite)},
+    {title: `2. exp(score − ${short(top)}): all positive, and the largest of these keys is 1`,
+      values: withEarlier(expsBefore, exps.subarray(first, end)), max: Math.max(1, expsBefore)},
     {title: `3. Divided by their sum, ${short(total)}: weights, which sum to 1`,
-      values: withEarlier(before, weights), max: 1},
+      values: withEarlier(before, weights.subarray(first, end)), max: 1},
   ];
   const textOf = (value, stage) => stage === 2 ? percent(value)
     : Number.isFinite(value) ? value.toFixed(stage ? 3 : 1).replace("-", "−") : "−∞";
@@ -76,7 +77,7 @@ function softmaxAct({scores, weights, before, names, result}) {
       }))},
       {kind: "text", isResult: true, text: stage === 2 && t > 0.9 ? result : ""},
     ];
-  }, ["the sum of all weights − 1", Math.abs(sumOf(weights) + before - 1), 1]);
+  }, ["the softmax of all scores − the weights", maxDifference(softmax(scores.slice()), weights), 1]);
 }
 
 // The result of a head: values times weights, added one by one. items: {label, vector (the value), weight, tile}, the

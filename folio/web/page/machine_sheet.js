@@ -66,10 +66,16 @@ function isRecorded() {
   return Boolean(training) && checkpoints.length < 2;
 }
 
+// The index of the shown step of the recorded ones, by default the last.
+function recordedStep() {
+  const last = info.models[0].training.steps.length - 1;
+  return state.story_step < 0 ? last : Math.min(state.story_step, last);
+}
+
 // A sheet with the recorded attention and predictions of a step, without tiles.
 function recordedSheet({config}) {
-  const {ids, token, first, steps, weights, earlier, guess_ids, guess_probabilities} = info.models[0].training;
-  const index = clamp(state.story_step, 0, steps.length - 1), n = token - first + 1;
+  const {ids, token, first, weights, earlier, guess_ids, guess_probabilities} = info.models[0].training;
+  const index = recordedStep(), n = token - first + 1;
   const layout = {...machineLayout(config, {n, isEarlier: first > 0, layer: 0, head: 0}), tiles: []};
   const tensors = {weights: {data: Float32Array.from(weights[index].flat(2))}, earlier: {data: earlier[index].flat()}};
   const next = guess_ids[index].map((id, i) => [id, guess_probabilities[index][i]]), [[guess, probability]] = next;

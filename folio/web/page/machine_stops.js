@@ -16,8 +16,8 @@ function storyToken(labels) {
   return token < 0 ? labels.length - 1 : token;
 }
 
-// The head of the story: the strongest previous-token head of the last checkpoint, or the one that the reader has chosen
-// after it. share: the attention that it gives to the previous token, at the shown checkpoint and at the last one.
+// The head of the story: the strongest previous-token head of the last checkpoint, or the one that the reader has
+// chosen after it. share: the attention that it gives to the previous token, at the shown checkpoint and at the last one.
 function storyHead({overview, lastOverview, config: {n_head}}) {
   const [now, last] = [overview, lastOverview].map(({tensors}) => tensors.score_previous.data), order = argsort(last);
   const place = order[((state.story_head % order.length) + order.length) % order.length];
@@ -276,7 +276,6 @@ STOPS.push({
       readingHeads(context)]);
     const row = rowOf(weights, token), best = argsort(row)[0], later = labels.length - 1 - token;
     const biased = rowOf(scores, token).map((x, t) => x + (bias ? rowOf(bias, token)[t] : 0));
-    const window = range(token - first + 1).map(i => first + i), before = sumOf(row.subarray(0, first));
     const lanes = sheet.layout.lanes.filter(lane => lane.layer === layer);
     const isReading = heads.some(other => other.layer === layer && other.head === head);
     return {
@@ -289,8 +288,8 @@ STOPS.push({
         describeReading(heads),
       ],
       act: Number.isFinite(row[best]) && state.mask === "before" && softmaxAct({
-        scores: window.map(t => isHidden(context, token, t) ? -Infinity : biased[t]),
-        weights: window.map(t => row[t]), before, names: window.map(t => visible(labels[t])),
+        scores: biased.map((x, t) => isHidden(context, token, t) ? -Infinity : x), weights: row, first,
+        names: labels.slice(first, token + 1).map(visible),
         result: `the largest is ${percent(row[best])}, of ${quoted(labels[best])}`}),
       action: ["Try the next head in this order", nextHead],
     };
@@ -470,10 +469,9 @@ STOPS.push({
     const {model} = context, {ids, steps, losses} = isRecorded() ? model.training : await trainingOf(context);
     const means = losses.map(mean), isBetter = means.at(-1) < means[0];
     const text = isRecorded() ? "the first text of this file" : "this text";
-    const place = clamp(state.story_step, 0, steps.length - 1);
     return {
       focus: wholeSheet(sheet),
-      extra: isRecorded() && controls(slider("recorded step", {min: 0, max: steps.length - 1, value: place,
+      extra: isRecorded() && controls(slider("recorded step", {min: 0, max: steps.length - 1, value: recordedStep(),
         testid: "story-step", read: i => short(steps[i]), move: i => change({story_step: i})})),
       words: [
         `A blind guess among ${short(model.vocab_size)} tokens has a loss of ln ${short(model.vocab_size)} = `

@@ -47,7 +47,7 @@ defineView({
         div("stage", canvasOf(context)))));
     requestAnimationFrame(() => showScene(sheet, scene, place));
   },
-}, {story: 0, story_head: 0, story_neuron: 0, story_swapped: 0, story_model: 0, story_step: 999});
+}, {story: 0, story_head: 0, story_neuron: 0, story_swapped: 0, story_model: 0, story_step: -1});
 
 function storyControls({token}, stops, number) {
   const arrow = (text, title, pages, isOff) => element("button", {
